@@ -25,11 +25,11 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC, libraries, registry
+from mnemos.lab.run import devices
+from mnemos.lab.run.checks import complete
+from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.run import provenance
 from mnemos.ops.gated_cache import native
-from mnemos.train import devices
-from mnemos.train.checks import complete
-from mnemos.train.learner import Learner
-from mnemos.train.run import provenance
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 LEAST = 0.2  # seconds per measurement

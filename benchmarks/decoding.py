@@ -33,9 +33,9 @@ import mnemos
 from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.measure.timing import race, ratio
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.run.run import provenance
 from mnemos.models.blocks import sinusoids
-from mnemos.train.run import provenance
 from mnemos.types import map_state
 
 VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024

@@ -24,10 +24,10 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import libraries
-from mnemos.data.files import read_bytes
-from mnemos.data.text_files import find_text
-from mnemos.train.run import provenance
-from mnemos.train.significance import differences, interval
+from mnemos.lab.compare.significance import differences, interval
+from mnemos.lab.run.run import provenance
+from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.text_files import find_text
 
 DIM, LAYERS, HEADS, MLP, ROWS, TOKENS = 64, 2, 4, 176, 8, 256
 SCORED = 64  # rows of `TOKENS` bytes of a split, evenly spaced

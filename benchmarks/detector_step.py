@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from mnemos import registry
-from mnemos.measure.flops import count_flops
-from mnemos.train.run import provenance
+from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.run.run import provenance
 
 OBJECTS, ENDINGS = 8, ("", "-cached")
 

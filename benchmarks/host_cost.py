@@ -36,12 +36,12 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, libraries
-from mnemos.measure.flops import count_flops
-from mnemos.measure.roofline import Machine, measure, operations
-from mnemos.measure.timing import race, ratio
+from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.measure.roofline import Machine, measure, operations
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.run.run import provenance
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
-from mnemos.train.run import provenance
 
 PRESETS = ("paper", "mnemos")  # the second is the library's default
 MODES = ("training", "inference")

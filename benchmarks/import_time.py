@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from mnemos.train.run import provenance
+from mnemos.lab.run.run import provenance
 
 RUNS = {
     "import torch": ["-c", "import torch"],

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.measure.timing import race, ratio
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.run.run import provenance
 from mnemos.ops import linear_attention
-from mnemos.train.run import provenance
 
 BATCH, HEADS, SQUARE = 2, 8, 1024
 SOFTMAX_UP_TO = 4096  # longer sequences take too long, as the cost is quadratic

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mnemos.lab.run.run import provenance
 from mnemos.ops import backends, linear_attention
-from mnemos.train.run import provenance
 
 HEADS, WIDTH, WINDOW, CHUNK, BLOCK = 2, 32, 4096, 1024, 64
 BARS = {"whole": 1e-5, "chunks": 1e-5, "steps": 5e-5, "compensated steps": 1e-5}

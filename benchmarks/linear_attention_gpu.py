@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.measure.peak import peak_of
-from mnemos.measure.timing import ratio
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.measure.timing import ratio
+from mnemos.lab.run.run import provenance
 from mnemos.ops import linear_attention
 from mnemos.ops.linear import triton
-from mnemos.train.run import provenance
 
 HEADS, LEAST_MS = 16, 5.0  # a measurement repeats calls for at least LEAST_MS
 SOFTMAX_UP_TO, CHUNKED_UP_TO = 65536, 65536
@@ -123,7 +123,7 @@ def copy(tensors: int, like: Tensor) -> Callable[[], None]:
 
 
 def race(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per call of each function, one measurement per round, like `mnemos.measure.timing.race` on a GPU."""
+    """Milliseconds per call of each function, one per round, like `mnemos.lab.measure.timing.race` on a GPU."""
     calls = {}
     for name, run in runs.items():
         calls[name] = max(1, int(LEAST_MS / max(timed(run, 3), 1e-3)))

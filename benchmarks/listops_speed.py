@@ -10,10 +10,10 @@ import json
 import time
 from pathlib import Path
 
-from mnemos.data.listops_generate import Rules
-from mnemos.data.listops_stream import SampleStream
-from mnemos.data.listops_text import evaluate, to_text
-from mnemos.train.run import provenance
+from mnemos.lab.run.run import provenance
+from mnemos.lab.tasks.listops_generate import Rules
+from mnemos.lab.tasks.listops_stream import SampleStream
+from mnemos.lab.tasks.listops_text import evaluate, to_text
 
 
 def check(seed: int) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from mnemos.atomic import write_json
-from mnemos.measure.flops import count_flops
-from mnemos.measure.gradients import state_bytes
-from mnemos.measure.timing import race, ratio
+from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.measure.gradients import state_bytes
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.run.run import provenance
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer, MemformerConfig
-from mnemos.train.run import provenance
 from mnemos.types import leaves
 
 PAPER = {"encoder_layers": 4, "decoder_layers": 16, "segment": 128, "num_heads": 8, "vocab_size": 256}

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from mnemos.benchmarks.memories import MEMORIES
-from mnemos.benchmarks.run import RATES, SEEDS, recipe
-from mnemos.benchmarks.tasks import BENCHMARKS, DEFAULT
-from mnemos.train import devices
-from mnemos.train.checks import complete
-from mnemos.train.learner import Learner
-from mnemos.train.run import provenance
+from mnemos.lab.bench.memories import MEMORIES
+from mnemos.lab.bench.run import RATES, SEEDS, recipe
+from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT
+from mnemos.lab.run import devices
+from mnemos.lab.run.checks import complete
+from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.run import provenance
 
 TASKS = (*DEFAULT, "mqar-64x4", "mqar-128x8", "mqar-256x16", "mqar-512x64", "listops")
 RUNS = len(RATES) + SEEDS - 1  # per memory

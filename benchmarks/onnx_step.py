@@ -34,11 +34,11 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
-from mnemos.measure.timing import Ratio
+from mnemos.lab.measure.timing import Ratio
+from mnemos.lab.run.run import provenance
 from mnemos.programs.folder import after
 from mnemos.programs.onnx_graphs import onnx_graph
 from mnemos.programs.steps import export_programs
-from mnemos.train.run import provenance
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 VOCABULARY, SEGMENT = 64, 32

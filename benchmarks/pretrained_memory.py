@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.data.told import ToldConfig, ToldTask
-from mnemos.train.comparison import summarise
-from mnemos.train.recipe import OptimConfig, TrainConfig
+from mnemos.lab.compare.comparison import summarise
+from mnemos.lab.run.recipe import OptimConfig, TrainConfig
+from mnemos.lab.tasks.told import ToldConfig, ToldTask
 
 mnemos.libraries.transformers()
 from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
@@ -68,7 +68,7 @@ def cached(model: MistralForCausalLM, frozen: bool = False, **settings: Any) -> 
 
 def remembering(model: MistralForCausalLM) -> nn.Module:
     """Memory tokens around segments that fill the window with them."""
-    return mnemos.adapt.Segmented(mnemos.remember(model, tokens=TOKENS), segment=WINDOW - 2 * TOKENS)
+    return mnemos.hosts.Segmented(mnemos.remember(model, tokens=TOKENS), segment=WINDOW - 2 * TOKENS)
 
 
 WAYS: dict[str, Callable[[MistralForCausalLM], nn.Module]] = {

@@ -27,9 +27,9 @@ import torch
 from segment_memories import VOCABULARY, in_rotation, scored, seeded
 from torch import nn
 
+from mnemos.lab.run.run import provenance
 from mnemos.memory import TokensConfig
 from mnemos.models import RMT
-from mnemos.train.run import provenance
 
 SEGMENTS = 4
 Loss = Callable[[], torch.Tensor]

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos.attention import LinearConfig
-from mnemos.measure.gradients import WAYS, check_ways, most_saved
-from mnemos.measure.peak import peak_of
-from mnemos.train.run import provenance
+from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.run.run import provenance
 
 VOCABULARY = 64
 

@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos._compat import pytree
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.run.run import provenance
 from mnemos.libraries import transformers
-from mnemos.measure.peak import peak_of
-from mnemos.train.run import provenance
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.reading import Reader
 from mnemos.trainers.rows import RowStates, segments

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.data.files import read_bytes
-from mnemos.data.text_files import find_text
 from mnemos.generate.packed import packed
-from mnemos.train.run import provenance
+from mnemos.lab.run.run import provenance
+from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.text_files import find_text
 
 ROWS, SEGMENT, PROMPT = 8, 256, 64  # prompt and generated tokens are no longer than the rows of training
 TARGET: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "max_length": 1024}

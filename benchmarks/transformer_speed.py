@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
+from mnemos.lab.run.run import provenance
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
-from mnemos.train.run import provenance
 
 SHAPES = {
     "demo": {"batch": 64, "tokens": 24, "dim": 64, "layers": 2, "num_heads": 4, "mlp": 128},

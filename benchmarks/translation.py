@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
+from mnemos.lab.run.run import provenance
 from mnemos.models import from_marian
-from mnemos.train.run import provenance
 
 SHAPES = {"small": (128, 4, 256), "iwslt": (512, 6, 1024)}  # width, layers on each side, MLP
 VOCABULARY, HEADS, BEAMS, LENGTH, TRAINED = 10_000, 4, 5, 40, 32

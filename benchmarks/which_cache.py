@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mnemos import registry
 from mnemos.atomic import write_json
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.run.recipe import Recipe
 from mnemos.memory.grc import GRC
-from mnemos.train.compare import compare
-from mnemos.train.recipe import Recipe
 
 TASKS = {"listops": ("short-listops", "short-listops-wider", 3000), "mnist": ("mnist-vit", "mnist-vit-wider", 1200)}
 VARIANTS = {

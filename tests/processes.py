@@ -101,7 +101,7 @@ def mnemos(*arguments: str) -> Process:
 
 
 def _command(arguments: tuple[str, ...]) -> None:
-    from mnemos.cli import main
+    from mnemos.lab.cli import main
 
     sys.argv = ["mnemos", *arguments]
     raise SystemExit(main(list(arguments)))

@@ -9,7 +9,9 @@ from mnemos import libraries
 torch.set_num_threads(1)
 libraries.transformers()
 libraries.timm()
-MODULES = "mnemos.cli mnemos.train.session mnemos.train.compare mnemos.figures processes train_standins "
+MODULES = (
+    "mnemos.lab.cli.verbs mnemos.lab.run.session mnemos.lab.compare.compare mnemos.lab.report processes train_standins "
+)
 MODULES += "lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
 MODULES += "mnemos.trainers.transformers_trainer pytest hypothesis"  # which the tests' own modules import
 for module in MODULES.split():

@@ -17,7 +17,7 @@ import pytest
 from processes import mnemos
 
 from mnemos import registry
-from mnemos.cli import main
+from mnemos.lab.cli import main
 
 COSTS = ("seconds", "peak_bytes", "steps", "tokens", "train_flops")
 QUICK = "--train.steps 20 --train.batch-size 8 --train.eval-every 10 --train.log-every 5 --train.checkpoint-every 10"
@@ -65,7 +65,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_help_lists_every_verb(capsys):
-    from mnemos.cli import VERBS
+    from mnemos.lab.cli.verbs import VERBS
 
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
@@ -95,7 +95,7 @@ VERBS_OPTIONS = {
 
 @pytest.mark.parametrize("verb", VERBS_OPTIONS)
 def test_every_verb_has_help_of_its_own(verb, capsys):
-    from mnemos.cli import VERBS
+    from mnemos.lab.cli.verbs import VERBS
 
     assert {*VERBS} == {*VERBS_OPTIONS}
     for word in ("--help", "-h"):
@@ -199,7 +199,7 @@ def first_of_their_kind() -> set[str]:
 
 def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
     from mnemos.config import from_dict
-    from mnemos.train.recipe import Recipe
+    from mnemos.lab.run.recipe import Recipe
 
     places = registry.places("recipe")
     for name in registry.names("recipe"):
@@ -366,7 +366,9 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
 
 def test_seeds_or_rates_of_one_recipe_are_compared(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(len(recipes)))
+    monkeypatch.setattr(
+        "mnemos.lab.compare.compare.compare", lambda recipes, *rest, **switches: seen.append(len(recipes))
+    )
     for words in (["--seeds", "3"], ["--rates", "1e-3,3e-3"]):
         assert main(["compare", "short-listops", *words, "--out", str(tmp_path)]) == 0
     assert seen == [1, 1]
@@ -375,7 +377,7 @@ def test_seeds_or_rates_of_one_recipe_are_compared(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_values_of_a_field_are_compared(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("mnemos.train.compare.compare", lambda recipes, *rest, **switches: seen.append(recipes))
+    monkeypatch.setattr("mnemos.lab.compare.compare.compare", lambda recipes, *rest, **switches: seen.append(recipes))
     words = ["short-listops-cached", "--vary", "model.cache.length", "8,32", "--baselines", "--train.steps", "5"]
     assert main(["compare", *words, "--out", str(tmp_path)]) == 0
     assert main(["compare", "short-listops", "--vary", "model.cache", "none,paper", "--out", str(tmp_path)]) == 0

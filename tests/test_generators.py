@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mnemos import generators
-from mnemos.train import checkpoint
+from mnemos.lab.run import checkpoint
 
 
 def draw():

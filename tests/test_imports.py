@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,10 @@ import pytest
 import mnemos
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
-# From the top of the house to its door. The registry reads source files and imports nothing, so it is near the top;
-# image models are hosts that `adapt` gives a cache, so adapt is above models.
-ROOMS = [
-    "interrupts",
+# From the top of the house to its door: the library, then its laboratory, whose rooms are those of mnemos/lab/. The
+# registry reads source files and imports nothing, so it is near the top.
+LIBRARY = [
     "errors",
-    "_compat_operators",
     "_compat",
     "states",
     "types",
@@ -27,45 +26,44 @@ ROOMS = [
     "tree_file",
     "generators",
     "modes",
-    "torchvision_operators",
     "libraries",
     "registry",
-    "recipe_tasks",
     "config",
     "memory_replay",
     "native",
     "ops",
     "memory",
     "attention",
-    "adapt",
     "models",
     "generate",
+    "hosts",
     "hugging_face",
     "programs",
     "trainers",
 ]
-ROOMS += [
-    "data",
+LABORATORY = [
+    "tasks",
     "measure",
     "evaluate",
-    "train",
+    "vision",
+    "translation",
+    "speech",
+    "run",
+    "compare",
+    "report",
     "recipes",
-    "figures",
     "papers",
-    "benchmarks",
-    "command_parsers",
-    "detection_cli",
-    "listing_cli",
-    "translation_cli",
-    "usage",
+    "bench",
     "cli",
-    "__main__",
 ]
+ROOMS = [*LIBRARY, *(f"lab.{name}" for name in LABORATORY), "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
 
 
-def room(parts: tuple[str, ...]) -> str:
-    return parts[0].removesuffix(".py")
+def room(parts: Sequence[str]) -> str:
+    """The room of a module with these names below mnemos."""
+    names = [part.removesuffix(".py") for part in parts]
+    return ".".join(names[:2]) if names[0] == "lab" else names[0]
 
 
 def imported(path: Path) -> set[str]:
@@ -81,7 +79,7 @@ def imported(path: Path) -> set[str]:
             names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("mnemos.")}
+        found |= {room(name.split(".")[1:]) for name in names if name.startswith("mnemos.")}
     return found & set(ROOMS)
 
 
@@ -139,22 +137,22 @@ import sys
 def tell(what, heavy):
     print(what, [name for name in heavy.split() if name in sys.modules])
 
-import mnemos, mnemos.cli
+import mnemos, mnemos.lab.cli
 mnemos.Transformer, mnemos.Stream
 tell("mnemos", "lightning_fabric matplotlib tyro sklearn triton torch._dynamo torch._inductor")
 
 # PyTorch does not import its compiler to check a model.
 from mnemos.attention.linear import LinearConfig
 from mnemos.models.transformer import TransformerConfig
-from mnemos.train.baselines import parameters
+from mnemos.lab.compare.baselines import parameters
 config = TransformerConfig(vocab_size=9, dim=16, layers=1, num_heads=2, attention=LinearConfig())
 mnemos.fused_step(config.build().eval())
 parameters(config)
 tell("models", "torch._dynamo")
 
-import mnemos.figures  # draw nothing until they are asked to
+import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")
 
-import mnemos.train.loop
+import mnemos.lab.run.loop
 tell("training", "lightning_fabric rich")
 """

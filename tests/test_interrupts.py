@@ -12,7 +12,7 @@ import processes
 import pytest
 
 import mnemos
-from mnemos.cli import main
+from mnemos.lab.cli import main
 
 SOURCE = str(Path(mnemos.__file__).parents[1])
 # A compiled library loses the KeyboardInterrupt that is raised in its import, or makes another error of it.

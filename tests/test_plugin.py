@@ -16,7 +16,7 @@ DRIVER = """
 import multiprocessing, os, sys
 import torch
 import toy_translation
-from mnemos.cli import main
+from mnemos.lab.cli import main
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

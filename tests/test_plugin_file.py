@@ -8,9 +8,9 @@ import pytest
 from test_cli import refused
 
 from mnemos import registry
-from mnemos.cli import main
 from mnemos.config import to_dict
-from mnemos.train.recipe_files import find_recipe, from_json
+from mnemos.lab.cli import main
+from mnemos.lab.run.recipe_files import find_recipe, from_json
 
 MEAN = '''
 from dataclasses import dataclass, replace
@@ -132,7 +132,7 @@ def test_what_is_wrong_with_a_file_is_one_line(folder, capsys):
     forget()
     built = "mnemos.registry.load('recipe', 'text')() builds"
     for value, parts in {
-        "mnemos.recipes.text()": ("wrong.py: line 5: AttributeError: ", built),
+        "mnemos.lab.recipes.text()": ("wrong.py: line 5: AttributeError: ", built),
         "None": ("wrong.py: recipe 'wrong': expected a Recipe", "found None"),
     }.items():
         source = f'import mnemos\n@mnemos.recipe\ndef wrong():\n    """One."""\n    return {value}\n'

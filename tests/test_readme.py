@@ -9,7 +9,7 @@ import processes
 import pytest
 
 from mnemos import registry
-from mnemos.cli import VERBS, main
+from mnemos.lab.cli.verbs import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,10 +14,10 @@ import mnemos
 from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
+from mnemos.lab.recipes.recipe_tasks import recipe_tasks
+from mnemos.lab.recipes.short_listops import short_listops
+from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 from mnemos.memory.grc import GRC
-from mnemos.recipe_tasks import recipe_tasks
-from mnemos.recipes.short_listops import short_listops
-from mnemos.train.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 
 # Recipes that users and results name: new ones need not be added, old ones stay.
 RECIPES = (Path(__file__).parent / "recipe_names.txt").read_text().split()
@@ -85,7 +85,7 @@ def test_a_cache_is_found_wherever_the_model_holds_it():
 
 
 def test_what_only_names_things_loads_no_torch():
-    code = "import sys, mnemos.cli; [mnemos.cli.main(words.split()) for words in sys.argv[1:]]; "
+    code = "import sys, mnemos.lab.cli; [mnemos.lab.cli.main(words.split()) for words in sys.argv[1:]]; "
     code += "print(sys.modules.keys() & {'torch', 'numpy'})"
     words = ["list", "--help", "--version", "train --help", "compare --help", "show"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
@@ -131,7 +131,7 @@ def test_a_name_is_given_once(decay):
         """Mine."""
         return short_listops()
 
-    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.recipes\.short_listops:short_listops"):
+    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.lab\.recipes\.short_listops:short_listops"):
         recipe("short-listops")(mine)
 
 
@@ -195,7 +195,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 import mnemos
 from mnemos.attention.linear import LinearConfig
-from mnemos.recipes.text_recipes import text
+from mnemos.lab.recipes.text_recipes import text
 
 @mnemos.register
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_installed_packages_add_names_and_cannot_break_the_list(plugins):
-    code = "import sys; from mnemos.cli import main; from mnemos.config import AttentionConfig, from_dict; "
+    code = "import sys; from mnemos.lab.cli import main; from mnemos.config import AttentionConfig, from_dict; "
     code += "print(main(['list'])); print('NAMES'); print('NAMES', file=sys.stderr); "
     code += "print(from_dict(AttentionConfig, {'is': 'decay', 'eps': 0.5})); "
     code += "print(main(['show', 'text-decay', '--model.attention.eps', '0.25'])); print(main(['show', 'txt-decay']))"

@@ -4,8 +4,8 @@ import ast
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.data import metrics
-from mnemos.data.metrics import Metric
+from mnemos.lab.tasks import metrics
+from mnemos.lab.tasks.metrics import Metric
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 FILES = sorted(path for room in ("train", "evaluate", "figures") for path in (SOURCE / room).rglob("*.py"))

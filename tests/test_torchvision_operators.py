@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from mnemos import libraries, torchvision_operators
-from mnemos.torchvision_operators import nms, roi_align
+from mnemos import libraries
+from mnemos._compat import torchvision_operators
+from mnemos._compat.torchvision_operators import nms, roi_align
 from mnemos.types import InputError
 
 torchvision = libraries.torchvision()

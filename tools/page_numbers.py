@@ -43,7 +43,7 @@ def pages() -> list[Path]:
     return [
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "src/mnemos/papers").glob("*/README.md")),
+        *sorted((ROOT / "src/mnemos/lab/papers").glob("*/README.md")),
     ]
 
 

@@ -7,28 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getattr__`
-    from . import adapt as adapt
     from . import attention as attention
-    from . import data as data
-    from . import evaluate as evaluate
-    from . import figures as figures
     from . import generate as generate
+    from . import hosts as hosts
     from . import hugging_face as hugging_face
+    from . import lab as lab
     from . import libraries as libraries
-    from . import measure as measure
     from . import memory as memory
     from . import models as models
     from . import ops as ops
     from . import programs as programs
-    from . import recipes as recipes
     from . import registry as registry
-    from . import train as train
     from . import trainers as trainers
     from . import types as types
-    from .adapt.attach import cache as cache
-    from .adapt.attach import uncache as uncache
-    from .adapt.known_hosts import register_host as register_host
-    from .adapt.remembering import remember as remember
     from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
     from .attention.bucket_union import BucketUnionConfig as BucketUnionConfig
     from .attention.compressive import CompressiveConfig as CompressiveConfig
@@ -39,17 +30,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .config import AttentionConfig as AttentionConfig
     from .config import DataConfig as DataConfig
     from .config import ModelConfig as ModelConfig
-    from .data.batch import Batch as Batch
-    from .data.metrics import CorpusMetric as CorpusMetric
-    from .data.metrics import SumMetric as SumMetric
-    from .data.task import Sampling as Sampling
-    from .data.task import Task as Task
-    from .data.translating import Translation as Translation
     from .errors import InputError as InputError
-    from .evaluate.detect import TrainedDetector as TrainedDetector
-    from .evaluate.detect import detect as detect
-    from .evaluate.translate import TrainedTranslator as TrainedTranslator
-    from .evaluate.translate import translate as translate
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
     from .generate.drafts import Lookup as Lookup
@@ -57,7 +38,26 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.prefix_tree import PrefixTree as PrefixTree
     from .generate.speculative import speculate as speculate
     from .generate.stream import Stream as Stream
+    from .hosts.attach import cache as cache
+    from .hosts.attach import uncache as uncache
+    from .hosts.known_hosts import register_host as register_host
+    from .hosts.remembering import remember as remember
     from .hugging_face import functional as functional
+    from .lab.run.fit import fit as fit
+    from .lab.run.recipe import OptimConfig as OptimConfig
+    from .lab.run.recipe import Recipe as Recipe
+    from .lab.run.recipe import TrainConfig as TrainConfig
+    from .lab.run.recipe import recipe as recipe
+    from .lab.tasks.batch import Batch as Batch
+    from .lab.tasks.metrics import CorpusMetric as CorpusMetric
+    from .lab.tasks.metrics import SumMetric as SumMetric
+    from .lab.tasks.task import Sampling as Sampling
+    from .lab.tasks.task import Task as Task
+    from .lab.translation.translate import TrainedTranslator as TrainedTranslator
+    from .lab.translation.translate import translate as translate
+    from .lab.translation.translating import Translation as Translation
+    from .lab.vision.detect import TrainedDetector as TrainedDetector
+    from .lab.vision.detect import detect as detect
     from .memory.associations import AssociationsConfig as AssociationsConfig
     from .memory.grc import GRC as GRC
     from .memory.memory_tokens import TokensConfig as TokensConfig
@@ -84,11 +84,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .ops.rotary import Rotary as Rotary
     from .programs.folder import export as export
     from .registry import register as register
-    from .train.fit import fit as fit
-    from .train.recipe import OptimConfig as OptimConfig
-    from .train.recipe import Recipe as Recipe
-    from .train.recipe import TrainConfig as TrainConfig
-    from .train.recipe import recipe as recipe
     from .types import State as State
     from .types import add_auxiliary_loss as add_auxiliary_loss
     from .types import collect_auxiliary_losses as collect_auxiliary_losses
@@ -104,12 +99,12 @@ _NAMES = {
     "ARMTConfig": "mnemos.models.armt",
     "AssociationsConfig": "mnemos.memory.associations",
     "AttentionConfig": "mnemos.config",
-    "Batch": "mnemos.data.batch",
+    "Batch": "mnemos.lab.tasks.batch",
     "BeamConfig": "mnemos.generate.beam",
     "BlockSparseConfig": "mnemos.attention.block_sparse",
     "BucketUnionConfig": "mnemos.attention.bucket_union",
     "CompressiveConfig": "mnemos.attention.compressive",
-    "CorpusMetric": "mnemos.data.metrics",
+    "CorpusMetric": "mnemos.lab.tasks.metrics",
     "DataConfig": "mnemos.config",
     "EncoderDecoder": "mnemos.models.encoder_decoder",
     "EncoderDecoderConfig": "mnemos.models.encoder_decoder",
@@ -125,72 +120,79 @@ _NAMES = {
     "MemoryTransformer": "mnemos.models.memory_tokens",
     "MemoryTransformerConfig": "mnemos.models.memory_tokens",
     "ModelConfig": "mnemos.config",
-    "OptimConfig": "mnemos.train.recipe",
+    "OptimConfig": "mnemos.lab.run.recipe",
     "Pair": "mnemos.models.encoder_decoder",
     "PrefixTree": "mnemos.generate.prefix_tree",
-    "Recipe": "mnemos.train.recipe",
+    "Recipe": "mnemos.lab.run.recipe",
     "ReformerConfig": "mnemos.attention.reformer",
     "RelativeConfig": "mnemos.attention.relative",
     "RMT": "mnemos.models.memory_tokens",
     "RMTConfig": "mnemos.models.memory_tokens",
     "Rotary": "mnemos.ops.rotary",
-    "Sampling": "mnemos.data.task",
+    "Sampling": "mnemos.lab.tasks.task",
     "SlotsConfig": "mnemos.memory.slots",
     "SoftmaxConfig": "mnemos.attention.softmax",
     "State": "mnemos.types",
     "Stream": "mnemos.generate.stream",
-    "SumMetric": "mnemos.data.metrics",
-    "Task": "mnemos.data.task",
+    "SumMetric": "mnemos.lab.tasks.metrics",
+    "Task": "mnemos.lab.tasks.task",
     "TokensConfig": "mnemos.memory.memory_tokens",
-    "TrainConfig": "mnemos.train.recipe",
-    "TrainedDetector": "mnemos.evaluate.detect",
-    "TrainedTranslator": "mnemos.evaluate.translate",
+    "TrainConfig": "mnemos.lab.run.recipe",
+    "TrainedDetector": "mnemos.lab.vision.detect",
+    "TrainedTranslator": "mnemos.lab.translation.translate",
     "Transformer": "mnemos.models.transformer",
     "TransformerConfig": "mnemos.models.transformer",
-    "Translation": "mnemos.data.translating",
+    "Translation": "mnemos.lab.translation.translating",
     "add_auxiliary_loss": "mnemos.types",
     "beam_search": "mnemos.generate.beam",
-    "cache": "mnemos.adapt.attach",
+    "cache": "mnemos.hosts.attach",
     "collect_auxiliary_losses": "mnemos.types",
     "detach": "mnemos.types",
-    "detect": "mnemos.evaluate.detect",
+    "detect": "mnemos.lab.vision.detect",
     "export": "mnemos.programs.folder",
-    "fit": "mnemos.train.fit",
+    "fit": "mnemos.lab.run.fit",
     "functional": "mnemos.hugging_face",
     "fused_step": "mnemos.generate.fused",
     "join": "mnemos.types",
     "load": "mnemos.models.store",
-    "recipe": "mnemos.train.recipe",
+    "recipe": "mnemos.lab.run.recipe",
     "register": "mnemos.registry",
-    "register_host": "mnemos.adapt.known_hosts",
-    "remember": "mnemos.adapt.remembering",
+    "register_host": "mnemos.hosts.known_hosts",
+    "remember": "mnemos.hosts.remembering",
     "replay": "mnemos.memory_replay",
     "reset": "mnemos.types",
     "save": "mnemos.models.store",
     "select": "mnemos.types",
     "speculate": "mnemos.generate.speculative",
-    "translate": "mnemos.evaluate.translate",
-    "uncache": "mnemos.adapt.attach",
+    "translate": "mnemos.lab.translation.translate",
+    "uncache": "mnemos.hosts.attach",
 }
 _ROOMS = {
-    "adapt",
     "attention",
-    "data",
-    "evaluate",
-    "figures",
     "generate",
+    "hosts",
     "hugging_face",
+    "lab",
     "libraries",
-    "measure",
     "memory",
     "models",
     "ops",
     "programs",
-    "recipes",
     "registry",
-    "train",
     "trainers",
     "types",
+}
+# What earlier versions called a room.
+_MOVED = {
+    "adapt": "hosts",
+    "benchmarks": "lab.bench",
+    "data": "lab.tasks",
+    "evaluate": "lab.evaluate",
+    "figures": "lab.report",
+    "measure": "lab.measure",
+    "papers": "lab.papers",
+    "recipes": "lab.recipes",
+    "train": "lab.run",
 }
 
 __all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
@@ -201,7 +203,8 @@ def _imported(name: str) -> Any:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS:
         return importlib.import_module(f"mnemos.{name}")
-    raise AttributeError(f"module 'mnemos' has no attribute {name!r}")
+    moved = f"; it is mnemos.{_MOVED[name]} now" if name in _MOVED else ""
+    raise AttributeError(f"module 'mnemos' has no attribute {name!r}{moved}")
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any

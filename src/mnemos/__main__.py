@@ -1,10 +1,22 @@
-"""`python -m mnemos` is the command `mnemos`."""
+"""`python -m mnemos` and the program `mnemos`: the command line of the laboratory."""
 
-from mnemos.interrupts import end_at_once
+import sys
+
+from mnemos.errors import InputError
+
+
+def main() -> int:
+    """Run the command that the program was given; returns the exit code. 2 where the laboratory is not installed."""
+    try:
+        from mnemos.lab.cli.interrupts import end_at_once
+
+        end_at_once()  # before the other imports, which take time
+        from mnemos.lab.cli import verbs
+    except InputError as error:
+        print(f"mnemos: {error}", file=sys.stderr)
+        return 2
+    return verbs.main()
+
 
 if __name__ == "__main__":
-    end_at_once()  # before the other imports, which take time
-
-from mnemos.cli import main
-
-raise SystemExit(main())
+    raise SystemExit(main())

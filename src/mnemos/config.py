@@ -78,7 +78,7 @@ class DataConfig(Config):
     def files(self) -> Sequence[str | Path] | None:
         """The files that `build` reads, in a fixed order; () if all data are generated, None if unknown.
 
-        A run's provenance holds their sizes and hashes (see `mnemos.train.provenance.data_read`).
+        A run's provenance holds their sizes and hashes (see `mnemos.lab.run.provenance.data_read`).
         """
         return None
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-from mnemos import torchvision_operators
+from mnemos._compat import torchvision_operators
 from mnemos.types import InputError
 
 TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
@@ -25,8 +25,8 @@ def torchvision() -> ModuleType:
 
     If torchvision was built for another PyTorch (for example PyPI's torchvision with a CPU-only PyTorch), its compiled
     operators do not load and its import fails. This function then defines the missing operators: `nms` and `roi_align`
-    in PyTorch (`mnemos.torchvision_operators`), so models, detectors, transforms and libraries that import torchvision
-    work. A call of any other compiled operator raises torchvision's error that it could not be loaded.
+    in PyTorch (`mnemos._compat.torchvision_operators`), so models, detectors, transforms and libraries that import
+    torchvision work. A call of any other compiled operator raises torchvision's error that it could not be loaded.
     """
     try:
         return _imported("torchvision", "vision")

@@ -3,7 +3,7 @@
 There are five kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
 with `build(...)`, decorated with `register`. "preprocessing" names the classes by which `mnemos predict` reads files,
 decorated in the same way. "recipe" names functions that return a `Recipe`, decorated with
-`mnemos.train.recipe.recipe`. Entries of this package are found by parsing the source files of the sub-packages that
+`mnemos.lab.run.recipe.recipe`. Entries of this package are found by parsing the source files of the sub-packages that
 hold their kind, so a new file needs no line here. Parsing does not import, so `mnemos list` does not load torch; `load`
 imports only the module that defines an entry.
 
@@ -38,12 +38,14 @@ KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 GROUP = "mnemos.plugins"
 
 # For each kind: its decorator, and the sub-packages whose files define this package's entries.
+_MODELS = ("lab/vision/classifiers", "lab/vision/detectors", "lab/speech/models")
+_TASKS = ("lab/tasks", "lab/vision/detection", "lab/translation", "lab/speech/recordings")
 _WRITTEN = {
     "attention": ("register", ("attention",)),
-    "model": ("register", ("models", "hugging_face")),
-    "data": ("register", ("data",)),
-    "recipe": ("recipe", ("recipes", "papers")),
-    "preprocessing": ("register", ("data",)),
+    "model": ("register", ("models", "hugging_face", *_MODELS)),
+    "data": ("register", _TASKS),
+    "recipe": ("recipe", ("lab/recipes", "lab/papers")),
+    "preprocessing": ("register", _TASKS),
 }
 # What to use instead of a name that this package had.
 _RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
@@ -83,7 +85,7 @@ def register(cls: _Class) -> _Class:
             name: ClassVar[str] = "decay"
 
     The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, or from
-    `mnemos.data.preprocessing.Preprocessing`, which set `kind`.
+    `mnemos.lab.tasks.preprocessing.Preprocessing`, which set `kind`.
     Recipes can then use the class, and recipe.json and `mnemos.load` find it by its name. Raises InputError if the
     class has no kind or name, or if a class defined elsewhere has the name.
     """

@@ -8,7 +8,7 @@ import torch
 
 from mnemos import config, registry
 from mnemos.attention import BucketUnionAttention, BucketUnionConfig
-from mnemos.measure.flops import forward_flops
+from mnemos.lab.measure.flops import forward_flops
 from mnemos.ops import bucket_union
 from mnemos.ops.bucket_union import dense
 from mnemos.ops.bucket_union.reference import reference_bucket_union

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.adapt import HostBranch
+from mnemos.hosts import HostBranch
 from mnemos.libraries import transformers
 
 IDS = torch.randint(3, 30, (2, 15), generator=torch.Generator().manual_seed(1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos.adapt import Segmented
+from mnemos.hosts import Segmented
 from mnemos.hugging_face import RememberingForCausalLM
 from mnemos.libraries import transformers
 from mnemos.types import InputError
@@ -82,7 +82,7 @@ def test_gated_caches_of_the_decoder_are_saved(network, part, tmp_path):
     again.load_state_dict(loaded.state_dict())
     assert torch.equal(again.eval()(IDS).logits, logits)
     loaded.save_pretrained(tmp_path / "second")
-    assert torch.equal(mnemos.adapt.from_pretrained(automatic, tmp_path / "second")(IDS).logits, logits)
+    assert torch.equal(mnemos.hosts.from_pretrained(automatic, tmp_path / "second")(IDS).logits, logits)
     mnemos.uncache(loaded)
     loaded.save_pretrained(tmp_path / "without")
     assert torch.equal(automatic.from_pretrained(tmp_path / "without")(IDS).logits, loaded(IDS).logits)

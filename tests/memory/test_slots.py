@@ -141,7 +141,7 @@ def test_heads_of_its_own():
 
 
 def test_neither_bias_nor_self_logit_decays():
-    from mnemos.train.optim import parameter_groups
+    from mnemos.lab.run.optim import parameter_groups
 
     slots = memory(self_logit=1.0)
     decayed = parameter_groups(slots, 0.1)[0]["params"]

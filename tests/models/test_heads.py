@@ -7,11 +7,11 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, Transformer
-from mnemos.data.batch import IGNORE, Batch
-from mnemos.data.metrics import negative_log_likelihood, right_predictions
-from mnemos.data.task import SUPERVISED
 from mnemos.generate.sampling import draw
-from mnemos.measure.flops import task_flops
+from mnemos.lab.measure.flops import task_flops
+from mnemos.lab.tasks.batch import IGNORE, Batch
+from mnemos.lab.tasks.metrics import negative_log_likelihood, right_predictions
+from mnemos.lab.tasks.task import SUPERVISED
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import HeadConfig
 

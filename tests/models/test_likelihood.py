@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 import mnemos
 from mnemos import GRC, InputError, Transformer
 from mnemos.attention.linear import LinearConfig
-from mnemos.data.batch import IGNORE, Batch
-from mnemos.data.metrics import negative_log_likelihood, right_predictions
-from mnemos.evaluate.controls import controls
-from mnemos.evaluate.scores import evaluate
+from mnemos.lab.evaluate.controls import controls
+from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.tasks.batch import IGNORE, Batch
+from mnemos.lab.tasks.metrics import negative_log_likelihood, right_predictions
 from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.logistic_mixture.reference import probabilities

@@ -11,7 +11,7 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, SlotsConfig, Stream
-from mnemos.measure.flops import forward_flops, step_flops
+from mnemos.lab.measure.flops import forward_flops, step_flops
 from mnemos.types import detach, leaves, map_state, reset, select
 
 sys.path.insert(0, str(Path(__file__).parent))

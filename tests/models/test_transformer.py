@@ -9,8 +9,8 @@ import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig, libraries
 from mnemos.attention import BlockSparseConfig, LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.config import ModelConfig, from_dict
+from mnemos.lab.speech.models.transcriber import SpeechConfig
 from mnemos.models.blocks import sinusoids
-from mnemos.models.speech import SpeechConfig
 from mnemos.models.transformer import HeadConfig
 
 SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mnemos.measure.flops import COUNTED
+from mnemos.lab.measure.flops import COUNTED
 from mnemos.ops import block_sparse_attention
 from mnemos.ops.block_sparse import draw_random_blocks
 from mnemos.ops.block_sparse.reference import reference_block_sparse

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.measure.flops import flops_by_operation
+from mnemos.lab.measure.flops import flops_by_operation
 from mnemos.ops import bucket_union, bucket_union_attention
 from mnemos.ops.bucket_union import windows
 from mnemos.ops.bucket_union.reference import reference_bucket_union, reference_rounds, reference_union

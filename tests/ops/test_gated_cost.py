@@ -10,7 +10,7 @@ from native_kernels import needs_kernels
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
-from mnemos.measure.flops import count_flops
+from mnemos.lab.measure.flops import count_flops
 from mnemos.ops.gated_cache import cost, native
 from mnemos.ops.gated_cache.cost import Shape
 
@@ -94,7 +94,7 @@ def test_the_formula_counts_what_a_host_gains(switches):
 @pytest.mark.parametrize("name", ["vit", "pvt", "pvt2", "swin"])
 def test_the_formula_counts_what_image_models_gain(name, preset):
     """Class tokens, keys reduced by convolution, windows folded in the batch, grids."""
-    from mnemos.models.vision import PVTConfig, SwinConfig, ViTConfig
+    from mnemos.lab.vision.classifiers import PVTConfig, SwinConfig, ViTConfig
 
     configs = {
         "vit": ViTConfig(dim=32, depth=2),

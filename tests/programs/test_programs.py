@@ -17,8 +17,8 @@ from torch import nn
 
 import mnemos
 from mnemos import registry
-from mnemos.cli import main
 from mnemos.hugging_face import MnemosForCausalLM
+from mnemos.lab.cli import main
 from mnemos.programs.folder import after
 from mnemos.programs.onnx_graphs import onnx_graph
 from mnemos.programs.steps import Programs, export_programs

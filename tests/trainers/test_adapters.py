@@ -59,7 +59,7 @@ def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path)
     torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-5)
     merged.save_pretrained(tmp_path / "merged")
     library = transformers()
-    read = mnemos.adapt.from_pretrained if name == "cached" else lambda kind, folder: kind.from_pretrained(folder)
+    read = mnemos.hosts.from_pretrained if name == "cached" else lambda kind, folder: kind.from_pretrained(folder)
     torch.testing.assert_close(logits(read(library.AutoModelForCausalLM, tmp_path / "merged")), logits(merged))
 
 

@@ -172,9 +172,9 @@ def test_a_memory_is_saved_with_its_settings_and_read(name, how, tmp_path, monke
         pushed(trainer.model, tmp_path / how, monkeypatch)
     library = transformers()
     if name == "cached":
-        loaded = mnemos.adapt.from_pretrained(library.AutoModelForCausalLM, tmp_path / how)
+        loaded = mnemos.hosts.from_pretrained(library.AutoModelForCausalLM, tmp_path / how)
         branches = [
-            [m.grc for m in model.modules() if isinstance(m, mnemos.adapt.HostBranch)]
+            [m.grc for m in model.modules() if isinstance(m, mnemos.hosts.HostBranch)]
             for model in (loaded, trainer.model)
         ]
         assert branches[0] == branches[1] != []

@@ -250,7 +250,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 
     def gated(self, grc: GRC) -> "GatedPart":
-        """What the next gated cache reads and writes; its branch asks for it (`mnemos.adapt.decoder_branch`)."""
+        """What the next gated cache reads and writes; its branch asks for it (`mnemos.hosts.decoder_branch`)."""
         if grc.scope != "stream":
             raise InputError(
                 f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '

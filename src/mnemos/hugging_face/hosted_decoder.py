@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mnemos.adapt.attach import cache
-from mnemos.adapt.row_blocks import BlockState
 from mnemos.config import ModelConfig
+from mnemos.hosts.attach import cache
+from mnemos.hosts.row_blocks import BlockState
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.models.hosts import TIMM, host_config, host_of, host_weights

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from mnemos import generators, libraries
-from mnemos.adapt.pretrained import apply_recorded, recorded
-from mnemos.adapt.remembering import Remembering, remember
-from mnemos.adapt.segmented import Segmented
+from mnemos.hosts.pretrained import apply_recorded, recorded
+from mnemos.hosts.remembering import Remembering, remember
+from mnemos.hosts.segmented import Segmented
 from mnemos.types import InputError
 
 from .language_model import MnemosForCausalLM
@@ -74,7 +74,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
         network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=500)  # the memory is written as it goes
         network.save_pretrained(folder)
 
-    It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.adapt.Segmented`, `network.remembering` the
+    It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.hosts.Segmented`, `network.remembering` the
     wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
     `AutoModelForCausalLM`, with the gated caches of the decoder (`mnemos.cache`), which begin anew in every segment.
     Known decoders are those of `mnemos.remember` without names of parts.

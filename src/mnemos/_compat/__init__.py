@@ -1,0 +1,395 @@
+"""All uses of private parts of PyTorch. No other module of mnemos uses one (tests/test_compat.py checks this).
+
+Each function explains what it needs and why no public name suffices. All were tested with PyTorch 2.13 only. If a
+private name is missing, the function uses a fallback, which is slower or raises an error but never changes a result.
+tests/test_compat.py tests the functions and their fallbacks, and reports which name a new PyTorch has removed.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _all_modules
+
+from .private_operators import flop_mode as flop_mode
+from .private_operators import forget_control_flow as forget_control_flow
+from .private_operators import is_elementary as is_elementary
+from .private_operators import operator_of as operator_of
+from .private_operators import operators as operators
+from .private_operators import packed_products as packed_products
+from .private_operators import scanned as scanned
+from .private_operators import schema_of as schema_of
+
+T = TypeVar("T")
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+except ImportError:
+
+    class DispatchMode:  # type: ignore[no-redef]
+        """Base class of modes that intercept every operation. The only public mode counts FLOPs, but not bytes.
+
+        Fallback: RuntimeError when a mode is created.
+        """
+
+        def __init__(self) -> None:
+            raise RuntimeError(f"torch {torch.__version__} has no TorchDispatchMode; measure with torch 2.13")
+
+
+def _first_module(*names: str) -> ModuleType:
+    """Import the first of these modules that exists."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise ImportError(f"expected one of the modules {', '.join(names)}, found none; install torch 2.13")
+
+
+# Functions to flatten and map nested containers of tensors (states, batches) and to register classes. torch.compile
+# uses the same registrations. PyTorch 2.13 has no public module with these functions.
+pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.pytree")
+
+_register_namedtuple: Callable[..., None] | None = getattr(pytree, "_register_namedtuple", None)
+_transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_is_batched: Callable[[Tensor], bool] | None = getattr(_functorch, "is_legacy_batchedtensor", None)
+_unseen: Any = getattr(torch._C, "_DisableFuncTorch", None)
+_forward_level: Any = getattr(torch.autograd, "forward_ad", None)
+_is_zero: Callable[[Tensor], bool] | None = getattr(Tensor, "_is_zerotensor", None)
+_dispatch_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_function_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_function_stack", None)
+_graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
+_autograd: Any = getattr(torch._C, "_autograd", None)
+_next_number: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
+_current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
+_saving: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def exportable(cls: type[T]) -> type[T]:
+    """Decorator of a NamedTuple: `torch.export.save` stores it under the name mnemos.NAME.
+
+    The public registration is not for named tuples. Fallback: nothing, and `torch.export.save` raises an error.
+    """
+    if _register_namedtuple is not None:
+        _register_namedtuple(cls, serialized_type_name=f"mnemos.{cls.__name__}")
+    torch.serialization.add_safe_globals([cls])  # so that loading the example inputs runs no code of the file
+    return cls
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Whether a function transform (vmap, jvp) is active, or a tensor is batched by `is_grads_batched`.
+
+    A transform rewrites PyTorch's operations; it cannot rewrite a custom kernel or a hand-written backward pass.
+    Fallback: True, which selects the implementation in PyTorch's operations.
+    """
+    if _transforms_active is None or _is_batched is None:
+        return True
+    return _transforms_active() or any(_is_batched(x) for x in tensors)
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[object]:
+    """A context in which function transforms (grad, vmap) see no operation on plain tensors. Fallback: they do."""
+    plain = torch.compiler.is_compiling() or _unseen is None or not transformed()
+    return contextlib.nullcontext() if plain else _unseen()
+
+
+def underlying(tensor: Tensor) -> Tensor | None:
+    """The values that function transforms wrapped; None: one for each sample of a vmap, which the public
+    `torch.func.debug_unwrap` does not tell apart. Fallback: the tensor itself."""
+    if torch.compiler.is_compiling() or not hasattr(_functorch, "is_functorch_wrapped_tensor"):
+        return tensor
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return None
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def forward_differentiated() -> bool:
+    """Whether a level of forward-mode differentiation is open, where tensors may carry tangents.
+
+    A custom kernel ignores them. Fallback: True, which selects the implementation in PyTorch's operations.
+    """
+    return _forward_level is None or getattr(_forward_level, "_current_level", 0) >= 0
+
+
+def literal(x: Tensor) -> bool:
+    """Whether x's memory holds its values: it is no lazy negative or conjugate, and no zero without memory.
+
+    PyTorch's dispatcher makes such tensors real before it calls a kernel, but a kernel that is called directly reads
+    their memory. Fallback: False, which selects the dispatcher.
+    """
+    return _is_zero is not None and not (x.is_neg() or x.is_conj() or _is_zero(x))
+
+
+def dispatch_mode_active() -> bool:
+    """Whether a TorchDispatchMode (a FLOP counter, a tracer) is active. Fallback: True.
+
+    Such a mode does not see a kernel that is called directly.
+    """
+    return _dispatch_modes is None or _dispatch_modes() > 0
+
+
+def function_mode_active() -> bool:
+    """Whether a TorchFunctionMode, which intercepts calls of PyTorch's functions, is active. Fallback: True."""
+    return _function_modes is None or _function_modes() > 0
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass, where activation checkpointing repeats forwards.
+
+    Fallback: whether a backward function of autograd or of checkpointing is on this thread's stack.
+    """
+    if _graph_task is not None:
+        return _graph_task() != -1
+    frame = sys._getframe(1)
+    while frame is not None:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where in _BACKWARD:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_BACKWARD = {
+    ("torch.autograd.graph", "_engine_run_backward"),  # the thread that called backward()
+    ("torch.utils.checkpoint", "unpack_hook"),  # a device's own thread
+    ("torch.utils.checkpoint", "backward"),
+}
+
+
+def assert_in_graph(condition: Tensor, message: str) -> None:
+    """Raise RuntimeError with `message` when `condition`, a scalar of booleans, is False, also in a compiled graph.
+
+    The public `torch._assert` reads the value, which a graph does not have. Fallback: nothing is raised.
+    """
+    check = getattr(torch, "_assert_async", None)
+    if check is not None:
+        check(condition, message)
+
+
+def next_node_number() -> int:
+    """The number of the next node that this thread adds to autograd's graph. Nodes are numbered in order.
+
+    Fallback: −1, and `backward_node_number` is None.
+    """
+    return -1 if _next_number is None else _next_number()
+
+
+def backward_node_number() -> int | None:
+    """The number of the node whose backward runs in this thread; None if none does, or it is not known (fallback)."""
+    node = None if _current_node is None or _next_number is None else _current_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def repeats_saved_tensors() -> bool:
+    """Inside a backward: whether a forward is repeated because a node of it needs the tensors that it saved.
+
+    That is non-reentrant checkpointing, where the node was added by the forward. Otherwise the running node's own
+    backward repeats the forward, as reentrant checkpointing and reversible layers do, and was added before it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where == ("torch.utils.checkpoint", "unpack_hook"):
+            return True
+        if where == ("torch.autograd.graph", "_engine_run_backward"):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def to_be_repeated() -> bool:
+    """Whether this code may run again in a backward: it saves no tensors, or something else saves them in its place.
+
+    Fallback: True, which costs memory.
+    """
+    if not torch.is_grad_enabled() or _saving is None:
+        return True
+    hooks = _saving(True)
+    return hooks is not None and "_recomputation_hook" not in getattr(hooks[0], "__qualname__", "")
+
+
+def write_count(tensor: Tensor) -> int | None:
+    """The number of in-place writes to a tensor; None if it is unknown, and callers must then assume a write.
+
+    Raises RuntimeError for tensors of inference mode and of transforms, which have no count.
+    """
+    count: int | None = getattr(tensor, "_version", None) if hasattr(Tensor, "_version") else None
+    return count
+
+
+def constant(function: Callable[..., Any]) -> Any:
+    """`torch.compiler.assume_constant_result(function)` without importing the compiler, which takes a second.
+
+    No fallback is needed: a compiler that ignores the mark traces the function or breaks the graph at it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def compiled_again(module: nn.Module) -> None:
+    """Invalidate the code that torch.compile compiled for this module; `compiled_as_before` makes it valid again.
+
+    torch.compile does not check whether hooks were added to a module without hooks, but it checks the type of the
+    module's `_modules`. This function changes that type to the other dictionary class that PyTorch has used for it.
+    Compiled code of other models stays valid. Copies and pickles of the module keep the change.
+    Fallback: discard all compiled code of the process.
+    """
+    children: Any = module.__dict__.get("_modules")
+    if _KIND in module.__dict__:
+        return
+    if type(children) not in (dict, OrderedDict):
+        forget_compiled()
+        return
+    module.__dict__[_KIND] = type(children)
+    module.__dict__["_modules"] = dict(children) if type(children) is OrderedDict else OrderedDict(children)
+
+
+def compiled_as_before(module: nn.Module) -> None:
+    """Undo `compiled_again`: code that was compiled before that call is valid again."""
+    kind = module.__dict__.pop(_KIND, None)
+    if kind is not None:
+        module.__dict__["_modules"] = kind(module.__dict__["_modules"])
+    elif type(module.__dict__.get("_modules")) not in (dict, OrderedDict):
+        forget_compiled()
+
+
+_KIND = "_mnemos_modules_kind"
+
+
+def forget_compiled() -> None:
+    """Discard all compiled code of the process."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def parameters_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
+    """A live mapping of a module's own parameters by name. It avoids `nn.Module.__getattr__`, which slows decoding.
+
+    Fallback: a mapping that uses the module's public methods.
+    """
+    return _live(module, "_parameters")
+
+
+def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
+    """A live mapping of a module's own buffers by name. Assignments are not checked and register nothing.
+
+    Fallback: a mapping that uses the module's public methods.
+    """
+    return _live(module, "_buffers")
+
+
+def _live(module: nn.Module, name: str) -> MutableMapping[str, Tensor | None]:
+    found: MutableMapping[str, Tensor | None] | None = module.__dict__.get(name)
+    return _Members(module, name == "_parameters") if found is None else found
+
+
+class _Members(MutableMapping[str, Tensor | None]):
+    """A module's own parameters or buffers, accessed by its public methods."""
+
+    def __init__(self, module: nn.Module, parameters: bool) -> None:
+        self._module = module
+        self._named: Callable[..., Iterable[tuple[str, Tensor]]] = (
+            module.named_parameters if parameters else module.named_buffers
+        )
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        try:
+            value: Tensor | None = getattr(self._module, name)
+        except AttributeError:
+            raise KeyError(name) from None
+        return value
+
+    def __setitem__(self, name: str, value: Tensor | None) -> None:
+        setattr(self._module, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._module, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._named(recurse=False, remove_duplicate=False))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether hooks run before or after a module's forward; code that bypasses the forward would skip them.
+
+    Fallback: True.
+    """
+    return any(module.__dict__.get(name, True) for name in ("_forward_hooks", "_forward_pre_hooks"))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run around a module's forward or backward. Fallback: True."""
+    names = ("_backward_hooks", "_backward_pre_hooks")
+    return has_forward_hooks(module) or any(module.__dict__.get(name, True) for name in names)
+
+
+def has_global_forward_hooks() -> bool:
+    """Whether hooks run before or after the forward of every module. Fallback: True."""
+    return any(getattr(_all_modules, name, True) for name in ("_global_forward_hooks", "_global_forward_pre_hooks"))
+
+
+class Moving(nn.Module):
+    """A module whose method `moved` is called when `.to`, `.cuda`, `.double` etc. move or convert its tensors.
+
+    It is needed for tensors that must not be buffers, because DistributedDataParallel overwrites every process's
+    buffers with those of process 0. PyTorch has no public hook for this. There is no fallback: without `_apply` these
+    tensors would not be moved, and tests/test_compat.py fails.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.moved(fn)
+        return self
+
+    def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Called after the parameters and buffers were replaced by `fn` of them."""
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether a module is a copy that DataParallel made for one forward. Fallback: False."""
+    return bool(module.__dict__.get("_is_replica", False))
+
+
+def end_workers(batches: object) -> None:
+    """Stop the worker processes of a DataLoader's iterator. Fallback: they stop when the iterator is collected."""
+    end = getattr(batches, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
+def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
+    """Broadcast the buffers of a DistributedDataParallel from process 0 now, instead of at its next forward.
+
+    Fallback, if the wrapper's undocumented attributes are missing: broadcast all buffers now and at the next forward.
+    """
+    try:
+        if not wrapped.will_sync_module_buffers():
+            return
+        buffers, group = list(wrapped.modules_buffers), wrapped.process_group
+    except AttributeError:
+        buffers, group = list(wrapped.buffers()), None
+    for buffer in buffers:
+        torch.distributed.broadcast(buffer, group=group, group_src=0)
+    wrapped.require_forward_param_sync = False  # as after a forward that broadcast them
+
+
+def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
+
+    No fallback: tests/test_compat.py checks that a module has this dictionary.
+    """
+    found = type(module).__new__(type(module))
+    found.__dict__.update(module.__dict__, _modules=children)
+    return found

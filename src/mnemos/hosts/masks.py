@@ -1,0 +1,200 @@
+"""The attention masks of hosts: which tokens are valid, and which masks are refused, in eager mode and in graphs."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import assert_in_graph, write_count
+from mnemos.types import InputError
+
+# An additive mask hides a key by −20 or lower, and of a query that is lowered as a whole, a key 20 below its highest:
+# exp(−20) is nothing in float32. And any at −100 or lower, because a query may have all its keys hidden.
+_LOWERED = 20.0
+_HIDDEN = -100.0
+_JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
+DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.hosts.DecoderHost(...))"
+LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
+CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
+PACKED = (
+    "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
+    "through the cache: give each sequence a row of its own"
+)
+_BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not see each other")
+LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # where each of several sequences begins
+
+
+class _Judged(NamedTuple):
+    """What a mask [..., T, T] is found to be: scalars of booleans, and the tokens [R, T] that no other token sees."""
+
+    causal: Tensor
+    packed: Tensor
+    alone: Tensor
+
+
+class _Shown(NamedTuple):
+    """What a mask [..., Q, N] shows.
+
+    seen: keys that it does not lower. near: those of them that are not 20 below another key. level: queries [..., Q, 1]
+    that it lowers as a whole, as the padding of a mask that hides rows by −50: they would see all keys, and show none.
+    """
+
+    seen: Tensor
+    near: Tensor
+    level: Tensor
+
+
+def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
+    """The valid tokens [B, T] by a host's attention mask, [B, T] or [B, 1, Q, T], of x [B, T, D]. None: no mask.
+
+    A mask is bool (True = attend), of ones and zeros, or, with four dimensions, additive. A token is valid if at least
+    one query may attend to it. Where tokens are seen by others, one that it alone sees is padding. An additive mask
+    hides a key 20 below zero, or below the highest key of its query if that is lower: a bias that raises keys hides no
+    other, and one that lowers a key by 20 for all queries is taken for padding. Raises InputError for other shapes, and
+    for a mask that `refuse_mask` refuses.
+    """
+    if mask is None:
+        return None
+    b, t = x.shape[:2]
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or mask.shape[-1] != t or mask.shape[0] not in (1, b):
+        found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {found}")
+    if mask.dim() == 2:
+        return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
+    if not mask.numel():
+        return None
+    kept = _shown(mask, False).seen.any(2).any(1)
+    allowed, alone = _judge(mask, x, False)
+    if alone is not None:
+        kept = kept & ~alone
+    return both(kept.expand(b, t), allowed)
+
+
+def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The tokens [B, T] that are valid by two masks; None: all are."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other
+
+
+def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor | None:
+    """Raise InputError if an attention mask [T, T], [B·H, T, T] or [B, H, T, T] of x [B, T, D] is causal or packed.
+
+    A mask is causal if, in some row, a token sees an earlier one that does not see it, and never the reverse. Padding,
+    windows and blocks hide in both directions. It is packed if it divides a row's tokens into parts that do not see
+    each other: parts that follow one another, or parts whose tokens all see each other. hides: the value by which
+    booleans hide, True in PyTorch's modules and False in its functions. A token sees another if one head does. Masks
+    [W, T, T] of B = n·W rows, as those of windows, are judged one by one. Here an additive mask hides what is 20 below
+    the highest key of its query, as softmax has it: a bias that raises earlier keys by 20 is causal, too.
+
+    Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) has no values; it gets
+    an assertion, which raises RuntimeError when it runs, and the result is a mask [B, T] that is True, but False
+    everywhere for a mask that is refused. Then nothing of the call is written, so that a format that drops assertions,
+    such as TorchScript or ONNX, does not show the future either. Cost O(B·H·T²), once per mask: its layers share it.
+    """
+    return _judge(mask, x, hides)[0]
+
+
+def refuse_lengths(arguments: dict[str, Any]) -> None:
+    """Raise InputError if a call's arguments by name say that several sequences are packed into one row."""
+    for name in LENGTHS:
+        found = arguments.get(name)
+        if found is not None and (not isinstance(found, Tensor) or found.numel() > 2):
+            raise InputError(PACKED.format(f"{name}="))
+
+
+def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, Tensor | None]:
+    """What `refuse_mask` returns, and the tokens [R, T] that no other sees, R 1 or B; None: there are none."""
+    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
+        return None, None
+    if _in_graph():
+        judged = _judgement(mask, x.shape[0], hides)
+        for found, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
+            assert_in_graph(~found, message)
+        return (~(judged.causal | judged.packed)).expand(x.shape[:2]), judged.alone
+    if mask.stride(-2) == 0:  # one row of keys for all queries
+        return None, None
+    causal, packed, alone = _remembered(mask, x.shape[0], hides)
+    if causal or packed:
+        raise InputError(CAUSAL if causal else _BLOCKS)
+    return None, alone
+
+
+def _remembered(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
+    """The judgement of a mask with values. It stays with the mask until it is written to."""
+    try:
+        writes = write_count(mask)
+    except RuntimeError:  # a tensor of inference mode
+        writes = None
+    kept = getattr(mask, _JUDGED, None)
+    key = writes, rows, hides
+    if kept is None or writes is None or kept[0] != key:
+        causal, packed, alone = _judgement(mask, rows, hides)
+        flags = torch.stack([causal, packed, alone.any()]).tolist()
+        kept = key, (flags[0], flags[1], alone if flags[2] else None)
+        setattr(mask, _JUDGED, kept)
+    found: tuple[bool, bool, Tensor | None] = kept[1]
+    return found
+
+
+def _judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
+    t, count = mask.shape[-1], mask.shape[0]
+    if mask.dim() == 3:  # [B·H, T, T], or one per window; any other number belongs to heads that all rows share
+        owners = rows if rows and count % rows == 0 else count if rows % count == 0 else 1
+        mask = mask.unflatten(0, (owners, -1))
+    seen, near, level = (x.any(-3) if x.dim() > 2 else x for x in _shown(mask, hides))
+    seen, near, level = seen.reshape(-1, t, t), near.reshape(-1, t, t), level.reshape(-1, t, 1)
+    itself = torch.eye(t, dtype=torch.bool, device=mask.device)
+    later = torch.ones(t, t, dtype=torch.bool, device=mask.device).triu(1)
+    others = near & ~itself
+    # Padding that sees itself alone is no token; in a sequence of two, the last token is seen by itself alone, too.
+    token = others.any(-2) | (near.any(-2) & (itself.sum() <= 2))
+    one_way = near & ~near.mT & ~level.mT & token[:, None] & token[:, :, None]  # q sees k, and k does not see q
+    past, future = (one_way & later.mT).any((-1, -2)), (one_way & later).any((-1, -2))
+    edges = others | others.mT | level | level.mT | itself
+    shown = (seen & ~itself).any(-2)
+    alone = ~shown & shown.any(-1, keepdim=True)
+    return _Judged((past & ~future).any(), _packed(edges, others.any(-2), later), alone)
+
+
+def _packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
+    """Whether tokens [R, T], of those that edges [R, T, T] join, fall into parts: a scalar of booleans."""
+    t = edges.shape[-1]
+    pairs = token[:, None] & token[:, :, None]
+    missing = pairs & ~edges
+    if not _in_graph() and not missing.any():
+        return missing.any()
+    place = torch.arange(t, device=edges.device)
+    edges = (edges & pairs) | (place == place[:, None])
+    first, last = (x.to(torch.uint8).argmax(-1) for x in (edges, edges.flip(-1)))  # that each token is joined to
+    crossed = ((t - 1 - last[:, None] > place[:, None]) & ~later).any(-1)  # whether an edge leads over its end
+    count = token.cumsum(-1)
+    cut = (~crossed & (count > 0) & (count < count[:, -1:])).any()
+    apart = first[:, None] != first[:, :, None]
+    whole = (missing == (pairs & apart)).all((-1, -2))  # all tokens of a part see each other
+    return cut | (whole & missing.any((-1, -2))).any()
+
+
+def _in_graph() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _shown(mask: Tensor, hides: bool) -> _Shown:
+    if not mask.is_floating_point():
+        seen = visible(mask, hides)
+        return _Shown(seen, seen, torch.zeros_like(seen[..., :1]))
+    highest = mask.amax(-1, keepdim=True)
+    base = highest.clamp(max=0)
+    seen = visible(mask, base=base)
+    low = (highest > _HIDDEN) & (base <= base.amax(-2, keepdim=True) - _LOWERED)
+    level = low & seen.all(-1, keepdim=True)
+    return _Shown(seen & ~level, visible(mask, base=highest) & ~level, level)
+
+
+def visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
+    """Where a mask shows a key to a query. Booleans hide it by the value `hides`, floats by values 20 below `base`."""
+    if mask.dtype == torch.bool:
+        return ~mask if hides else mask
+    if not mask.is_floating_point():
+        return mask > 0
+    return (mask > _HIDDEN) & (mask > base - _LOWERED)

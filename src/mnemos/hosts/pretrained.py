@@ -1,0 +1,193 @@
+"""Cached models on disk: `from_pretrained` for those of Hugging Face, `save` and `load` for any."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.config import from_dict
+from mnemos.libraries import transformers
+from mnemos.memory.grc import GRC
+from mnemos.types import InputError
+
+from .attach import Known, apply
+from .branch import HostBranch
+from .hooks import RECORD
+
+_EXPECTED = "_keys_to_ignore_on_load_unexpected"  # of Hugging Face's model classes: patterns of names
+_INHERITED = object()
+_RECORD = "caches.json"
+
+
+def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
+    """`cls.from_pretrained(folder, **options)` for a model that was saved with its caches.
+
+        model.save_pretrained(folder)                                 # a model that mnemos.cache() was called on
+        model = mnemos.hosts.from_pretrained(ViTForImageClassification, folder)
+
+    The class's own from_pretrained also reads the folder: it returns the host without caches and warns of their unused
+    weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
+    if the folder has no cached model, or lacks the weights of its caches.
+    """
+    with _branches_expected(_class_of(cls, folder, options)):
+        model = cls.from_pretrained(folder, **options)
+    if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder
+        return model
+    record = getattr(model.config, "mnemos", None)
+    if record is None:
+        raise InputError(
+            f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
+            "use cls.from_pretrained"
+        )
+    apply_recorded(model, record, folder)
+    stored = _stored(Path(folder))
+    for name, module in model.named_modules():
+        if isinstance(module, HostBranch):
+            module.load_state_dict(stored[_same_place(name, stored, folder)])
+    return model
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a cached model of any library to a folder: the settings of its caches, and all weights (safetensors).
+
+        mnemos.hosts.save(vit, folder)
+        vit = mnemos.hosts.load(timm.create_model("vit_small_patch16_224"), folder)
+
+    Pending updates are promoted. Raises InputError if `cache` was not called on this model.
+    """
+    from safetensors.torch import save_model
+
+    record = model.__dict__.get(RECORD)
+    if record is None:
+        raise InputError(
+            "expected the model that mnemos.cache() was called on, found none of its caches; save that one"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, str(folder / "model.safetensors"))
+    write_json(folder / _RECORD, record)
+
+
+def load(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Give a host without caches the caches that `save` wrote, in place, and all weights; returns the model.
+
+    The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or its
+    weights are those of another model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    folder = Path(folder)
+    if not (folder / _RECORD).is_file() or not (folder / "model.safetensors").is_file():
+        raise InputError(f"{folder}: expected {_RECORD} and model.safetensors, as mnemos.hosts.save writes them")
+    for one in json.loads((folder / _RECORD).read_text()):
+        _apply(model, one, folder, f"{_RECORD}: grc")
+    try:
+        load_model(model, str(folder / "model.safetensors"))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise InputError(
+            f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build the model as "
+            "it was saved"
+        ) from None
+    return model
+
+
+def has_caches(model: nn.Module) -> bool:
+    """Whether `cache` was called on a model, or on a part of it."""
+    return any(isinstance(module, HostBranch) for module in model.modules())
+
+
+def recorded(model: nn.Module) -> dict[str, Any] | None:
+    """The settings of all caches of a model, whatever part of it `cache` was called on; None: it has none."""
+    found = [one for module in model.modules() for one in vars(module).get(RECORD, ())]
+    return {**found[0], "more": found[1:]} if found[1:] else found[0] if found else None
+
+
+def apply_recorded(model: nn.Module, record: dict[str, Any], folder: str | Path) -> None:
+    """Give a model the caches that were recorded of it, or of a model around it, with new weights."""
+    for one in [record, *record.get("more", ())]:
+        _apply(model, one, folder, "config.json: mnemos.grc")
+
+
+def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
+    names = [name for name, _ in model.named_modules()]
+    known = {_same(name, names, folder): Known(**sizes) for name, sizes in one["caches"].items()}
+    apply(model, from_dict(GRC, one["grc"], where), where=list(known), known=known)
+
+
+def _class_of(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
+    """The class of the model that an Auto class of Hugging Face reads, or the base class of all models."""
+    if hasattr(cls, _EXPECTED):
+        return cls
+    told = {name: options[name] for name in ("trust_remote_code", "revision", "subfolder") if name in options}
+    config = options.get("config") or transformers().AutoConfig.from_pretrained(folder, **told)
+    found = getattr(cls, "_model_mapping", {}).get(type(config), None)
+    return found if hasattr(found, _EXPECTED) else transformers().PreTrainedModel
+
+
+@contextlib.contextmanager
+def _branches_expected(owner: Any) -> Iterator[None]:
+    """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others."""
+    before = vars(owner).get(_EXPECTED, _INHERITED)
+    setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)grc\."])
+    try:
+        yield
+    finally:
+        if before is _INHERITED:
+            delattr(owner, _EXPECTED)
+        else:
+            setattr(owner, _EXPECTED, before)
+
+
+def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors of the caches in a folder: {name of the branch in the files: {name in the branch: tensor}}."""
+    from safetensors import safe_open
+
+    found: dict[str, dict[str, Tensor]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                above, branch, part = f".{key}".rpartition(".grc.")
+                if branch:
+                    found.setdefault(f"{above}.grc".removeprefix("."), {})[part] = file.get_tensor(key)
+    return found
+
+
+def _same(name: str, names: Iterable[str], folder: str | Path) -> str:
+    """The name in this model of a recorded module. It differs for a base model that was saved inside another."""
+    found = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
+    if not found:
+        raise InputError(
+            f"{folder}: expected a module {name!r}, which has a cache in the folder, found none; "
+            "use the class that was saved"
+        )
+    return name if name in found else max(found, key=len)
+
+
+def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
+    """The name in the files of a branch. The library writes files with names that its modules had in older versions.
+
+    Only words inside a name differ; its numbers and its last two parts are the same.
+    """
+    names = list(stored)
+    if not names:
+        raise InputError(
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache; the class's own "
+            "from_pretrained drops them: read the original folder with mnemos.hosts.from_pretrained and save it again"
+        )
+    found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]
+    if len(found) != 1:
+        raise InputError(
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found none; save the model again, with "
+            "save_original_format=False"
+        )
+    return found[0]
+
+
+def _place(name: str) -> tuple[list[str], list[str]]:
+    parts = name.split(".")
+    return [part for part in parts if part.isdigit()], parts[-2:]

@@ -1,0 +1,227 @@
+"""The tasks that memories are compared on, with their sizes, the longer rows beyond training, and published figures."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mnemos.config import DataConfig
+from mnemos.lab.tasks.associative_retrieval import AssociativeRetrievalConfig
+from mnemos.lab.tasks.copying import CopyConfig
+from mnemos.lab.tasks.facts import FactsConfig
+from mnemos.lab.tasks.listops_answers import ListOpsAnswersConfig
+from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
+from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.lab.tasks.mqar import MQARConfig
+from mnemos.lab.tasks.needle import NeedleConfig
+
+from .memories import Sizes
+
+Published = tuple[str, float]  # (model and its size in the publication, score)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A task and how memories are trained on it.
+
+    about: the task in a sentence. chance: the score of a guess. keyless: that of an answer which ignores what is asked,
+    such as the row's most frequent value; 0: not known. data: the task in training. beyond: settings of longer
+    tests, one dict of changed fields each. axis: what grows in them. steps and batch: updates and rows per update.
+    sizes: of the models. published: scores in publications, at other sizes unless `exact`. books: whether `path` of the
+    data may name books.
+    """
+
+    about: str
+    chance: float
+    data: DataConfig
+    steps: int
+    batch: int = 64
+    beyond: tuple[dict[str, Any], ...] = ()
+    axis: str = "length"
+    sizes: Sizes = field(default_factory=Sizes)
+    published: tuple[Published, ...] = ()
+    exact: bool = False
+    books: bool = False
+    keyless: float = 0.0
+
+    def at(self, settings: dict[str, Any]) -> float:
+        """The place of a test on the axis."""
+        return float({**vars(self.data), **settings}[self.axis])
+
+    def of_books(self, path: str | None) -> "Benchmark":
+        """The same with the books at `path` in place of its own text."""
+        data: Any = self.data
+        return self if path is None or not self.books else replace(self, data=replace(data, path=path))
+
+
+_ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # Transformers of attention without MLPs, one head, as Zoology has them
+_FIGURE2 = {
+    64: (("attention, width 64", 1.0), ("H3", 0.93), ("RWKV", 0.76), ("BaseConv", 0.70), ("Hyena", 0.52)),
+    128: (("attention, width 64", 1.0), ("BaseConv", 0.37), ("RWKV", 0.25), ("Hyena", 0.19), ("H3", 0.18)),
+    256: (("attention, width 64", 1.0),),
+    512: (("attention, width 64", 1.0), ("H3, RWKV, BaseConv and Hyena: at most", 0.02)),
+}
+# Recall of Based's protocol against the number of state elements, read off a plot.
+_BASED = (
+    ("DeltaNet, state of 9k numbers", 0.79),
+    ("Gated DeltaNet, 17k", 0.89),
+    ("GLA, 18k", 0.77),
+    ("Based, 9k", 0.67),
+    ("Mamba-2, 16k", 0.69),
+    ("RWKV-7, 17k", 0.82),
+    ("sliding window, 131k", 0.655),
+    ("attention, 524k", 1.0),
+)
+
+# Classifiers of six layers of width 512 that read from both sides, as Cached Transformers (Table 6) reports them.
+_LISTOPS = (("Transformer, bidirectional", 0.3623), ("BigBird", 0.3606), ("Reformer", 0.3727))
+
+
+def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
+    return Benchmark(
+        f"MQAR as published: {pairs} pairs in {length} tokens of 8,192; Transformers have 2 layers without MLPs",
+        2 / 8192,
+        MQARConfig(length, pairs, rows=1000),
+        steps=6000,
+        batch=batch,
+        sizes=_ZOOLOGY,
+        published=_FIGURE2[length],
+        exact=True,
+        keyless=1 / pairs,
+    )
+
+
+def _mad(about: str, chance: float, data: DataConfig, sizes: Sizes | None = None) -> Benchmark:
+    return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=sizes or Sizes(128, 32, 4, 8, 256))
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "mqar": Benchmark(
+        "MQAR, small: 8 keys and values in 64 tokens of 64, each key asked once more",
+        2 / 64,
+        MQARConfig(64, 8, 64, rows=500),
+        steps=2000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=replace(_ZOOLOGY, segment=16),
+        published=_FIGURE2[64],
+        keyless=1 / 8,
+    ),
+    "rewriting": Benchmark(
+        "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",
+        1 / 16,
+        AssociativeRetrievalConfig(8, 1, rewrite=True, rows=500),
+        steps=1000,
+        batch=128,
+        beyond=tuple({"pairs": n} for n in (16, 32, 64)),
+        axis="pairs",
+        sizes=Sizes(segment=4),
+    ),
+    "noisy-recall": Benchmark(
+        "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
+        1 / 8,
+        MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
+        steps=2000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=Sizes(segment=16),
+        keyless=0.355,  # measured, as that of facts: log/2026-11-23-answers-without-the-key.md
+    ),
+    "facts": Benchmark(
+        "facts in text (BABILong-like, task 1): where is a person, told among other text?",
+        1 / 10,
+        FactsConfig(1, 256, 2, rows=500),
+        steps=6000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (512, 1024, 2048)),
+        sizes=Sizes(segment=64),
+        published=(("ARMT, GPT-2, qa1 at 50M tokens of BABILong (another task)", 0.799),),
+        books=True,
+        keyless=0.59,
+    ),
+    "selective-copying": Benchmark(
+        "MAD, selective copying, small: 8 tokens among 64, written in order",
+        1 / 6,
+        MADCopyingConfig(64, 8, 8, examples=0, rows=500),
+        steps=2000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=Sizes(segment=16),
+    ),
+    "retrieval": Benchmark(
+        "associative retrieval: one pair per segment, all keys different",
+        1 / 16,
+        AssociativeRetrievalConfig(20, 2, rows=500),
+        steps=2000,
+        beyond=tuple({"pairs": n} for n in (40, 80, 200)),
+        axis="pairs",
+        sizes=Sizes(segment=5),
+    ),
+    "needle": Benchmark(
+        "S-NIAH-1 in RULER's words, as bytes: seven digits in a text that repeats a sentence",
+        1 / 10,
+        NeedleConfig(512, rows=200),
+        steps=6000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (1024, 2048, 4096)),
+        sizes=Sizes(segment=64),
+        published=(("DeltaNet, 1.3B, 1k tokens", 0.974), ("Mamba-2", 0.992), ("Gated DeltaNet", 0.984)),
+        books=True,
+    ),
+    "copy": Benchmark(
+        "copy a word of 16 to 31 symbols",
+        1 / 10,
+        CopyConfig(64, rows=500),
+        steps=1000,
+        beyond=tuple({"length": n} for n in (128, 256)),
+        sizes=Sizes(segment=16),
+    ),
+    "listops-32": Benchmark(
+        "Long ListOps, small: the value of an expression of 9 to 26 symbols in at most 3 levels",
+        0.11,
+        ListOpsAnswersConfig(8, 32, 3, 4, 0.5, examples=64_000, rows=500),
+        steps=2000,
+        batch=32,
+        beyond=tuple(
+            {"min_length": n // 2, "max_length": n, "max_depth": depth, "examples": 1}
+            for n, depth in ((64, 5), (128, 6), (256, 8))
+        ),
+        axis="max_length",
+        sizes=Sizes(segment=8, num_heads=4),
+    ),
+    "listops": Benchmark(
+        "Long ListOps as in Long Range Arena: the value of an expression of 501 to 1,999 symbols",
+        0.16,
+        ListOpsAnswersConfig(rows=1000),
+        steps=5000,
+        batch=32,
+        beyond=({"min_length": 2000, "max_length": 4000, "examples": 1},),
+        axis="max_length",
+        sizes=Sizes(segment=64, num_heads=4),
+        published=_LISTOPS,
+    ),
+    "mqar-64x4": _mqar(64, 4, 128),
+    "mqar-128x8": _mqar(128, 8, 128),
+    "mqar-256x16": _mqar(256, 16, 64),
+    "mqar-512x64": _mqar(512, 64, 32),
+    "mqar-based": Benchmark(
+        "MQAR in Based's protocol: trained on 4 to 64 pairs in 64 to 256 tokens, tested up to 256 pairs in 1,024",
+        2 / 8192,
+        MQARConfig(256, 64, noise=True, mixed=True, rows=500),
+        steps=6000,
+        batch=64,
+        beyond=({"length": 512, "pairs": 128}, {"length": 1024, "pairs": 256}),
+        sizes=replace(_ZOOLOGY, segment=64),
+        published=_BASED,
+        keyless=1 / 64,
+    ),
+    "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
+    "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
+    "mad-fuzzy-recall": _mad("fuzzy recall", 1 / 8, MADFuzzyRecallConfig()),
+    "mad-copying": _mad("selective copying", 1 / 14, MADCopyingConfig()),
+    "mad-compression": _mad(
+        "compression, written by the model", 1 / 15, MADCompressionConfig(), Sizes(128, 31, 4, 8, 256)
+    ),
+    "mad-memorisation": _mad("memorisation", 1 / 127, MADMemorisationConfig()),
+}
+DEFAULT = ("mqar", "noisy-recall", "selective-copying", "listops-32")
+QUICK = ("mqar", "selective-copying")
+QUICK_STEPS = 1000

@@ -1,0 +1,28 @@
+"""Ctrl-C in the program `mnemos`. It imports nothing slow, so that it can be installed before anything else is."""
+
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def end_at_once() -> None:
+    """Make Ctrl-C end this program with one line and exit code 130, also while libraries are imported.
+
+    By default Python raises KeyboardInterrupt. Raised in the import of a compiled library, it is lost, or becomes
+    another error of that library. Training replaces this handler while it runs, to save a checkpoint
+    (`mnemos.lab.run.stopping.StopSignals`). Only where Python's own handler is installed: a parent that ignores Ctrl-C
+    for its children stays in charge.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(Exception):  # the signal may have come in the middle of a write, or the output is gone
+        sys.stdout.flush()
+    if os.isatty(2):
+        os.write(2, b"\r\x1b[K\x1b[?25h")  # clear the line of a progress bar, and show the cursor that it hides
+    os.write(2, b"mnemos: interrupted\n")
+    os._exit(130)

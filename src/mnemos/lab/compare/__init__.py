@@ -1,0 +1,1 @@
+"""Comparisons of recipes: budgets, baselines, learning rates, statistics."""

@@ -1,0 +1,208 @@
+"""Budgets of a comparison: the number of updates of each recipe, so that all cost the same.
+
+    steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
+
+Measured costs are written to budget.json before the first run and read again when the comparison is continued, so no
+recipe is measured twice: its runs keep their steps, so they resume exactly and their schedules end with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mnemos.atomic import write_json
+from mnemos.config import DataConfig
+from mnemos.lab.run.provenance import provenance
+from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written
+from mnemos.lab.run.run import differing
+from mnemos.lab.run.run_files import Fields, read_object
+from mnemos.types import InputError, JSONObject
+
+from .apart import with_threads
+from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
+from .update_cost import update_flops, update_seconds
+
+FILE = "budget.json"
+_FIELDS: Fields = {"equal": str, "recipes": dict, "budget": (int, float)}
+_STEADY = ("inverse_sqrt", "lra")  # schedules that do not depend on the number of steps
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each recipe of a comparison spends on updates. kind: see `equal.KINDS`; minutes: per run, with "time"."""
+
+    kind: str = UPDATES
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.kind != TIME:
+            raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise InputError(f"--minutes: expected a number above 0, found {self.minutes:g}; change it")
+
+    def applied(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
+        """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
+
+        Costs that the file does not have are measured (`update_cost`; jobs: the runs at a time). {"equal", "unit",
+        "budget": of a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name:
+        {"update": cost of one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"}
+        for equal updates. Raises InputError if the file is of other recipes, or a recipe cannot do one update.
+        """
+        if self.kind == UPDATES:
+            return list(recipes), {"equal": UPDATES}
+        if multiple := next((one for one in recipes if one.train.processes > 1), None):
+            raise InputError(
+                f"--equal {self.kind}: expected recipes that train in one process, found {multiple.train.processes} of "
+                f"{multiple.name}; use --train.devices 1"
+            )
+        path = folder / FILE
+        found = self._read(path, recipes) if path.exists() else {}
+        known = found.get("recipes", {})
+        if any(one.name not in known for one in recipes):
+            found = self._measured(recipes, found, jobs)
+            write_json(path, found)
+        return [with_steps(one, found["recipes"][one.name]["steps"]) for one in recipes], found
+
+    def _measured(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
+        """The content of budget.json with the recipes that are not in what it had before ({}: none are).
+
+        Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
+        """
+        first = recipes[0]
+        measured = [first, *(one for one in recipes[1:] if one.name not in before.get("recipes", {}))]
+        unit, costs, extra, about = self._costs(measured, jobs)
+        known = before.get("recipes", {}).get(first.name, {}).get("update", costs[0])
+        costs = [cost * known / costs[0] if costs[0] else cost for cost in costs]
+        budget = before.get("budget", known * first.train.steps if self.minutes is None else 60 * self.minutes)
+        found: JSONObject = {"equal": self.kind, "unit": unit, "budget": budget, "first": first.name, **about}
+        if self.minutes is not None:
+            found["minutes"] = self.minutes
+        found["recipes"] = {
+            one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
+            for one, cost, more in zip(measured, costs, extra, strict=True)
+        } | before.get("recipes", {})
+        return found | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": found["recipes"]}
+
+    def _costs(self, recipes: Sequence[Recipe], jobs: int) -> tuple[str, list[float], list[JSONObject], JSONObject]:
+        """(unit, cost of an update of each recipe, more about each, more about all)."""
+        nothing: list[JSONObject] = [{} for _ in recipes]
+        if self.kind == TIME:
+            times = update_seconds(recipes, jobs)
+            rounds: list[JSONObject] = [{"rounds": list(one.rounds)} for one in times]
+            return "seconds", [one.median for one in times], rounds, {"clock": times[0].clock}
+        if self.kind == FLOPS:
+            return "FLOPs", update_flops(recipes), nothing, {}
+        unit = "tokens" if hasattr(recipes[0].data, "segment") else "rows"
+        return unit, [samples_per_update(one) for one in recipes], nothing, {}
+
+    def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
+        if cost <= 0:
+            raise InputError(
+                f"--equal {self.kind}: expected recipes whose updates can be measured, found a cost of {cost:g} of "
+                f"{recipe.name}; use another --equal"
+            )
+        if budget < cost:
+            raise InputError(
+                f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update of "
+                f"{recipe.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
+            )
+        return round(budget / cost)
+
+    def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
+        """The file of a comparison that is continued, whose recipes and budget must be the same."""
+        found = read_object(path, _FIELDS)
+        fix = "name another folder with --out"
+        if (found["equal"], found.get("minutes")) != (self.kind, self.minutes):
+            was = f"--equal {found['equal']}" + (f" --minutes {found['minutes']:g}" if "minutes" in found else "")
+            raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
+        if found.get("first") != recipes[0].name:
+            raise InputError(
+                f"{path}: expected {found.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
+            )
+        for recipe in recipes:
+            known = found["recipes"].get(recipe.name)
+            if known is None:  # a recipe that is added now
+                continue
+            if not isinstance(known, dict) or not isinstance(known.get("steps"), int) or "update" not in known:
+                raise InputError(
+                    f"{path}: expected the cost and the steps of {recipe.name}, found {known!r:.40}; {fix}"
+                )
+            given = as_written(known.get("given"))
+            alike = recipe if self.kind == TIME else with_threads(recipe, given)  # threads change no other cost
+            if difference := differing(given, as_json(alike)):
+                jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
+                raise InputError(
+                    f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
+                    f"{difference}; {jobs}{fix}"
+                )
+        return found
+
+
+def budget_lines(found: JSONObject) -> list[str]:
+    """Lines that say what is equal and what each recipe gets of it; none for equal updates. found: `Budget.applied`."""
+    if found["equal"] == UPDATES:
+        return []
+    rows = [
+        f"  {name}: {one['update']:.4g} {found['unit']} per update, {one['steps']:,} steps"
+        for name, one in found["recipes"].items()
+    ]
+    return [budget_text(found), *rows]
+
+
+def budget_text(equal: JSONObject) -> str:
+    """What was made equal, as one sentence without its end. equal: the entry of comparison.json."""
+    text = KINDS[equal["equal"]]
+    if equal["equal"] != UPDATES:
+        text += f": {equal['budget']:.4g} {equal['unit']} per run"
+        text += "" if "minutes" in equal else f", those of {equal['first']} with its steps"
+        if equal["equal"] == TIME:
+            text += f" ({equal['clock']}, measured before the first run)"
+    return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
+
+
+def budget_options(equal: JSONObject) -> tuple[str, ...]:
+    """The options of `mnemos compare` that make it equal; () for equal updates. equal: the entry of comparison.json."""
+    kinds = [equal["equal"]] * (equal["equal"] != UPDATES) + [PARAMETERS] * bool(equal.get("parameters"))
+    minutes = ("--minutes", f"{equal['minutes']:g}") if "minutes" in equal else ()
+    return ("--equal", ",".join(kinds), *minutes) if kinds else ()
+
+
+def samples_per_update(recipe: Recipe) -> float:
+    """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
+
+    A rollout reads `rollout.stride` new batches per update; a batch of text has one segment per row. Rows count whole,
+    with their padding. Where tokens limit a batch as well (`data.batch_tokens`), its rows are the mean over an epoch
+    (`Task.mean_rows`). Opens the data.
+    """
+    data: DataConfig = recipe.data
+    rows = data.build().mean_rows(recipe.train.batch_size)
+    return rows * recipe.train.rollout.stride * int(getattr(data, "segment", 1))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with another number of updates, and everything that is counted in updates in proportion.
+
+    It logs, evaluates and saves as often in a run as before. Warm-up and drop of the learning rate stay the same share
+    of the run, except for the schedules inverse_sqrt and lra, whose rate at a step does not depend on the number of
+    steps. A warm-up that is a share of the steps stays as it is.
+    """
+    before = recipe.train.steps
+
+    def share(updates: int) -> int:
+        return -(-updates * steps // before)  # rounded up: not one evaluation more
+
+    train = replace(
+        recipe.train,
+        steps=steps,
+        log_every=share(recipe.train.log_every),
+        eval_every=share(recipe.train.eval_every),
+        checkpoint_every=share(recipe.train.checkpoint_every),
+    )
+    optim: OptimConfig = recipe.optim
+    if optim.schedule.name not in _STEADY:
+        before_drops = optim.schedule.drop_at
+        drops = share(before_drops) if isinstance(before_drops, int) else tuple(map(share, before_drops))
+        warmup = optim.schedule.warmup
+        schedule = replace(optim.schedule, warmup=warmup if warmup < 1 else share(int(warmup)), drop_at=drops)
+        optim = replace(optim, schedule=schedule)
+    return replace(recipe, optim=optim, train=train)

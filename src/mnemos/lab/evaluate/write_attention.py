@@ -1,0 +1,176 @@
+"""Record the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
+
+Nothing is trained and nothing is plotted here. The trained model reads some documents of the test split, segment by
+segment, and one file is written to the run folder. A weight is the writer's attention, averaged over heads. A slot's
+weight on itself decides its kind in a segment:
+
+    above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
+
+`write_attention.json` has the fields
+- "split", "documents", "segment": tokens between two writes, "slots", "heads", "radius";
+- "thresholds": [OVERWRITES, HOLDS];
+- "counts" [S]: the number of documents that reach segment s;
+- "shares": {kind: [S]}: the share of slots of a kind in segment s, over these documents;
+- "middle": {kind: share of slots over the middle half of every document};
+- "kinds": {kind: {"slots", "bias", "least", "most"}}: the number of slots whose mean weight on themselves in the middle
+  halves is of that kind, and the mean, minimum and maximum of their ‖v_bias‖ (null if there are none);
+- "shown": the middle segment of the longest document: {"place": its index, "of": the number of segments,
+  "examples": the median slot of each kind, [{"slot", "kind", "itself": its weight on itself, "bias", "weights": one per
+  token of this and the following segments, up to `SHOWN` tokens}], "first": the number of tokens in the segment itself,
+  "words": [[text, number of tokens]], null if the task is not text}.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.atomic import write_json
+from mnemos.lab.tasks.task import Task
+from mnemos.models.memformer import Memformer
+from mnemos.modes import evaluating
+from mnemos.types import JSONObject
+
+HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
+KINDS = ("holds", "mixes", "overwrites")
+DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents, and their first segments
+SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
+
+
+@torch.no_grad()
+def record_write_attention(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
+    """Write write_attention.json to a run folder. Returns its contents; None for a model that writes no slots.
+
+    The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
+    """
+    if not isinstance(model, Memformer) or model.memory is None or not model.config.memory.write:
+        return None
+    length = model.config.segment
+    tokens, valid = documents(task, length, DOCUMENTS, SEGMENTS)
+    read = valid.unflatten(1, (-1, length)).any(-1)  # [B, S]
+    count = int(read[0].sum())
+    place = count // 2
+    end = min(count, place + max(1, SHOWN // length))
+    with evaluating(model):
+        self_weight, shown = _weights(model, tokens, valid, range(place, end))
+    bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, end * length)
+    found = {
+        "split": "test",
+        "documents": len(tokens),
+        "segment": length,
+        "slots": len(bias),
+        "heads": model.memory.num_heads,
+        "radius": model.memory.radius,
+        "thresholds": [OVERWRITES, HOLDS],
+        **summary(self_weight, read, bias),
+        "shown": {
+            "place": place,
+            "of": count,
+            **_examples(task, tokens[0, span], valid[0, span], shown, bias),
+        },
+    }
+    write_json(folder / "write_attention.json", found)
+    return found
+
+
+def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
+    """The first `segments` segments of up to `rows` documents of the test split: (tokens, valid) [B, S·length].
+
+    In a task that carries no state, each row is a document.
+    """
+    inputs: list[Tensor] = []
+    marks: list[Tensor] = []
+    ended = torch.zeros(0, dtype=torch.bool)
+    for batch in task.batches("test", rows):
+        fresh = batch.reset if inputs and batch.reset is not None else torch.zeros(len(batch.inputs), dtype=torch.bool)
+        ended = ended | fresh if inputs else fresh
+        valid = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.mask is None else batch.mask
+        inputs.append(batch.inputs)
+        marks.append(valid & ~ended[:, None])
+        if not task.carries_state or ended.all() or sum(x.shape[1] for x in inputs) >= segments * length:
+            break
+    tokens, valid = (torch.cat(x, 1)[:, : segments * length] for x in (inputs, marks))
+    used = int(valid.any(0).nonzero().max()) + 1
+    fill = (0, -used % length)
+    return F.pad(tokens[:, :used], fill), F.pad(valid[:, :used], fill)
+
+
+def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> JSONObject:
+    """The fields counts, shares, middle and kinds of write_attention.json.
+
+    self_weight [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments of each document; bias [K].
+    """
+    kind = kinds(self_weight)
+    counts = read.sum(0)
+    count = read.sum(1, keepdim=True)
+    at = torch.arange(read.shape[1])
+    middle = (at >= count // 4) & (at < count - count // 4)
+    usual = kinds(self_weight[middle].mean(0))
+    shares, halves, by_kind = {}, {}, {}
+    for i, name in enumerate(KINDS):
+        share = (kind == i).float().mean(-1)  # [B, S]
+        shares[name] = rounded(share.masked_fill(~read, 0).sum(0) / counts)
+        halves[name] = round(share[middle].mean().item(), 6)
+        biases = bias[usual == i]
+        norms = [round(f(biases).item(), 6) if len(biases) else None for f in (torch.mean, torch.amin, torch.amax)]
+        by_kind[name] = {"slots": len(biases), **dict(zip(("bias", "least", "most"), norms, strict=True))}
+    return {"counts": counts.tolist(), "shares": shares, "middle": halves, "kinds": by_kind}
+
+
+def kinds(self_weight: Tensor) -> Tensor:
+    """The index into `KINDS` for each slot, from its weight on itself."""
+    return 1 - (self_weight > HOLDS).long() + (self_weight < OVERWRITES).long()
+
+
+def rounded(values: Tensor) -> list[float]:
+    """The values as a list, rounded to six decimals."""
+    return [round(value, 6) for value in values.tolist()]
+
+
+def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> tuple[Tensor, Tensor]:
+    """Each slot's weight on itself [B, S, K], and all weights of row 0 in segments `places`, [n, K, 1 + L + cls]."""
+    device = next(model.parameters()).device
+    length, state, self_weight, shown = model.config.segment, None, [], []
+    for i in range(tokens.shape[1] // length):
+        span = slice(i * length, (i + 1) * length)
+        weights, state = model.writing(tokens[:, span].to(device), state, valid[:, span].to(device))
+        weights = weights[:, 0].float().mean(1).cpu()
+        self_weight.append(weights[..., 0])
+        if i in places:
+            shown.append(weights[0])
+    return torch.stack(self_weight, 1), torch.stack(shown)
+
+
+def _examples(task: object, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> JSONObject:
+    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
+
+    tokens, valid [n·L], weights [n, K, 1 + L + cls].
+    """
+    length = len(tokens) // len(weights)
+    on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
+    first, tokens, self_weight = int(valid[:length].sum()), tokens[valid], weights[0, :, 0]
+    words = [list(word) for word in task.words(tokens.tolist())] if hasattr(task, "words") else None
+    examples = [
+        {
+            "slot": slot,
+            "kind": KINDS[int(kinds(self_weight[slot]))],
+            "itself": round(self_weight[slot].item(), 6),
+            "bias": round(bias[slot].item(), 6),
+            "weights": rounded(on_tokens[slot]),
+        }
+        for slot in _median_slots(self_weight)
+    ]
+    return {"first": first, "examples": examples, "words": words}
+
+
+def _median_slots(self_weight: Tensor) -> list[int]:
+    """The slot of median weight of each kind present; if all slots hold, also the slot with the lowest weight."""
+    found, kind = [], kinds(self_weight)
+    for i in range(len(KINDS)):
+        slots = (kind == i).nonzero().flatten()
+        if len(slots):
+            found.append(int(slots[self_weight[slots].argsort(stable=True)[(len(slots) - 1) // 2]]))
+    if (kind == 0).all() and (least := int(self_weight.argmin())) not in found:
+        found.append(least)
+    return found

@@ -1,0 +1,220 @@
+"""Count the floating-point operations (FLOPs) of a call, with those of attention on the CPU.
+
+The convention: a multiply-add is 2 FLOPs. Matrix products, convolutions and attention are counted; elementwise
+operations, norms and softmax are not. Fused causal attention counts as if nothing were masked, as PyTorch counts it.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.weak import WeakIdKeyDictionary
+
+import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
+from mnemos import generators
+from mnemos._compat import flop_mode, is_elementary, operator_of, operators
+from mnemos.lab.tasks.batch import Batch, to_model
+from mnemos.lab.tasks.task import SUPERVISED, Task
+from mnemos.types import LogProbLikelihood, likelihood_of
+
+from .gradients import state_bytes
+
+_Mode: Any = flop_mode() or object
+
+
+def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
+    """x + a·b: a [.., n, k], b [.., k, m]."""
+    return 2 * math.prod(a) * b[-1]
+
+
+def _convolution_backward(g: torch.Size, x: torch.Size, weight: torch.Size, *rest: Any, **_: object) -> int:
+    """One product per gradient that is needed. PyTorch's own formula ignores groups in the weights' gradient."""
+    transposed, wanted = rest[4], rest[7]
+    each = 2 * math.prod(x if transposed else g) * math.prod(weight[1:])
+    return each * (wanted[0] + wanted[1])
+
+
+def _linear_attention(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """Per token a product is added to S, and S and z are multiplied by q. q [B, T, H, D], v [B, T, H, M]."""
+    return 2 * math.prod(q) * (2 * v[-1] + 1)
+
+
+def _linear_attention_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """The same three times, for dq, dk and dv; z is an additional column in the first two."""
+    return 2 * math.prod(q) * (4 * (v[-1] + 1) + 2 * v[-1])
+
+
+def _bidirectional(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """S = φ(k)ᵀ·v, and queries times S and z. q [B, T, H, D], k [B, N, H, D], v [B, N, H, M]."""
+    return 2 * (math.prod(k) * v[-1] + math.prod(q) * (v[-1] + 1))
+
+
+def _bidirectional_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """The gradients of both factors of each product."""
+    return 2 * _bidirectional(q, k, v)
+
+
+def _lstm(x: torch.Size, w_in: torch.Size, w_hidden: torch.Size, *_: object, **__: object) -> int:
+    """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
+    return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
+
+
+# PyTorch does not count these operators, or counts them wrongly.
+COUNTED: dict[object, Callable[..., int]] = {
+    **dict.fromkeys(
+        operators("_scaled_dot_product_flash_attention_for_cpu"), lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+    ),
+    **dict.fromkeys(
+        operators("_scaled_dot_product_flash_attention_for_cpu_backward"),
+        lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v),
+    ),
+    torch.ops.aten.addmm_: _product,
+    torch.ops.aten.baddbmm_: _product,
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm,
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),  # gradients of both factors
+    torch.ops.mnemos.linear_attention: _linear_attention,
+    torch.ops.mnemos.linear_attention_compensated: _linear_attention,
+    torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
+    torch.ops.mnemos.linear_attention_bidirectional: _bidirectional,
+    torch.ops.mnemos.linear_attention_bidirectional_backward: _bidirectional_backward,
+}
+
+
+@contextlib.contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Inside, torch.nn's attention in eval mode calls operators that can be counted."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class _Unpadded(TorchFunctionMode):
+    """Compute fused attention without the zeros that its queries and keys were padded with, to count the formula's.
+
+    Callers pad them to the width of the values, because the CPU's kernel needs equal widths; zeros change no score.
+    This mode is active while FLOPs are counted, so the code that is counted needs no switch for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # padded tensor: its width before
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if func is F.scaled_dot_product_attention and args[0] in self.before and args[1] in self.before:
+            args = (*(x[..., : self.before[x]] for x in args[:2]), *args[2:])
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        zeros = kwargs.get("mode") == "constant" and not kwargs.get("value")
+        if func is F.pad and zeros and len(args[1]) == 2 and args[1][0] == 0:
+            self.before[out] = args[0].shape[-1]
+        return out
+
+
+class _Whole(FlopCounterMode):
+    """PyTorch's counter without the counts by module, whose hooks on tensors take as long as the rest."""
+
+    def __enter__(self) -> "_Whole":
+        self.flop_counts.clear()
+        self.known = _Known(self)
+        self.known.__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.known.__exit__(*args)
+
+
+class _Known(_Mode):
+    """Asks of an operator once whether it is made of others, not at each call; these are counted, not it."""
+
+    def __init__(self, counter: _Whole) -> None:
+        super().__init__(counter)
+        self.formulas: dict[object, tuple[object, Callable[..., int] | None]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func not in self.formulas:
+            if not is_elementary(func):
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            operator = operator_of(func)
+            self.formulas[func] = operator, self.counter.flop_registry.get(operator)
+        out = func(*args, **(kwargs or {}))
+        operator, formula = self.formulas[func]
+        if formula is not None:
+            count = formula(*args, **(kwargs or {}), out_val=out)
+            self.counter.flop_counts["Global"][operator] += count
+        return out
+
+
+_Counter = FlopCounterMode if _Mode is object else _Whole
+
+
+def count_flops(function: Callable[[], object]) -> int:
+    """FLOPs of a call in matrix products, convolutions and attention; a multiply-add is 2.
+
+    The function is called once, with all its side effects.
+    """
+    return sum(flops_by_operation(function).values())
+
+
+def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
+    """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
+    with _Unpadded(), no_fast_path(), _Counter(display=False, custom_mapping=COUNTED) as counter:
+        function()
+    return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts().get("Global", {}).items()}
+
+
+def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
+    """FLOPs of `model(inputs, None, mask)`, without gradient, in the mode the model is in.
+
+    segment: tokens [B, T] are read in segments of this length, each from the state of the one before; 0: all at once.
+    A copy of the model runs and the random generators are restored: caches and running statistics do not change.
+    """
+    return task_flops(model, SUPERVISED, Batch(inputs, inputs, mask), segment)
+
+
+def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
+    """`forward_flops` of the forward that a task makes of a batch, for example `task.example()`."""
+
+    def forward() -> None:
+        copied, state = copy.deepcopy(model), None
+        for part in task.segments(to_model(example, model), segment):
+            outputs, state = task.forward(copied, part, state)
+            if isinstance(likelihood_of(copied), LogProbLikelihood):  # an adaptive softmax multiplies in the loss
+                task.loss(copied, outputs, part)
+
+    with torch.no_grad(), generators.kept():
+        return count_flops(forward)
+
+
+def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
+    """Bytes of a model's state after the rows of `example`, read as for `task_flops`; 0 for a model without one.
+
+    A copy of the model runs without gradient, and the random generators are restored.
+    """
+    copied, state = copy.deepcopy(model), None
+    with torch.no_grad(), generators.kept():
+        for part in task.segments(to_model(example, model), segment):
+            state = task.forward(copied, part, state)[1]
+    return state_bytes(state)
+
+
+def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:
+    """FLOPs of a forward and its backward: a training step without the loss and the optimiser."""
+
+    def step() -> None:
+        copy.deepcopy(model)(inputs, None, mask)[0].float().sum().backward()
+
+    with torch.enable_grad(), generators.kept():
+        return count_flops(step)

@@ -1,0 +1,170 @@
+"""Tables 5 and 6: language models in words and Long ListOps, trained in small forms beside the paper's numbers."""
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from mnemos import registry
+from mnemos.attention.relative import RelativeConfig
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.recipes.in_words import in_words
+from mnemos.lab.recipes.text_recipes import text_words
+from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig, unwritten
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.memory.grc import GRC
+from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
+from mnemos.types import JSONObject
+
+from ..claim import Claim
+from ..findings import Cell, Finding, Table, spread
+from ..perplexities import train as train_all
+from ..reproduce import Options
+from ..small_runs import caution, runs
+
+# The rows of Table 6 and the recipes of the shortened task; linear attention is not in the paper's table.
+LISTOPS = {
+    "Transformer": "listops-128",
+    "BigBird": "listops-128-bigbird",
+    "Reformer": "listops-128-reformer",
+    "linear": "listops-128-linear",
+}
+WORDS, TOKENS, STEPS = 64, 16, 1000  # words per segment and slots, memory tokens, updates of a row of Table 5
+XL = "Transformer-XL base"
+CACHED, BESIDE = f"{XL}, cached", f"{XL}, cached per stream beside its memory"
+
+
+def table5(claim: Claim, options: Options) -> Finding:
+    """Table 5: perplexity by words of Transformer-XL, memory tokens and gated caches, small models on --data.
+
+    Each model with a gated cache has its never-written baseline.
+    """
+    found = Finding([], [_WORDS_AT_PAPER])
+    table = Table(
+        f"Perplexity per word of {options.data or 'the standard library'}",
+        ["", "here", "minus Transformer-XL", "paper"],
+    )
+    recipes = {} if options.recipes_only else word_recipes(options)
+    trained = train_all(found, options, "table5-words", recipes) if recipes else None
+    for name in {**recipes, **claim.values}:
+        theirs = claim.values.get(name, (None,))[0]
+        if trained is None or name not in recipes:
+            table.add(name, None, None, theirs)
+            continue
+        gain = statistics.fmean(trained.perplexities[name]) - statistics.fmean(trained.perplexities[XL])
+        table.add(name, trained.perplexity(name, digits=1), None if name == XL else gain, theirs)
+    found.tables.append(table)
+    if trained is not None:
+        found.notes.insert(1, _WORDS_HERE)
+    return found
+
+
+_WORDS_AT_PAPER = (
+    "At the paper's size: mnemos train wikitext-xl-base (wikitext-xl-large, and each with -cached; wikitext-mt-base, "
+    "wikitext-rmt-base) --data.path WIKITEXT-103. They take days on GPUs and were not trained here."
+)
+_WORDS_HERE = (
+    f"Here: 2 layers of width 128, {STEPS:,} updates unless --steps says otherwise, segments and memories of {WORDS} "
+    f"words, {TOKENS} memory tokens. The paper: 16 layers of width 410 (large: 18 of 1,024, no small form here), "
+    "150 words, 200,000 updates on 103 million words. So the perplexities cannot be compared, only the order of the "
+    "rows."
+)
+
+
+def word_recipes(options: Options) -> dict[str, Recipe]:
+    """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
+    base = text_words()
+    blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
+    xl: Any = replace(base.model, **blocks)
+    path = None if options.data is None else str(options.data)
+    data = TextConfig(path, segment=WORDS, tokens="words", longest=128 * WORDS)  # documents enough for rows to read
+    steps = options.steps or STEPS
+    optim = replace(base.optim, lr=1e-3, schedule=replace(base.optim.schedule, warmup=min(100, steps // 10)))
+    rollout = RolloutConfig(segments=4, replay=False)
+    train = TrainConfig(
+        steps=steps, batch_size=4, eval_every=steps, valid_rows=512, checkpoint_every=steps, rollout=rollout
+    )
+    base = replace(base, data=data, optim=optim, train=train)
+
+    def made(name: str, model: Any) -> Recipe:
+        return replace(base, name=name, about="", model=model)
+
+    sizes: dict[str, Any] = {"vocab_size": 0, "dim": xl.dim, "layers": xl.layers, "segment": WORDS, **blocks}
+    no_memory = replace(xl, attention=RelativeConfig(memory=0))
+
+    def tokens(name: str, model: Any) -> Recipe:
+        return in_words(made(name, model), xl.head.cutoffs)
+
+    # Written after each half of a segment, as in `wikitext-xl-base-cached`: the gates need a reader in the same call.
+    paper = GRC(preset="paper", length=WORDS, block=WORDS // 2)
+    found = {
+        XL: made("words-xl", xl),
+        f"{XL}, MT-cached": tokens("words-mt", MemoryTransformerConfig(**sizes, memory_tokens=TOKENS)),
+        f"{XL}, RMT-cached": tokens("words-rmt", RMTConfig(**sizes, memory=TokensConfig(TOKENS))),
+        CACHED: made("words-xl-cached", replace(no_memory, cache=paper)),
+        BESIDE: made("words-xl-cached-beside", replace(xl, cache=GRC(length=32, block=16, scope="stream"))),
+    }
+    for name in (CACHED, BESIDE):
+        if (baseline := unwritten(found[name])) is not None:
+            found[f"{name}, never written"] = baseline
+    return found
+
+
+def table6(claim: Claim, options: Options) -> Finding:
+    """Table 6: accuracy on Long ListOps shortened to 64 to 128 symbols, each attention with and without the cache."""
+    ours = ["here", "here cached", "gain", "never written", "equal parameters"]
+    table = Table("", ["", *ours, "paper", "paper cached", "paper gain"])
+    found = Finding([table], [_LISTOPS_AT_PAPER])
+    comparison = None if options.recipes_only else _listops(options)
+    if comparison is not None:
+        found.runs += runs(comparison)
+        found.notes += [_LISTOPS_HERE, caution(options, data=False)]
+    majority = "" if comparison is None else f"; majority class: {100 * comparison['majority']:.1f} %"
+    table.title = f"Test accuracy on Long ListOps, in percent{majority}"
+    for name, recipe in LISTOPS.items():
+        plain, cached = claim.values.get(name, (None, None))
+        theirs: list[Cell] = [plain, cached, None if plain is None or cached is None else cached - plain]
+        table.add(name, *(_accuracies(comparison, recipe) if comparison else [None] * len(ours)), *theirs)
+    return found
+
+
+_LISTOPS_AT_PAPER = (
+    f"At the paper's size: mnemos train {', '.join(name.replace('-128', '') for name in LISTOPS.values())}, and each "
+    "with -cached. Each takes hours on a GPU and was not trained here."
+)
+_LISTOPS_HERE = (
+    "Here: 64 to 128 symbols, 2 layers of width 64, 1,500 updates of 32 rows unless --steps says otherwise; blocks of "
+    "4 (BigBird), 2 rounds with chunks of 8 (Reformer). The paper: 500 to 2,000 symbols, and Long Range Arena's "
+    "models. The task is another one, so only the gains can be set beside each other. Never written and equal "
+    "parameters are baselines of the cached model."
+)
+
+
+def _listops(options: Options) -> JSONObject:
+    """The comparison of the shortened task in options.out/runs, trained unless it is finished, with its folder."""
+    recipes = [registry.load("recipe", f"{name}{ending}")() for name in LISTOPS.values() for ending in ("", "-cached")]
+    steps = options.steps or recipes[0].train.steps
+    recipes = [_shortened(recipe, steps) for recipe in recipes]
+    folder = options.out / "runs" / f"listops-128-{steps}"
+    return {**compare(recipes, folder, options.seeds, quiet=True, baselines=True), "folder": folder}
+
+
+def _shortened(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with another number of updates; as it is if it has that number."""
+    if steps == recipe.train.steps:
+        return recipe
+    schedule = replace(recipe.optim.schedule, warmup=min(recipe.optim.schedule.warmup, steps // 10))
+    train = replace(recipe.train, steps=steps, eval_every=min(recipe.train.eval_every, steps))
+    return replace(recipe, optim=replace(recipe.optim, schedule=schedule), train=train)
+
+
+def _accuracies(comparison: JSONObject, recipe: str) -> list[Cell]:
+    """Accuracies in percent: plain, cached, the gain, and the two baselines of the cached model."""
+    rows = {row["name"]: row for row in comparison["rows"]}
+    plain, cached, never, wider = (
+        rows[f"{recipe}{ending}"] for ending in ("", "-cached", "-cached-unwritten", "-cached-wider")
+    )
+    plain_text, cached_text, never_text, wider_text = (
+        spread(row["mean"], row["std"]) for row in (plain, cached, never, wider)
+    )
+    return [plain_text, cached_text, 100 * (cached["mean"] - plain["mean"]), never_text, wider_text]

@@ -1,0 +1,223 @@
+"""Tables 1, 2, 8, 9 and 10, and a cache's costs: real sizes, this machine's throughput, accuracies of small models."""
+
+import copy
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.hosts.attach import cache
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.memory.grc import GRC
+
+from ..claims import Claim
+from ..findings import Finding, Table
+from ..reproduce import Options
+from ..small_runs import caution, runs
+from . import comparisons
+from .host_costs import RECIPES, Cost, config, costs
+from .memory_variants import PAPER_CACHE
+
+AUTO = GRC(preset="paper")  # the cheaper cache: the host's own length, no positional term
+RATIOS = (0.125, 0.25, 0.5, 1.0)
+ROUNDS = 3  # per throughput measurement
+BATCH = 4
+
+_SIZES = ("params M", "params M cached", "G", "G cached", "+ formula", "G cached, in eval", "G cached, auto")
+_COUNTS = (
+    'G: 10⁹ multiply-adds per 224² image, with all products. Cached: length="paper" and the positional term, as in the '
+    'recipes; auto: length="auto", without it. + formula: the G that a cache adds by the formula in '
+    "mnemos/ops/gated_cache/cost.py. As the paper counts: our module in training, without the products of queries with "
+    "keys and of weights with values. The paper does not say what else it counts."
+)
+
+
+def table1(claim: Claim, options: Options) -> Finding:
+    """Table 1: parameters and FLOPs of the paper's models; accuracies of small ViTs, PVTs and Swins."""
+    return _classification(claim, options, ("vit", "pvt", "swin"))
+
+
+def table8(claim: Claim, options: Options) -> Finding:
+    """Table 8: ImageNet-22k with Swin-T; the accuracy of a small Swin."""
+    return _classification(claim, options, ("swin",))
+
+
+def _classification(claim: Claim, options: Options, hosts: tuple[str, ...]) -> Finding:
+    """Costs of the paper's models, accuracies of small hosts, and the commands at the paper's size."""
+    found = Finding([], [commands(list(claim.values))])
+    if not options.recipes_only:
+        found.tables.append(_costs(claim))
+        found.notes.insert(0, _COUNTS)
+        _accuracies(found, options, hosts)
+    return found
+
+
+def table2(claim: Claim, options: Options) -> Finding:
+    """Table 2: no cache, a cache of keys and values, a gated cache."""
+    table = Table("Top-1 accuracy on ImageNet-1k", ["", *(f"paper {column}" for column in claim.columns)])
+    for name, values in claim.values.items():
+        table.add(name, *values)
+    found = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
+    if not options.recipes_only:
+        _accuracies(found, options, ("vit", "pvt"))
+    return found
+
+
+# What a cache adds to: a field of Cost, its unit, and the title of its table.
+_ADDED = (
+    ("parameters", 1e6, "Parameters, millions"),
+    ("training", 1.0, "G of a training forward, all products"),
+    ("inference", 1.0, "G of an eval() forward, all products"),
+    ("papers", 1.0, "G of a training forward, as the paper counts"),
+)
+
+
+def cost(claim: Claim, options: Options) -> Finding:
+    """What a cache adds to each of the paper's models, in percent: parameters and FLOPs, with both lengths."""
+    if options.recipes_only:
+        return Finding([], [commands(list(RECIPES))])
+    found = Finding([], [_COUNTS])
+    for field, unit, title in _ADDED:
+        table = Table(title, ["", "without", "+ %", "+ %, auto"])
+        for name in RECIPES:
+            plain, *cached = (getattr(one, field) for one in costs(name, [PAPER_CACHE, AUTO]))
+            table.add(name, plain / unit, *(100 * (one / plain - 1) for one in cached))
+        found.tables.append(table)
+    return found
+
+
+def table9(claim: Claim, options: Options) -> Finding:
+    """Table 9: parameters, FLOPs and throughput of PVT, with and without a cache."""
+    if options.recipes_only:
+        return Finding([], [commands(list(claim.values))])
+    ours = [f"as the paper counts{kind}" for kind in ("", " cached", " cached, auto")]
+    flops = Table("Parameters and FLOPs", ["", *_SIZES, *ours, "paper G", "paper G cached"])
+    for name, values in claim.values.items():
+        all_three = costs(name, [PAPER_CACHE, AUTO])
+        flops.add(name, *_sizes(*all_three), *(one.papers for one in all_three), *values[4:])
+    found = Finding([flops], [_COUNTS])
+    speed = Table(
+        f"Images per second here, batch {BATCH} on {torch.get_num_threads()} threads; ratio: with a cache / without",
+        ["", "train", "train cached", "ratio", "paper ratio", "test", "test cached", "test ratio", "paper test ratio"],
+    )
+    for name, values in claim.values.items():
+        train = [*throughput(name, training=True), values[1] / values[0]]
+        speed.add(name, *train, *throughput(name, training=False), values[3] / values[2])
+    found.tables.append(speed)
+    found.notes.append(
+        f"Ratios are medians over {ROUNDS} interleaved rounds. The paper measured on a V100 "
+        f"({', '.join(f'{name} {v[0]:g} and {v[2]:g}' for name, v in claim.values.items())} images per second "
+        "without a cache)."
+    )
+    return found
+
+
+def table10(claim: Claim, options: Options) -> Finding:
+    """Table 10: FLOPs and parameters of PVT-Tiny by caching ratio, and accuracies of a small PVT."""
+    if options.recipes_only:
+        return Finding([], [commands(["PVT-Tiny"])])
+    columns = ["ratio", "params M", "G", "+ formula", "G in eval", "G, auto"]
+    columns += ["as the paper counts", "as the paper counts, auto", *_papers(claim)]
+    table = Table("PVT-Tiny", columns)
+    plain, *cached = costs("PVT-Tiny", [replace(grc, ratio=r) for grc in (PAPER_CACHE, AUTO) for r in RATIOS])
+    both = [(plain, plain), *zip(cached[: len(RATIOS)], cached[len(RATIOS) :], strict=True)]
+    for (name, values), (one, auto) in zip(claim.values.items(), both, strict=True):
+        sizes = one.parameters / 1e6, one.training, one.added or None, one.inference, auto.training
+        table.add(name, *sizes, one.papers, auto.papers, *values)
+    found = Finding([table], [_COUNTS, _whole_width(claim, *both[-1])])
+    comparison = comparisons.trained(options, "ratios", comparisons.ratios(options, "pvt", RATIOS))
+    ours = Table(
+        f"Test accuracy: {comparisons.about(options, comparison)}",
+        ["ratio", "accuracy", "cache emptied", "paper top-1"],
+    )
+    for i, (name, values) in enumerate(claim.values.items()):
+        ours.add(name, comparisons.accuracy(comparison, i), comparisons.emptied(comparison, i), values[1])
+    found.tables.append(ours)
+    found.runs += runs(comparison)
+    found.notes.append(caution(options))
+    return found
+
+
+def throughput(name: str, training: bool) -> tuple[float, float, float]:
+    """Images per second of one of the paper's models without a cache and with one, and the ratio with / without."""
+    torch.manual_seed(0)
+    plain = config(name).build()
+    with_cache = copy.deepcopy(plain)
+    cache(with_cache.host, PAPER_CACHE)
+    x = torch.randn(BATCH, plain.config.channels, plain.config.image, plain.config.image)
+    times = race({"plain": _work(plain, x, training), "cached": _work(with_cache, x, training)}, ROUNDS)
+    each = [BATCH / statistics.median(times[which]) for which in ("plain", "cached")]
+    return each[0], each[1], 1 / ratio(times, "cached", "plain").median
+
+
+def _work(model: nn.Module, x: Tensor, training: bool) -> Callable[[], None]:
+    model.train(training)
+    if not training:
+
+        def infer() -> None:
+            with torch.no_grad():
+                model(x)
+
+        return infer
+    y = torch.zeros(len(x), dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(x)[0], y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _costs(claim: Claim) -> Table:
+    """A table of parameters and FLOPs next to the paper's accuracies."""
+    table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
+    for name, values in claim.values.items():
+        table.add(name, *_sizes(*costs(name, [PAPER_CACHE, AUTO])), *values)
+    return table
+
+
+def _sizes(plain: Cost, cached: Cost, auto: Cost) -> list[float]:
+    found = [plain.parameters / 1e6, cached.parameters / 1e6, plain.training, cached.training]
+    return [*found, cached.added, cached.inference, auto.training]
+
+
+def _whole_width(claim: Claim, cached: Cost, auto: Cost) -> str:
+    """A note on the largest ratio, where our module and the paper's differ most."""
+    return (
+        f"At ratio 1 our module has {cached.training:.2f} G with all products and {cached.papers:.2f} G as the paper "
+        f"counts ({auto.training:.2f} and {auto.papers:.2f} with the auto length). The paper has "
+        f"{claim.values['1'][0]:.2f} G, and does not say of which products; the difference is open."
+    )
+
+
+def _papers(claim: Claim) -> list[str]:
+    return [f"paper {column}" for column in claim.columns]
+
+
+def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> None:
+    """A table of small hosts with each kind of cache."""
+    ours = Table("", ["", *comparisons.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
+    for host in hosts:
+        comparison = comparisons.variants(options, host)
+        place = {kind: i for i, kind in enumerate(comparisons.kinds(host))}
+        cells = [comparisons.accuracy(comparison, place[kind]) if kind in place else None for kind in comparisons.NAMES]
+        cells += [comparisons.emptied(comparison, place[kind]) for kind in (comparisons.PAPER, comparisons.CACHED)]
+        ours.add(comparison["rows"][0]["name"], *cells)
+        ours.title = f"Test accuracy: {comparisons.about(options, comparison)}"
+        found.runs += runs(comparison)
+    found.tables.append(ours)
+    found.notes.append(caution(options))
+
+
+def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
+    """A note: the commands that train the paper's models at their real size."""
+    recipes = ", ".join(RECIPES[name] for name in names)
+    endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
+    return (
+        f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {endings} to a "
+        "name for its cached variant. They need 300 epochs on many GPUs and were not trained here."
+    )

@@ -1,0 +1,170 @@
+"""Tables 1 and 2 and the latencies: likelihood of images byte by byte, and the speed of generation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from mnemos import registry
+from mnemos.generate.fused import fused_step
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.measure.decoding import whole, with_state, without_state
+from mnemos.lab.report import report
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.tasks.metrics import bits
+from mnemos.models.transformer import Transformer, TransformerConfig
+
+from ..claim import Claim
+from ..findings import Finding, Table, spread
+from ..reproduce import Options
+from ..small_runs import caution, runs, task
+from .attentions import LSH_ROUNDS, NAMES, attention
+from .image_recipes import PAPER
+
+Time = Callable[[int, int], float]  # (rows, position) to seconds
+STEPS = 500
+BATCHES = (1, 8, 64)  # tried in order, until the next size yields less than 10 % more images per second
+
+
+def table1(claim: Claim, options: Options) -> Finding:
+    """Table 1: MNIST from --data, or scikit-learn's digits without --data."""
+    found = Finding([], [_CONVENTION])
+    if not options.recipes_only:
+        _bits(found, claim, options)
+        _images(found, claim, PAPER)
+    found.notes.append(at_the_papers_size("mnist-pixels"))
+    return found
+
+
+def cifar10(claim: Claim, options: Options) -> Finding:
+    """Table 2: CIFAR-10 from --data, or scikit-learn's digits without --data."""
+    found = Finding([], [_CONVENTION])
+    if not options.recipes_only:
+        _bits(found, claim, options)
+        _images(found, claim, replace(PAPER, layers=16, max_length=3071))
+    found.notes.append(at_the_papers_size("cifar-pixels"))
+    return found
+
+
+def latency(claim: Claim, options: Options) -> Finding:
+    """Seconds to generate one MNIST image at batch size 1 with the paper's model on this CPU."""
+    table = Table(
+        f"Seconds to generate one image of {PAPER.max_length} bytes, batch size 1, {torch.get_num_threads()} threads",
+        ["", "seconds", "relative to linear", "paper seconds", "paper relative to linear"],
+    )
+    found = Finding([], [_TIMED])
+    if options.recipes_only:
+        return found
+    found.tables.append(table)
+    seconds = {name: whole(partial(time, 1), PAPER.max_length) for name, time in _ways(PAPER).items()}
+    for name, value in seconds.items():
+        theirs = claim.values.get(name, (None,))[0]
+        ratio = None if theirs is None else theirs / claim.values["linear"][0]
+        table.add(name, value, value / seconds["linear"], theirs, ratio)
+    return found
+
+
+_CONVENTION = (
+    "bits/dim: mean negative log-likelihood per predicted byte, divided by ln 2. The first byte of a picture is given, "
+    "so there are 783 predictions for MNIST and 3,071 for CIFAR-10."
+)
+
+
+def _bits(found: Finding, claim: Claim, options: Options) -> None:
+    """Train small models that differ in their attention only, and compare their bits/dim."""
+    recipes = [small_recipe(options, name) for name in NAMES]
+    name, _ = task(options)
+    steps = recipes[0].train.steps
+    folder = options.out / "runs" / f"pixels-{name}-{steps}"
+    comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
+    pictures = "16 x 16 x 3" if name == "cifar" else "28 x 28" if name == "mnist" else "8 x 8"
+    table = Table(
+        f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
+        ["", "bits/dim", "minus linear", "seconds of training", "paper bits/dim", "paper minus linear"],
+    )
+    means = {each: row["mean"] for each, row in zip(NAMES, comparison["rows"], strict=True)}
+    for each, row in zip(NAMES, comparison["rows"], strict=True):
+        theirs, linear = claim.values[each][0], claim.values["linear"][0]
+        ours = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
+        table.add(each, ours, bits(means[each] - means["linear"]), row["seconds"], theirs, theirs - linear)
+    found.tables.append(table)
+    found.notes += [
+        "The small models predict one of 256 classes, the paper's models a mixture of logistics.",
+        caution(options),
+    ]
+    found.runs += runs(comparison)
+    found.files.append(report([folder], folder / "report.html"))
+
+
+def small_recipe(options: Options, variant: str) -> Recipe:
+    """The small recipe of images byte by byte for the data of the options, with an attention of `attentions.NAMES`."""
+    name, fields = task(options)
+    found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
+    data: Any = found.data
+    data = replace(data, images=replace(data.images, **fields))
+    model: Any = found.model
+    return replace(
+        found,
+        name=f"{found.name}-{variant}",
+        model=replace(model, attention=attention(variant, data.build().max_length)),
+        data=data,
+        train=replace(found.train, steps=options.steps or STEPS),
+    )
+
+
+def _images(found: Finding, claim: Claim, config: TransformerConfig) -> None:
+    """Images per second of the paper's model. It is not trained, because the weights do not change the time."""
+    table = Table(
+        f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
+        f"{', '.join(map(str, BATCHES))}",
+        ["", "images/s", "batch", "linear is faster by", "paper images/s", "paper linear is faster by"],
+    )
+    best = {name: _fastest(time, config.max_length) for name, time in _ways(config).items()}
+    for name, (speed, batch) in best.items():
+        theirs = claim.values[name][1] if name in claim.values else None
+        ratio = None if theirs is None else claim.values["linear"][1] / theirs
+        table.add(name, speed, batch, best["linear"][0] / speed, theirs, ratio)
+    found.tables.append(table)
+    found.notes.append(f"{_TIMED} The paper's values are from a GTX 1080 Ti.")
+
+
+def _fastest(time: Time, length: int) -> tuple[float, int]:
+    """Images per second at the best batch, and that batch."""
+    best = 0.0, 0
+    for batch in BATCHES:
+        found = batch / whole(partial(time, batch), length), batch
+        faster = found[0] > best[0] * 1.1
+        best = max(best, found)
+        if not faster:
+            break
+    return best
+
+
+def _ways(config: TransformerConfig) -> dict[str, Time]:
+    """For each way to generate: a function that times one step, given the number of rows and the position."""
+
+    def built(name: str) -> Transformer:
+        torch.manual_seed(0)
+        return Transformer(replace(config, attention=attention(name, config.max_length))).eval()
+
+    softmax, linear = built("softmax"), built("linear")
+    hashed = {f"lsh-{rounds}": built(f"lsh-{rounds}") for rounds in LSH_ROUNDS}
+    stateless = {"softmax": softmax, **hashed}
+    ways: dict[str, Time] = {name: partial(without_state, model, vocab_size=256) for name, model in stateless.items()}
+    ways["softmax, cached"] = partial(with_state, softmax, vocab_size=256)
+    ways |= {f"{name}, cached": partial(with_state, model, vocab_size=256) for name, model in hashed.items()}
+    ways["linear"] = partial(with_state, linear, vocab_size=256)
+    if (step := fused_step(linear)).fused:
+        ways["linear, fused"] = partial(with_state, linear, vocab_size=256, step=step)
+    return ways
+
+
+_TIMED = "Steps are timed at five positions of an image and interpolated linearly. Fused: mnemos.fused_step."
+
+
+def at_the_papers_size(name: str) -> str:
+    """A note: the commands that train the recipe `name` and its softmax baseline."""
+    where = "path" if name.startswith("mnist") else "folder"
+    return f"At the paper's size: mnemos train {name} (and {name}-softmax) --data.images.{where} FOLDER"

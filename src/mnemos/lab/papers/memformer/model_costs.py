@@ -1,0 +1,161 @@
+"""Figure 5: FLOPs by length and bytes by memory size, for Transformer, Transformer-XL and Memformer of equal size."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from mnemos.attention.relative import RelativeConfig
+from mnemos.config import ModelConfig
+from mnemos.lab.measure.flops import forward_flops
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.report.style import MARKERS, RULE, variant_colour
+from mnemos.lab.report.summary_image import heading
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import State, leaves, select
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+LENGTHS = tuple(2**i for i in range(7, 14))  # tokens of a sequence: 128 to 8,192
+SIZES = tuple(2**i for i in range(6, 12))  # slots or tokens of a memory: 64 to 2,048
+SEGMENT, MEMORY, BATCH = 128, 1024, 16
+# The paper's image model. All three have the same number of layers; MLP widths make their parameters equal.
+MEMFORMER = MemformerConfig(dim=128, encoder_layers=4, decoder_layers=8, num_heads=4, mlp=256, segment=SEGMENT)
+NAMES = ("Transformer", "Transformer-XL", "Memformer")
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes for a batch at one memory size: the state between calls, and the peak of the process during a call."""
+
+    state: int
+    peak: int | None
+
+    @property
+    def together(self) -> float:
+        """All bytes that a batch needs in addition to the weights."""
+        return float(self.state + (self.peak or 0))
+
+
+def figure5(claim: Claim, options: Options) -> Finding:
+    """Figure 5: FLOPs of a forward pass by length; bytes of state and forward pass by memory size, batches of 16."""
+    if options.recipes_only:
+        return Finding([], [_ABOUT])
+    flops = {name: [sequence_flops(name, n) for n in LENGTHS] for name in NAMES}
+    counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in NAMES)
+    table = Table(
+        f"10⁹ FLOPs of a forward pass; memory {MEMORY:,}, segments of {SEGMENT} tokens (parameters: {counts})",
+        ["tokens", *NAMES, "Transformer-XL / Memformer"],
+    )
+    for i, n in enumerate(LENGTHS):
+        table.add(f"{n:,}", *(flops[name][i] / 1e9 for name in NAMES), flops[NAMES[1]][i] / flops[NAMES[2]][i])
+    held = {name: [memory_of(name, size) for size in SIZES] for name in NAMES[1:]}
+    bytes_ = Table(
+        f"MiB for a batch of {BATCH} in inference, in addition to the weights",
+        ["memory", "XL state", "Memformer state", "ratio", "XL forward", "Memformer forward", "ratio of sums", "paper"],
+    )
+    for i, size in enumerate(SIZES):
+        xl, ours = (held[name][i] for name in NAMES[1:])
+        state = xl.state / 2**20, ours.state / 2**20, xl.state / ours.state
+        peaks = [None if one.peak is None else one.peak / 2**20 for one in (xl, ours)]
+        theirs = PAPER if size == max(SIZES) else None
+        bytes_.add(f"{size:,}", *state, *peaks, xl.together / ours.together, theirs)
+    growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in NAMES) if len(LENGTHS) > 1 else ""
+    notes = [_ABOUT, f"Growth of FLOPs over the last doubling of the length: {growth}.", _HELD]
+    path = png(options.out / "figure5.png", (10.0, 4.2), partial(_lay_out, flops=flops, held=held))
+    return Finding([table, bytes_], notes, [path])
+
+
+PAPER = 8.1  # the paper's ratio of memory, "in large memory size setting"
+_ABOUT = (
+    f"Width {MEMFORMER.dim}, {MEMFORMER.num_heads} heads, {MEMFORMER.encoder_layers} + {MEMFORMER.decoder_layers} "
+    "layers in Memformer, and equally many layers in the others, whose MLPs are widened to equal parameters. The "
+    f"Transformer reads the whole sequence at once, the others read {SEGMENT} tokens at a time. A multiply-add counts "
+    "as 2 FLOPs; attention is counted without masking."
+)
+_HELD = (
+    "State: the bytes kept between two segments with a full memory. Forward: the peak of additional memory while the "
+    "process reads one more segment without gradients. Ratios are Transformer-XL / Memformer, for the state and for "
+    "the sum of state and forward."
+)
+
+
+def configuration(name: str, memory: int) -> ModelConfig:
+    """The model `name` with a memory of `memory` slots or tokens, and the parameter count of Memformer at `MEMORY`."""
+    if name == "Memformer":
+        return replace(MEMFORMER, memory=SlotsConfig(slots=memory))
+    layers = MEMFORMER.encoder_layers + MEMFORMER.decoder_layers
+    base = TransformerConfig.classic(dim=MEMFORMER.dim, layers=layers, num_heads=MEMFORMER.num_heads)
+    if name == "Transformer-XL":
+        base = replace(base, position="none", attention=RelativeConfig(memory=memory))
+    wanted = parameters(replace(MEMFORMER, memory=SlotsConfig(slots=MEMORY)))
+    narrow, wide = (parameters(replace(base, mlp=mlp)) for mlp in (1, 2))
+    return replace(base, mlp=1 + round((wanted - narrow) / (wide - narrow)))
+
+
+def parameters(config: ModelConfig) -> int:
+    """The number of parameters of a model. No memory is allocated for them."""
+    with torch.device("meta"):
+        model: nn.Module = config.build()
+    return sum(p.numel() for p in model.parameters())
+
+
+def sequence_flops(name: str, length: int) -> int:
+    """The FLOPs of a forward pass of one sequence, counted while it runs."""
+    return forward_flops(_built(name, MEMORY), _tokens(1, length), segment=0 if name == "Transformer" else SEGMENT)
+
+
+def memory_of(name: str, size: int) -> MemoryUse:
+    """The bytes for a batch whose memory is full."""
+    model = _built(name, size)
+    with torch.no_grad():
+        state: State = None
+        for _ in range(-(-size // SEGMENT) if name == "Transformer-XL" else 1):
+            _, state = model(_tokens(1, SEGMENT), state)
+        state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream in every row of the batch
+        inputs = _tokens(BATCH, SEGMENT)
+        peak = peak_of(lambda: model(inputs, state))
+    return MemoryUse(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
+
+
+def _built(name: str, memory: int) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = configuration(name, memory).build()
+    return model.eval()
+
+
+def _tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.arange(length).remainder(256).expand(rows, -1).contiguous()
+
+
+def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list[MemoryUse]]) -> None:
+    left = figure.add_axes((0.06, 0.13, 0.42, 0.68))
+    for i, name in enumerate(NAMES):
+        left.plot(LENGTHS, [n / 1e9 for n in flops[name]], color=variant_colour(i), marker=MARKERS[i], markersize=5)
+    heading(
+        left, "FLOPs of a forward pass, 10⁹", [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(NAMES)]
+    )
+    left.set_xlabel("tokens in the sequence")
+    right = figure.add_axes((0.56, 0.13, 0.42, 0.68))
+    for i, name in enumerate(NAMES[1:], start=1):
+        mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
+        for values, line in zip(mib, ("-", "--"), strict=True):
+            right.plot(SIZES, values, color=variant_colour(i), marker=MARKERS[i], markersize=5, linestyle=line)
+    heading(right, f"Memory for {BATCH} streams, MiB (dashed: state only)", [])
+    right.set_xlabel("size of the memory, tokens or slots")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.grid(axis="y", color=RULE[0])

@@ -1,0 +1,188 @@
+"""Figures 6 and 7: what the slots of a trained Memformer do with a document, and the words that they attend to."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.evaluate.write_attention import KINDS, record_write_attention
+from mnemos.lab.report import report
+from mnemos.lab.report.read import read_run
+from mnemos.lab.report.results import SlotExample, WriteAttention
+from mnemos.lab.report.slot_attention import (
+    NAMES,
+    PAPER,
+    VERBS,
+    about,
+    colour,
+    draw_shares,
+    draw_slot,
+    explained,
+    heading,
+    summary,
+    word_weights,
+)
+from mnemos.lab.run.session import open_run
+from mnemos.types import InputError
+
+from ..claim import Claim
+from ..drawing import png
+from ..findings import Finding, Table
+from ..reproduce import Options
+from .text_runs import small, source
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STEPS = 1000
+COLUMNS = 100  # characters per line in figure7.png
+SHOWN = 12  # words in the table
+
+
+def figure6(claim: Claim, options: Options) -> Finding:
+    """Figure 6: the shares of slots that hold, mix or are overwritten, by segment, and one slot of each kind."""
+    if options.recipes_only:
+        return Finding([], [_COMMANDS])
+    run = _run(options)
+    found = _write_attention(run)
+    low, high = found.about["thresholds"]
+    table = Table(
+        f"Slots by kind, over the middle half of {found.about['documents']} test documents",
+        ["", "own weight", "share, %", "paper share, %", "slots on average", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
+    )
+    bounds = {"holds": f"> {high:g}", "mixes": "between", "overwrites": f"< {low:g}"}
+    for kind in KINDS:
+        usual, theirs = found.about["kinds"][kind], PAPER.get(kind)
+        bias = usual["bias"] and usual["bias"] / found.about["radius"]
+        said = "–" if theirs is None else f"{100 * theirs[0]:.0f} to {100 * theirs[1]:.0f}"
+        paper = {"holds": 1.15, "overwrites": 3.2}.get(kind)
+        share = 100 * found.about["middle"][kind]
+        table.add(f"slots that {VERBS[kind]}", bounds[kind], share, said, int(usual["slots"]), bias, paper)
+    size = (10.0, 3.0 + 2.6 * ((len(found.examples) + 2) // 2 - 1))
+    path = png(options.out / "figure6.png", size, partial(_panels, found=found))
+    notes = [f"{run}: {summary(found)}", f"Data: {about(found)}", explained(found)]
+    return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
+
+
+def figure7(claim: Claim, options: Options) -> Finding:
+    """Figure 7: the words that slots attended to in the middle of a document."""
+    if options.recipes_only:
+        return Finding([], [_COMMANDS])
+    run = _run(options)
+    found = _write_attention(run)
+    if found.words is None:
+        raise InputError(f"{run}: expected a run on text, found another task; choose a run on text with --run")
+    writers = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
+    tables = []
+    for one in writers:
+        columns = ["word", "attention per byte, relative to uniform", "% of its attention", "bytes"]
+        table = Table(f"{heading(one)}: the words with most attention", columns)
+        pairs = sorted(zip(word_weights(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
+        for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
+            table.add(word, weight * found.first, 100 * weight * length, length)
+        tables.append(table)
+    lines = len(_wrapped(found.words))
+    size = (10.0, 0.35 + len(writers) * (0.55 + 0.24 * lines))
+    path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.words))
+    notes = [f"{run}: {explained(found)} Uniform attention is equal on every byte of a segment.", _SAYS]
+    return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
+
+
+_COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
+_SAYS = "The paper's slot attended to named entities and verbs; its tokens are words. Tokens here are bytes."
+
+
+def _run(options: Options) -> Path:
+    """The run given by --run, or a small run on text, which is trained unless it exists."""
+    if options.run is not None:
+        return options.run
+    recipe = small(options, STEPS)
+    folder = options.out / "runs" / f"text-{recipe.train.steps}"
+    print(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
+    comparison = compare([recipe], folder, quiet=True)
+    return folder / comparison["runs"][recipe.name][0]
+
+
+def _write_attention(run: Path) -> WriteAttention:
+    """The write attention of a run's slots. It is recorded now if the run has no write_attention.json."""
+    if not (run / "write_attention.json").is_file():
+        _, task, model = open_run(run)
+        record_write_attention(model, task, run)
+    found = read_run(run, str(run)).write_attention
+    if found is None:
+        raise InputError(
+            f"{run}: expected a run of a model that writes slots, found another model; choose a Memformer run with "
+            "--run"
+        )
+    return found
+
+
+def _panels(figure: "Figure", found: WriteAttention) -> None:
+    """Draw the shares and each example, two panels per row."""
+    from matplotlib.lines import Line2D
+
+    count = len(found.examples) + 1
+    rows = (count + 1) // 2
+    inches = figure.get_size_inches()[1]
+    high = (inches - 0.55) / rows
+    for i in range(count):
+        row, column = divmod(i, 2)
+        bottom = inches - 0.55 - (row + 1) * high + 0.55
+        axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
+        if i:
+            draw_slot(axes, found.examples[i - 1], found.first)
+            axes.set_xlabel("byte of the segment" if found.words is not None else "token of the segment")
+        else:
+            draw_shares(axes, found)
+            axes.set_xlabel("segment")
+        title = heading(found.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
+        axes.set_title(title, loc="left", fontsize=13)
+    keys = [Line2D([], [], color=colour(kind), label=f"slots that {VERBS[kind]}", linewidth=2.5) for kind in KINDS]
+    figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)
+
+
+def _texts(figure: "Figure", slots: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
+    part = 1 / len(slots)
+    for i, one in enumerate(slots):
+        axes = figure.add_axes((0.02, 1 - (i + 1) * part, 0.96, part))
+        _shaded(axes, one, words)
+
+
+def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) -> None:
+    """Draw a segment in a fixed-width font, each word shaded by its share of the slot's attention."""
+    from matplotlib.patches import Rectangle
+
+    lines, weights = _wrapped(words), word_weights(one, words)
+    most = max(weights) or 1.0
+    axes.set_axis_off()
+    axes.set_xlim(0, COLUMNS)
+    axes.set_ylim(len(lines) + 0.4, -1.9)
+    axes.text(0, -0.9, f"Slot {one.slot}, which {NAMES[one.kind]}", fontsize=13)
+    for row, line in enumerate(lines):
+        for word, column, text in line:
+            if not text.isspace():
+                share = 0.85 * weights[word] / most
+                box = Rectangle((column, row - 0.08), len(text), 0.98, color=colour(one.kind), alpha=share, linewidth=0)
+                axes.add_patch(box)
+            for i, letter in enumerate(text):
+                axes.text(column + i + 0.5, row + 0.45, letter, ha="center", va="center", family="DejaVu Sans Mono")
+
+
+def _wrapped(words: tuple[tuple[str, int], ...]) -> list[list[tuple[int, int, str]]]:
+    """Lines of at most `COLUMNS` characters: (index of the word, column, text). A full line divides a word."""
+    lines: list[list[tuple[int, int, str]]] = [[]]
+    column = 0
+    for i, (text, _) in enumerate(words):
+        for letter in text.expandtabs(4):
+            if letter == "\n" or column >= COLUMNS:
+                lines.append([])
+                column = 0
+                if letter == "\n":
+                    continue
+            if lines[-1] and lines[-1][-1][0] == i:
+                lines[-1][-1] = (i, lines[-1][-1][1], lines[-1][-1][2] + letter)
+            else:
+                lines[-1].append((i, column, letter))
+            column += 1
+    return [line for line in lines if line] or [[]]

@@ -1,0 +1,241 @@
+"""Checks before a run's first update: that the recipe's settings, model and data fit together."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mnemos.config import ModelConfig
+from mnemos.lab.tasks.metrics import LOSS, Metric, SumMetric
+from mnemos.lab.tasks.task import Task
+from mnemos.types import Declared, InputError
+
+from . import optim, sinks
+from .recipe import Recipe, RolloutConfig, TrainConfig
+from .scored_batches import limited
+
+ANY = "any"  # `inputs` of a model that accepts every kind of input
+# What the trainer and `evaluate` write beside the metrics; a metric of such a name would replace it.
+RESERVED = {"kind", "step", "loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens", "count", "layers"}
+AT_LEAST = ("vocab_size", "max_length")  # the model's value may exceed the data's; all other sizes must be equal
+
+
+def unresolved(recipe: Recipe) -> bool:
+    """Whether `complete` may take something from the data: an integer field of the model that is 0, or rows of -1."""
+    if min(recipe.train.valid_rows, recipe.train.test_rows) < 0:
+        return True
+    values = [getattr(recipe.model, field.name) for field in dataclasses.fields(recipe.model)]
+    return any(type(value) is int and value == 0 for value in values)
+
+
+def complete(recipe: Recipe, task: Task) -> Recipe:
+    """Fill in the model's fields that are 0 from the task's `sizes` (vocabulary, classes, …), and rows that are -1."""
+    recipe = limited(recipe, task)
+    fields = {field.name for field in dataclasses.fields(recipe.model)}
+    found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
+    if not found:
+        return recipe
+    _check_inputs(recipe, task)
+    return replace(recipe, model=replace(recipe.model, **found))
+
+
+def check_settings(recipe: Recipe, processes: int) -> None:
+    """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
+    train = recipe.train
+    counts = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
+    for name in (*counts, "devices", "num_nodes"):
+        if getattr(train, name) < 1:
+            raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
+    for name, least, fix in (
+        ("valid_rows", -1, "use 0 for all rows"),
+        ("test_rows", -1, "use 0 for all rows"),
+        ("threads", 0, "use 0"),
+    ):
+        if getattr(train, name) < least:
+            raise InputError(f"train.{name}: expected at least {least}, found {getattr(train, name)}; {fix}")
+    if train.patience < 0:
+        raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
+    if train.average < 0:
+        raise InputError(f"train.average: expected at least 0, found {train.average}; use 0 for no average")
+    if train.average and train.keep_best:
+        raise InputError(
+            f"train.average: expected 0 beside train.keep_best, found {train.average}; use 0, or leave "
+            "train.keep_best out"
+        )
+    if not 0 <= train.ema < 1:
+        raise InputError(f"train.ema: expected a decay from 0 to below 1, found {train.ema}; use 0 for no average")
+    if train.ema and (train.average or train.strategy == "fsdp"):
+        beside = "train.average" if train.average else "train.strategy fsdp"
+        raise InputError(f"train.ema: expected 0 beside {beside}, found {train.ema}; use one of the two")
+    if train.seed < 0:
+        raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
+    rollout = train.rollout
+    for name, least in (("segment_length", 0), ("segments", 1), ("slide", 0), ("horizon", 0)):
+        if getattr(rollout, name) < least:
+            raise InputError(
+                f"train.rollout.{name}: expected at least {least}, found {getattr(rollout, name)}; raise it"
+            )
+    if rollout.slide > rollout.segments:
+        raise InputError(
+            f"train.rollout.slide: expected at most train.rollout.segments, {rollout.segments}, found {rollout.slide}; "
+            "use 0 for updates that share no batch"
+        )
+    if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
+        raise InputError(
+            f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
+        )
+    sinks.check_library(train.log)
+    _check_split(train, processes)
+    optim.check(recipe.optim)
+
+
+def schedule_warning(recipe: Recipe) -> str | None:
+    """One line for a run that ends before its learning rate has risen; None for any other run."""
+    steps = recipe.train.steps
+    warmup = recipe.optim.schedule.warmup_steps(steps)
+    if warmup <= steps:
+        return None
+    highest = optim.factor(recipe.optim.schedule, steps, steps)
+    return (
+        f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
+        f"{highest:.2g} times optim.lr; lower optim.schedule.warmup"
+    )
+
+
+def precision_warning(recipe: Recipe, device: str) -> str | None:
+    """One line for bfloat16 on an x86 processor without instructions for it; None for any other run.
+
+    device: "cpu", "cuda", …. None too where PyTorch does not say what a processor has.
+    """
+    if device != "cpu" or not recipe.train.precision.startswith("bf16"):
+        return None
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if has.get("architecture") != "x86_64" or has.get("avx512_bf16") or has.get("amx_bf16"):
+        return None
+    return (
+        f"train.precision is {recipe.train.precision}, and this processor has no instructions for bfloat16, which can "
+        "take several times the time of 32-bit; use train.precision 32-true"
+    )
+
+
+def _check_split(train: TrainConfig, processes: int) -> None:
+    pieces = processes * train.accumulate
+    if train.batch_size % pieces:
+        near = max(1, round(train.batch_size / pieces)) * pieces
+        raise InputError(
+            f"train.batch_size: expected a multiple of {pieces} ({processes} process(es) × {train.accumulate} "
+            f"micro-batch(es)), found {train.batch_size}; use {near}"
+        )
+
+
+def check_task(recipe: Recipe, task: Task) -> None:
+    """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data, or metrics share names."""
+    model = recipe.model
+    _check_inputs(recipe, task)
+    _check_metrics(task.metrics)
+    _check_rollout(recipe.train.rollout, task)
+    for name, size in task.sizes.items():
+        _check_size(model, name, size)
+    # Positions of a model without max_length restart in every segment.
+    if task.carries_state and getattr(model, "position", None) == "learned" and hasattr(model, "max_length"):
+        raise InputError(
+            "model.position: expected rotary, because the data's streams have no end, found a table of learned "
+            "positions; use rotary"
+        )
+
+
+def check_rows(train: TrainConfig, task: Task, processes: int) -> None:
+    """Raise InputError if a training batch has too few rows for a row in every process and micro-batch."""
+    pieces, fewest = processes * train.accumulate, task.fewest_rows(train.batch_size)
+    if fewest < pieces:
+        raise InputError(
+            f"data.batch_tokens: expected training batches of at least {pieces} rows ({processes} process(es) × "
+            f"{train.accumulate} micro-batch(es)), found one of {fewest}; raise it, lower data.longest, or lower "
+            "train.accumulate"
+        )
+
+
+def _check_metrics(metrics: Sequence[Metric]) -> None:
+    """Raise InputError unless there is a metric, and each has a name of its own in results and lines of metrics."""
+    if not metrics:
+        raise InputError("the task's metrics: expected at least one, found none; add mnemos.lab.tasks.metrics.LOSS")
+    names = [metric.name for metric in metrics]
+    for i, metric in enumerate(metrics):
+        loss = isinstance(metric, SumMetric) and metric.sums is None and metric.name == LOSS.name
+        if metric.name in names[:i] or (metric.name in RESERVED and not loss):
+            taken = "another metric" if metric.name in names[:i] else "the trainer"
+            raise InputError(
+                f"the task's metrics: expected a name of its own for each, found {metric.name!r}, which {taken} has; "
+                "rename the metric"
+            )
+
+
+def check_state(model: object, task: Task) -> None:
+    """Raise InputError if a task's streams have no end and the model's state grows with every token.
+
+    Reads what the model declares (`mnemos.types.Declared`); a model that declares nothing is not checked.
+    """
+    if task.carries_state and isinstance(model, Declared) and model.state_kind == "growing":
+        raise InputError(
+            "model: expected a state that does not grow, because the data's streams have no end, found "
+            f"{type(model).__name__} with a state that keeps every token; use model.attention linear or relative, or "
+            f"softmax with model.attention.window {task.max_length}"
+        )
+
+
+def _check_size(model: ModelConfig, name: str, size: int) -> None:
+    """Compare one of the task's sizes with the field of that name of the model, or of the model's head."""
+    owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
+    found = getattr(owner, name, None)
+    if found is None or found == size or (name in AT_LEAST and found > size):
+        return
+    if not any(field.name == name for field in dataclasses.fields(owner)):
+        raise InputError(
+            f"the data has {name} {size}, but the model {model.name} supports only {name} {found}; choose another "
+            f"model, with a field model.{name}"
+        )
+    where = f"model.{name}" if owner is model else f"model.head.{name}"
+    needs = (f"at least {size}" if name in AT_LEAST else f"{size}") if size else "none (0)"
+    raise InputError(f"{where} is {found}, but the data needs {needs}; use {where} {size}")
+
+
+def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
+    """Raise InputError if the task does not support the rollout: its segments of rows, or its successive batches."""
+    if rollout.segment_length and not task.splits_rows:
+        raise InputError(
+            f"train.rollout.segment_length is {rollout.segment_length}, but this task's rows cannot be split into "
+            "segments; use train.rollout.segment_length 0"
+        )
+    if task.carries_state and rollout.segment_length:
+        raise InputError(
+            f"train.rollout.segment_length is {rollout.segment_length}, but the data are already in segments "
+            "(data.segment); use train.rollout.segment_length 0, and train.rollout.segments for several per update"
+        )
+    if rollout.segments > 1 and not task.carries_state:
+        fix = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
+        raise InputError(
+            f"train.rollout.segments is {rollout.segments}, but the data's batches do not continue one another; {fix}"
+        )
+    if rollout.slide and not task.carries_state:
+        raise InputError(
+            f"train.rollout.slide is {rollout.slide}, but the data's batches do not continue one another; use 0"
+        )
+    count = rollout.count(task.max_length)
+    if rollout.horizon > count:
+        raise InputError(
+            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
+            f"use {count}, or 0 for all"
+        )
+
+
+def _check_inputs(recipe: Recipe, task: Task) -> None:
+    """Raise InputError if the model takes another kind of input (tokens, images, frames, …) than the task gives."""
+    model = recipe.model
+    if model.inputs not in (task.inputs, ANY):
+        layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
+        raise InputError(
+            f"the model {model.name} takes {model.inputs}, but the data {recipe.data.name} gives {task.inputs}; "
+            f"use another recipe{layout if hasattr(recipe.data, 'layout') else ''}"
+        )

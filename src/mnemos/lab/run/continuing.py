@@ -1,0 +1,183 @@
+"""What one does with the weights of a run: use them, start another run from them, or train the run for longer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.config import to_dict
+from mnemos.hosts.branch import present_names
+from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
+from mnemos.lab.tasks.preprocessing import Preprocessing
+from mnemos.models.hosts import is_source
+from mnemos.types import InputError, JSONObject
+
+from . import checkpoint
+from .recipe_files import read_recipe
+from .run import RunFolder
+from .sharding import place
+from .snapshots import weights
+
+_INNER = "inner"
+_LEAST = 0.5  # share of the parameters that a run must give to another model
+
+
+def final_weights(folder: Path) -> dict[str, Tensor]:
+    """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
+
+    Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
+    checkpoint, or a damaged best or averaged one.
+    """
+    last = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
+    if last in checkpoint.averaged_steps(folder / "checkpoints"):
+        averaged = checkpoint.averaged_path(folder / "checkpoints", last)
+        return weights(averaged, checkpoint.read(averaged))
+    for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
+        best = checkpoint.best_path(folder / "checkpoints", step)
+        return weights(best, checkpoint.read(best))
+    found = checkpoint.newest(folder / "checkpoints")
+    if found is None:
+        raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
+    return weights(checkpoint.path_of(folder / "checkpoints", found[0]), found[1])
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of a run that fit another model, by name. about: one line on what fits and what does not.
+
+    source: what run.json records, {"run": the folder, "sha256": of the names, types, shapes and bytes of all tensors of
+    the run's model, "tensors": how many of them fit}.
+    """
+
+    weights: dict[str, Tensor]
+    about: str
+    source: JSONObject
+
+    @classmethod
+    def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
+        """The weights of the run or of the host model (`hosts.is_source`) that `train.init_from` names.
+
+        about: the preprocessing of the data of the model that starts, for `check_start`.
+        """
+        if not is_source(source):
+            start = cls.read(Path(source), model)
+            check_start(Path(source), about)
+            return start
+        if (pretrained := getattr(model, "pretrained", None)) is None:
+            raise InputError(
+                f"train.init_from: expected the folder of a run, found {source!r}, which is another kind of model; use "
+                f"--model {source}"
+            )
+        return cls._fitting(source, pretrained(source), model)
+
+    @classmethod
+    def read(cls, folder: Path, model: nn.Module) -> "Start":
+        """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
+
+        Examples of new ones are the head of a classifier of other classes, and a cache that the run's model did not
+        have; the attention inside the cache gets the weights of the run's attention, and the reverse. model: may be on
+        the meta device. One that has a method `weights_from` can start in part from another kind of model: it returns
+        the run's weights by its own names, and the name of that part ("": the whole model). Raises InputError if the
+        run has no checkpoint, or if less than half of the parameters of the model, or of that part, would be loaded.
+        """
+        if not folder.is_dir():
+            raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
+        return cls._fitting(str(folder), present_names(final_weights(folder)), model)
+
+    @classmethod
+    def _fitting(cls, source: str, saved: dict[str, Tensor], model: nn.Module) -> "Start":
+        """The tensors that fit."""
+        given, part, own = saved, "", model.state_dict()
+        if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
+            saved, part = renames(saved)
+        fitting = {}
+        for name, other in _sources(list(own), list(saved)).items():
+            if other in saved and saved[other].shape == own[name].shape:
+                fitting[name] = saved[other]
+        below = f"{part}." if part else ""
+        wanted = [name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(below)]
+        found = [name for name in wanted if name in fitting]
+        total, loaded = (sum(own[name].numel() for name in names) for names in (wanted, found))
+        if not fitting or loaded < _LEAST * total:
+            raise InputError(
+                f"train.init_from: expected a run of a similar model, found that {source} has {len(found)} of the "
+                f"{len(wanted)} parameters{f' of {part}' if part else ''} with their names and shapes; use the run's "
+                "recipe, with other data or training"
+            )
+        new = [name for name in own if name not in fitting]
+        said = ", ".join(new[:2]) + (f" and {len(new) - 2} more" if len(new) > 2 else "")
+        lacks = f"; {len(new)} of the {len(own)} tensors, which it does not have, are new: {said}" if new else ""
+        about = f"starts with the weights of {source}{lacks}"
+        origin = {"run": source, "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
+        return cls(fitting, about, origin)
+
+    def load(self, model: nn.Module) -> None:
+        """Load the weights into the model; sharded parameters are loaded as shards."""
+        own = model.state_dict()
+        with torch.no_grad():
+            model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
+
+
+def check_start(folder: Path, about: Preprocessing | None) -> None:
+    """Raise InputError if a finished run read its data as other tokens than a model that starts from it will read.
+
+    about: the preprocessing of the data of the model that starts.
+    """
+    if about is None or not has_preprocessing(folder):
+        return
+    if (problem := read_preprocessing(folder).start_problem(about)) is not None:
+        raise InputError(f"train.init_from: {problem}")
+
+
+def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
+    """For each name of a model, the name of a saved tensor with the same role; "" if there is none.
+
+    An attention with a gated cache holds the attention itself as `inner`, so its tensors have another name without one.
+    """
+    inside, outside = _cached(own) - _cached(saved), _cached(saved) - _cached(own)
+    found = {}
+    for name in own:
+        layer = next((layer for layer in inside | outside if name.startswith(f"{layer}.")), None)
+        if layer is None:
+            found[name] = name
+            continue
+        part = name.removeprefix(f"{layer}.")
+        if layer in outside:
+            found[name] = f"{layer}.{_INNER}.{part}"
+        else:
+            attention, _, rest = part.partition(".")
+            found[name] = f"{layer}.{rest}" if attention == _INNER else ""
+    return found
+
+
+def _cached(names: Sequence[str]) -> set[str]:
+    """The modules that hold an attention inside."""
+    return {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name}
+
+
+def extend(folder: Path, steps: int) -> None:
+    """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
+
+    The learning rate of the further updates is that of the schedule over `steps` updates. The result of a finished run
+    is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
+    for a run that stopped early (`TrainConfig.patience`).
+    """
+    recipe = read_recipe(folder)
+    done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
+    run = RunFolder(folder)
+    try:
+        result = run.result
+        if result is not None and result.get("stopped_early"):
+            raise InputError(
+                f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
+                f"from it with --from {folder}"
+            )
+        if steps < done or (result is not None and steps == done):
+            raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
+        (folder / "result.json").unlink(missing_ok=True)
+        write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
+    finally:
+        run.close()

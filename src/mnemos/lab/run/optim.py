@@ -1,0 +1,174 @@
+"""Optimisers and learning-rate schedules from their configuration; the optimiser's state by parameter name."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer, RAdam
+
+from mnemos.hosts.branch import present_names
+from mnemos.hosts.groups import decays, is_gate
+from mnemos.types import InputError, JSONObject
+
+from .recipe import OptimConfig, ScheduleConfig
+from .sharding import full, place
+
+
+def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
+    """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
+
+    adamw and radam use decoupled weight decay (w ← w − lr·weight_decay·w); adam uses none. `fused`: one kernel over
+    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler or sharded parameters,
+    which need each gradient by itself. Raises InputError for values out of range.
+    """
+    check(config)
+    groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
+    common: JSONObject = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    if config.name == "radam":
+        return RAdam(groups, decoupled_weight_decay=True, foreach=True, **common)
+    common["fused" if fused else "foreach"] = True
+    return (AdamW if config.name == "adamw" else Adam)(groups, **common)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[JSONObject]:
+    """Groups with weight decay, without it and, if there are any, of the λ of gated caches.
+
+    Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
+    training code of GPT-2, Llama and nanoGPT. Vectors and scalars (biases, norms), parameters whose name ends in
+    `bias`, and `mix`, the λ of a gated cache, have none: λ = 0 is a half-open gate, so weight decay would hold it
+    half open. The learning rate of λ is `gate_lr_scale` times that of the others.
+    """
+    decayed: list[Tensor] = []
+    undecayed: list[Tensor] = []
+    gates: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (gates if is_gate(name) else decayed if decays(name, parameter) else undecayed).append(parameter)
+    groups: list[JSONObject] = [
+        {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0},
+        {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": gates, "weight_decay": 0.0, "lr_scale": gate_lr_scale},
+    ]
+    return groups if gates else groups[:2]
+
+
+def factor(config: ScheduleConfig, update: int, steps: int) -> float:
+    """The factor of the learning rate at `update` = 1, 2, …, `steps`, with w `warmup_steps`; for plateau see `Plateau`.
+
+    Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
+    cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step floorⁿ, where n of
+    the `drop_at` are below `update`. lra: min(1, update/w)/√max(update, w).
+    """
+    length = config.warmup_steps(steps)
+    warmup = max(length, 1)
+    rising = min(1.0, update / warmup)
+    if config.name == "lra":
+        return rising / math.sqrt(max(update, warmup))
+    if update <= length:
+        return config.start + (1 - config.start) * rising
+    if config.name == "cosine":
+        progress = min(1.0, (update - length) / max(1, steps - length))
+        return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    if config.name == "inverse_sqrt":
+        return math.sqrt(warmup / update)
+    if config.name == "step":
+        return float(config.floor ** sum(update > at for at in config.drops))
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """State of the plateau schedule: the current factor of the learning rate and the best validation loss so far.
+
+    For every other schedule the factor stays 1.
+    """
+
+    factor: float = 1.0
+    best: float | None = None
+    since: int = 0  # evaluations without a lower loss, since the best one or the last halving
+
+    def after(self, loss: float, config: ScheduleConfig) -> "Plateau":
+        """The state after one more evaluation; a loss that is NaN or infinite is no improvement."""
+        if config.name != "plateau":
+            return self
+        if self.best is None or loss < self.best:
+            return Plateau(self.factor, loss, 0) if math.isfinite(loss) else self
+        if self.since + 1 < config.patience:
+            return Plateau(self.factor, self.best, self.since + 1)
+        return Plateau(max(config.floor, 0.5 * self.factor), self.best, 0)
+
+
+def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
+    """Set and return the learning rate of an update; the λ of gated caches get `gate_lr_scale` times as much.
+
+    plateau: an additional factor, `Plateau.factor`.
+    """
+    lr = config.lr * factor(config.schedule, update, steps) * plateau
+    for group in optimiser.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+    return lr
+
+
+def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObject]:
+    """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
+
+    Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
+    because its loading creates a state for parameters that never had a gradient, after which a resumed run differs.
+    """
+    state = optimiser.state
+    return {
+        name: {key: full(value) if isinstance(value, Tensor) else value for key, value in state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if parameter in state
+    }
+
+
+def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, JSONObject]) -> None:
+    """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
+    parameters, saved = dict(model.named_parameters()), present_names(saved)
+    if foreign := sorted(set(saved) - set(parameters)):
+        raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
+    numbers = {id(p): i for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    state = {}
+    for name, values in saved.items():
+        parameter = parameters[name]
+        shapes = [tuple(value.shape) for value in values.values() if isinstance(value, Tensor) and value.dim()]
+        if wrong := next((shape for shape in shapes if shape != tuple(parameter.shape)), None):
+            raise InputError(
+                f"expected the optimiser's state of {name!r}, {tuple(parameter.shape)}, found {wrong}; use an earlier "
+                "checkpoint"
+            )
+        state[numbers[id(parameter)]] = {
+            key: place(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()
+        }
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def check(config: OptimConfig) -> None:
+    """Raise InputError for values out of range."""
+    schedule = config.schedule
+    for name, right, wanted, value in (
+        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0", config.lr),
+        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
+        ("eps", config.eps >= 0, "at least 0", config.eps),
+        ("weight_decay", config.weight_decay >= 0, "at least 0", config.weight_decay),
+        (
+            "gate_lr_scale",
+            config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale),
+            "at least 0",
+            config.gate_lr_scale,
+        ),
+        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)", config.grad_clip),
+        (
+            "schedule.warmup",
+            0 <= schedule.warmup < 1 or (schedule.warmup > 0 and float(schedule.warmup).is_integer()),
+            "a number of steps, or a share of them from 0 to below 1",
+            schedule.warmup,
+        ),
+        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
+        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
+        ("schedule.drop_at", min(schedule.drops, default=0) >= 0, "at least 0", schedule.drop_at),
+        ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
+    ):
+        if not right:
+            raise InputError(f"optim.{name} must be {wanted}, found {value}")

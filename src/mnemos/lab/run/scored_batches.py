@@ -1,0 +1,82 @@
+"""The batches of a held-out split that an evaluation scores: all of them, or a fixed random part for quick runs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mnemos.lab.tasks.batch import row_count
+from mnemos.lab.tasks.task import Task
+from mnemos.types import JSONObject
+
+from .progress import NoProgress
+from .recipe import Recipe, TrainConfig
+
+Held = Literal["valid", "test"]
+_HELD: tuple[Held, ...] = ("valid", "test")
+
+
+def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
+    """The batches of a split that the run scores (`TrainConfig.valid_rows` and `test_rows`), shown on the display."""
+    rows = config.valid_rows if split == "valid" else config.test_rows
+    if not rows:
+        return display.evaluation(split, task.size(split), task.batches(split, config.batch_size), task.count)
+    return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count, "rows")
+
+
+def limited(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe with a number of rows in place of -1 (`TrainConfig.valid_rows`), so that a short run trains longer
+    than it evaluates.
+
+    valid_rows: those that the updates between two evaluations read. test_rows: half of those that all updates read. An
+    update of a row costs about three times its forward, and the test split may be read four times (`controls`). 0, all,
+    if the split is known to have no more. The numbers depend on the recipe and the data alone.
+    """
+    train = recipe.train
+    read = train.batch_size * train.rollout.stride
+    most = {"valid": min(train.eval_every, train.steps) * read, "test": max(1, train.steps * read // 2)}
+    rows: JSONObject = {}
+    for split in _HELD:
+        if getattr(train, f"{split}_rows") < 0:
+            known = task.rows_of_batches(split, train.batch_size)
+            rows[f"{split}_rows"] = 0 if known is not None and sum(known) <= most[split] else most[split]
+    return replace(recipe, train=replace(train, **rows)) if rows else recipe
+
+
+def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:
+    """Batches of a split that together have at least `rows` rows, in the order of the task; all, if it has fewer.
+
+    The choice depends on the data, `batch_size` and `rows` only, so all models and seeds are scored on the same rows.
+    The first batches are taken if the task evaluates in a random order (`Task.shuffled`) or carries a state from batch
+    to batch. Of other tasks, whole batches are chosen at random. This costs one more pass over the split's batches,
+    unless the task knows their sizes (`Task.rows_of_batches`).
+    """
+    if task.shuffled or _continues(task, split, batch_size):
+        yield from _first(task.batches(split, batch_size), rows)
+        return
+    sizes = task.rows_of_batches(split, batch_size)
+    if sizes is None:
+        sizes = [row_count(batch) for batch in task.batches(split, batch_size)]
+    order = np.random.default_rng(0).permutation(len(sizes))
+    before = np.cumsum([0, *(sizes[i] for i in order[:-1])])
+    chosen = set(order[before < rows].tolist())
+    for i, batch in task.chosen_batches(split, batch_size, chosen):
+        yield batch
+        chosen.discard(i)
+        if not chosen:  # the batches after the last one are not read
+            return
+
+
+def _first(batches: Iterator[Any], rows: int) -> Iterator[Any]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += row_count(batch)
+        if done >= rows:
+            return
+
+
+def _continues(task: Task, split: Held, batch_size: int) -> bool:
+    """Whether a batch of the split may continue the rows of the batch before."""
+    return task.resets(next(iter(task.batches(split, batch_size)))) is not None

@@ -1,0 +1,1 @@
+"""What speech alone needs: recordings, filter banks, CTC."""

@@ -1,0 +1,156 @@
+"""Connectionist temporal classification (Graves et al. 2006): what models that transcribe speech share."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemos.models.stateless import Stateless
+from mnemos.types import InputError
+
+
+class Stack(nn.Module):
+    """Join `size` consecutive frames into one: x [B, T, D] -> [B, ⌈T/size⌉, size·D]; mask [B, T] -> [B, ⌈T/size⌉].
+
+    Padding becomes zeros, and zeros fill the last frame.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """See the class."""
+        if mask is not None:
+            x = torch.where(mask[..., None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+            mask = mask[:, :: self.size]
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % self.size))
+        return x.unflatten(1, (-1, self.size)).flatten(2), mask
+
+
+class Transcriber(Stateless, nn.Module):
+    """Base of models whose forward(x [B, T, bands], state, mask [B, T]) gives logits [B, ⌈T/stack⌉, vocab_size + 1].
+
+    The last class, `vocab_size`, is the blank. `config` has bands, vocab_size and stack. mask: True for a row's frames,
+    which come first, False for the padding after them.
+    """
+
+    config: Any
+
+    @property
+    def likelihood(self) -> "Transcriber":
+        """Scores the outputs: the model itself, because the score depends on its `stack`."""
+        return self
+
+    def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """The sum of −log p(targets) for targets [B, L] int64, negative where there are none.
+
+        p sums over all paths that give the targets after repeats are joined and blanks removed. A row without tokens
+        does not count. Cost: O(B·T·L). On a GPU, torch's gradient adds in no fixed order, so two runs agree to rounding
+        only. Raises InputError if a row has more tokens than its frames can express.
+        """
+        real = targets >= 0
+        counts = real.sum(1)
+        lengths = self._lengths(outputs, mask)
+        spoken = torch.where(real, targets, 0)
+        _check_lengths(spoken, real, counts, lengths, self.config.stack)
+        # Positions without a target hold the blank; the lengths exclude them.
+        losses = F.ctc_loss(
+            outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1).transpose(0, 1),
+            spoken,
+            lengths,
+            counts,
+            blank=self.config.vocab_size,
+            reduction="none",
+        )
+        return torch.where(counts > 0, losses, 0).sum()
+
+    @torch.no_grad()
+    def right(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(tokens less edits, tokens) for targets [B, L] int64, negative where there are none.
+
+        Edits are the fewest insertions, deletions and substitutions between the targets and the likeliest path; they
+        may be more than the tokens, and the first number negative. A row without tokens counts for nothing.
+        """
+        counts = (targets >= 0).sum(1)
+        heard, heard_counts = best_path(outputs, self._lengths(outputs, mask), self.config.vocab_size)
+        edits = torch.where(counts > 0, edit_distance(targets, counts, heard, heard_counts), 0)
+        return (counts - edits).sum(), counts.sum()
+
+    @torch.no_grad()
+    def transcribe(self, frames: Tensor, mask: Tensor | None = None) -> list[list[int]]:
+        """The tokens recognised in frames [B, T, bands], one list per row: the most likely path, decoded greedily.
+
+        Runs in the mode that the model is in; call eval() first.
+        """
+        logits = self(frames, None, mask=mask)[0]
+        heard, counts = best_path(logits, self._lengths(logits, mask), self.config.vocab_size)
+        return [row[:count] for row, count in zip(heard.tolist(), counts.tolist(), strict=True)]
+
+    def _lengths(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
+        """The number of outputs per row [B] that are not padding."""
+        if mask is None:
+            return torch.full(outputs.shape[:1], outputs.shape[1], device=outputs.device)
+        return (mask.sum(1) + self.config.stack - 1) // self.config.stack
+
+
+def best_path(logits: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
+    """The most likely class of each frame, repeats joined, blanks removed: tokens [B, T] and their number per row [B].
+
+    logits [B, T, C]; a row's first `lengths` [B] count. Entries after a row's tokens have no meaning.
+    """
+    path = logits.argmax(-1)
+    keep = (path != blank) & (torch.arange(path.shape[1], device=path.device) < lengths[:, None])
+    keep[:, 1:] &= path[:, 1:] != path[:, :-1]
+    order = torch.argsort((~keep).byte(), dim=1, stable=True)
+    return path.gather(1, order), keep.sum(1)
+
+
+def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) -> Tensor:
+    """The Levenshtein distance [B] between the first a_lengths [B] of a [B, L] and the first b_lengths [B] of b [B, M].
+
+    Cost: O(B·L·M), in max(b_lengths) sequential operations on whole rows.
+    """
+    place = torch.arange(a.shape[1] + 1, device=a.device)
+    row = place.expand(a.shape[0], -1)  # distances from each prefix of a to the empty prefix of b
+    found = row
+    for j in range(int(b_lengths.max()) if b_lengths.numel() else 0):
+        replaced = row[:, :-1] + (a != b[:, j : j + 1])
+        new = torch.cat([row[:, :1] + 1, torch.minimum(replaced, row[:, 1:] + 1)], 1)
+        # Deletions of consecutive tokens of a: new[i] = min over k ≤ i of new[k] + (i − k).
+        row = (new - place).cummin(1).values + place
+        found = torch.where(b_lengths[:, None] > j, row, found)
+    return found.gather(1, a_lengths[:, None])[:, 0]
+
+
+def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
+    """Raise InputError unless x is [B, T, bands] of floats with B, T ≥ 1, and the mask, if given, bool [B, T]."""
+    if x.dim() != 3 or x.shape[-1] != bands or not x.is_floating_point() or not x.numel():
+        raise InputError(
+            f"expected frames [B, T, {bands}] of floats, B and T at least 1, found {x.dtype} of {tuple(x.shape)}"
+        )
+    if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+
+
+def check_sizes(config: object, names: tuple[str, ...]) -> None:
+    """Raise InputError if one of the named numbers is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise InputError(f"{name}: expected at least 1, found {getattr(config, name)}; raise it")
+
+
+def _check_lengths(spoken: Tensor, real: Tensor, counts: Tensor, lengths: Tensor, stack: int) -> None:
+    """A path needs a frame per token, and a blank between two equal tokens."""
+    repeats = ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
+    wrong = (counts + repeats > lengths) & (counts > 0)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"row {row}: expected at least {int(counts[row] + repeats[row])} outputs for its {int(counts[row])} tokens "
+            f"(one more between two equal ones), found {int(lengths[row])}, one for every {stack} frame(s); "
+            "remove the row, or lower model.stack"
+        )

@@ -1,0 +1,100 @@
+"""A Transformer that transcribes speech: any attention over frames, and CTC (Linear transformers, §4.3)."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
+from mnemos.models.blocks import MLP, Block, Ungated, init_weights, module_list, sinusoids
+from mnemos.models.transformer import check_mode
+from mnemos.ops.dropout import Dropout
+from mnemos.registry import register
+from mnemos.types import InputError, check_heads, check_stateful
+
+from .ctc import Stack, Transcriber, check_frames, check_sizes
+
+
+@register
+@dataclass(frozen=True)
+class SpeechConfig(ModelConfig):
+    """The sizes and parts of a `SpeechRecogniser`; the paper's by default."""
+
+    name: ClassVar[str] = "speech"
+    inputs: ClassVar[str] = "frames"
+    vocab_size: int = 10  # tokens, not counting the blank
+    bands: int = 40  # numbers per frame
+    stack: int = 1  # consecutive frames that are read as one: attention costs 1/stack or less
+    dim: int = 192
+    layers: int = 9
+    num_heads: int = 6
+    mlp: int = 768  # hidden width of the MLP
+    activation: Ungated = "gelu"
+    dropout: float = 0.0
+    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attention, str):  # the name of an attention
+            object.__setattr__(self, "attention", default_config("attention", self.attention, "attention"))
+
+    def build(self) -> "SpeechRecogniser":
+        """The model, freshly initialised."""
+        return SpeechRecogniser(self)
+
+
+class SpeechRecogniser(Transcriber):
+    """`logits, None = model(x, state=None, mask=None)`: blocks of bidirectional attention between two linear maps.
+
+    x [B, T, bands] floats; mask [B, T] bool, True = valid, with a row's valid frames first; logits [B, ⌈T/stack⌉,
+    vocab_size + 1], where the last class is the blank; the logits of padding have no meaning. Positions are sinusoids,
+    so T has no limit. Each row is read as a whole, so there is no state. `score` and `transcribe`: see `Transcriber`.
+
+    `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(dim=64, ...)` with the configuration's fields.
+    Raises InputError for impossible sizes and shapes.
+    """
+
+    def __init__(self, config: SpeechConfig | None = None, **fields: Any) -> None:
+        super().__init__()
+        self.config = c = with_fields(config or SpeechConfig(), fields, "SpeechRecogniser")
+        check_fields(c, "model")
+        check_sizes(c, ("vocab_size", "bands", "stack", "layers", "mlp"))
+        check_heads(c.dim, c.num_heads)
+        if not 0 <= c.dropout < 1:
+            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+        check_mode(c.attention, causal=False)
+        self.stack = Stack(c.stack)
+        self.entry = nn.Linear(c.stack * c.bands, c.dim)
+        self.dropout = Dropout(c.dropout)
+        self.blocks = module_list(
+            Block(
+                c.attention.of_layer(i).build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
+                MLP(c.dim, c.mlp, c.activation, c.dropout),
+                c.dim,
+                dropout=c.dropout,
+            )
+            for i in range(c.layers)
+        )
+        self.final_norm = nn.LayerNorm(c.dim)
+        self.head = nn.Linear(c.dim, c.vocab_size + 1)
+        init_weights(self)
+
+    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """See the class."""
+        check_frames(x, mask, self.config.bands)
+        check_stateful(self.state_kind, state)
+        x, mask = self.stack(x, mask)
+        y = self.entry(x)
+        y = self.dropout(y + sinusoids(y.shape[1], y.shape[2], None, y.device).to(y.dtype))
+        for block in self.blocks:
+            y, _ = block(y, None, mask)
+        return self.head(self.final_norm(y)), None
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone: in every layer."""
+        return all(block.attention.rows_independent for block in self.blocks)

@@ -1,0 +1,1 @@
+"""Recordings of spoken words: files, filter banks, and the task to transcribe them."""

@@ -1,0 +1,174 @@
+"""Recordings of single words: read from wav files in folders or archives, held as samples in memory."""
+
+import gzip
+import io
+import os
+import re
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mnemos.lab.tasks.archives import members
+from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, skipped
+from mnemos.types import InputError
+
+RATES = 8_000, 16_000
+SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recording
+MAX_BYTES = 2**30  # of samples: 9 hours at 16 kHz, 18 hours at 8 kHz
+_NAME = re.compile(r"(?P<label>[^_]+)_(?P<speaker>.+)_(?P<take>\d+)\.wav", re.IGNORECASE)
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """N recordings, concatenated: samples [total] int16 and starts [N + 1], with a label, speaker and take number [N].
+
+    `labels` index `words` and `speakers` index `people`; both tuples are sorted. `rate`: samples per second, the same
+    for all recordings.
+    """
+
+    samples: NDArray[np.int16]
+    starts: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    speakers: NDArray[np.int64]
+    takes: NDArray[np.int64]
+    words: tuple[str, ...]
+    people: tuple[str, ...]
+    rate: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def wave(self, index: int) -> NDArray[np.int16]:
+        """The samples of recording `index`, as a view."""
+        return self.samples[self.starts[index] : self.starts[index + 1]]
+
+
+def read_recordings(path: str | Path) -> Recordings:
+    """Read all files `{label}_{speaker}_{take}.wav` below a folder and in its tar archives, or in one archive.
+
+    Files must be mono with 16 bits, all at 8 kHz or all at 16 kHz. Hidden files and files of other types are ignored.
+    Cost: every file is read once; memory is two bytes per sample, at most `MAX_BYTES`. Raises InputError, with the
+    file's name, for a wav file with another name or format, and if there are no recordings.
+    """
+    found: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}
+    rate, held = 0, 0
+    for name, data in _wavs(Path(path)):
+        parts = _NAME.fullmatch(os.path.basename(name))
+        if parts is None:
+            raise InputError(
+                f"{name}: expected a file name LABEL_SPEAKER_TAKE.wav, such as 7_george_12.wav; rename the file"
+            )
+        samples, file_rate = read_wav(data, name)
+        if rate not in (0, file_rate):
+            raise InputError(f"{name}: expected {rate} Hz like the files before it, found {file_rate} Hz; resample it")
+        key, rate, held = (parts["label"], parts["speaker"], int(parts["take"])), file_rate, held + samples.nbytes
+        if key in found:
+            raise InputError(
+                f"{name}: expected each recording once, found it in {found[key][0]} too; remove one of the two"
+            )
+        if held > MAX_BYTES:
+            raise InputError(
+                f"{path}: expected at most {MAX_BYTES / 2**20:g} MiB of samples, found more; use fewer recordings"
+            )
+        found[key] = name, samples
+    if not found:
+        raise InputError(
+            f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, or a .tar.gz that holds them, found none; "
+            "set --data.path to their folder"
+        )
+    keys = sorted(found)
+    words, people = tuple(sorted({word for word, _, _ in keys})), tuple(sorted({speaker for _, speaker, _ in keys}))
+    waves = [found[key][1] for key in keys]
+    return Recordings(
+        np.concatenate(waves),
+        np.concatenate([[0], np.cumsum([len(one) for one in waves])]).astype(np.int64),
+        np.array([words.index(key[0]) for key in keys]),
+        np.array([people.index(key[1]) for key in keys]),
+        np.array([key[2] for key in keys]),
+        words,
+        people,
+        rate,
+    )
+
+
+def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
+    """Parse the bytes of a wav file: returns (samples [n], samples per second). `name` is used in error messages.
+
+    Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and of a permitted length.
+    """
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            channels, width, rate, count = file.getparams()[:4]
+            content = file.readframes(count)
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk's length is wrong
+        raise InputError(
+            f"{name}: expected a wav file with PCM samples, but it cannot be read ({error}); convert it"
+        ) from None
+    if (channels, width) != (1, 2) or rate not in RATES:
+        found = f"{channels} channel(s) of {8 * width} bits at {rate} Hz"
+        raise InputError(f"{name}: expected 1 channel of 16 bits at 8000 or 16000 Hz, found {found}; convert it")
+    if len(content) != 2 * count:
+        raise InputError(
+            f"{name}: expected {count} samples, found {len(content) // 2}; the file is truncated, fetch it again"
+        )
+    if not SHORTEST <= count / rate <= LONGEST:
+        raise InputError(
+            f"{name}: expected {SHORTEST:g} to {LONGEST:g} seconds, found {count / rate:.3g}; trim or remove it"
+        )
+    return np.frombuffer(content, "<i2").astype(np.int16), rate
+
+
+def recording_files(path: str | Path) -> list[Path]:
+    """The wav files and archives below a folder, sorted, or the one file; those that `read_recordings` reads."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(
+            f"{path}: expected a folder of wav files, but the path does not exist; set --data.path to the folder"
+        )
+    files = [path] if path.is_file() else sorted(_files_below(path))
+    return [file for file in files if file.name.lower().endswith((*_ARCHIVES, ".wav"))]
+
+
+def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The name and bytes of every wav file, including those in archives."""
+    for file in recording_files(path):
+        if file.name.lower().endswith(_ARCHIVES):
+            yield from _archived_wavs(file)
+        else:
+            yield str(file), read_bytes(file)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
+
+
+def _archived_wavs(archive: Path) -> Iterator[tuple[str, bytes]]:
+    limit = int(2 * max(RATES) * LONGEST) + 2**16  # checked before a member is unpacked
+    try:
+        with open(archive, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            content = Unpacked(gzip.GzipFile(fileobj=file) if packed else file, archive, most_unpacked(size))
+            for member in members(content, archive, _is_recording):
+                name = f"{archive}: {member.name}"
+                if member.size > limit:
+                    raise InputError(
+                        f"{name}: expected at most {LONGEST:g} seconds, found {member.size} bytes; trim it"
+                    )
+                yield name, member.read()
+    except OSError as error:
+        raise InputError(
+            f"{archive}: expected a tar archive, but it cannot be opened ({error.strerror}); check the path"
+        ) from None
+
+
+def _is_recording(name: str) -> bool:
+    return name.lower().endswith(".wav") and not os.path.basename(name).startswith(".")

@@ -1,0 +1,1 @@
+"""What translation alone needs: parallel text, vocabularies, scores."""

@@ -1,0 +1,1 @@
+"""What vision alone needs: detection, and image classifiers with caches."""

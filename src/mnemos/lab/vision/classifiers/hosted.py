@@ -1,0 +1,99 @@
+"""Any image classifier of timm or Hugging Face as the host of a cache: its own size and pixels, the data's classes."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.libraries import timm
+from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .image import ImageConfig, ImageModel
+
+_AUTO = "AutoModelForImageClassification"
+
+
+@register
+@dataclass(frozen=True)
+class HostedClassifierConfig(ImageConfig):
+    """An image classifier of timm or Hugging Face, with or without a cache: what `--model timm:NAME` chooses.
+
+    host: timm:NAME, or the settings of a model of Transformers as JSON (`hosts.settings_of`). Images of the data are
+    scaled (bilinear) to the size that the host was made for, if it declares one, and one channel is repeated for a host
+    of several.
+    `build` makes new weights; `train.init_from` names those to start with.
+    """
+
+    name: ClassVar[str] = "hosted-classifier"
+    host: str = "timm:test_vit"
+
+    def build(self) -> "HostedClassifier":
+        """See `ImageConfig`."""
+        return HostedClassifier(self, super().build().host)
+
+    def _host(self) -> nn.Module:
+        model, channels, size = self._of_timm() if self.host.startswith(TIMM) else self._of_transformers()
+        if self.channels not in (1, channels):
+            raise InputError(
+                f"{self.name}: channels: expected 1 or the {channels} of the host, found {self.channels}; choose "
+                "another host"
+            )
+        return Scaled(model, channels, size)
+
+    def _of_timm(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
+        """The model, its channels and the size of its images."""
+        library, name = timm(), self.host.removeprefix(TIMM)
+        sizes: dict[str, Any] = {"pretrained": False, "num_classes": self.classes}
+        try:
+            try:
+                model = library.create_model(name, drop_path_rate=self.drop_path, **sizes)
+            except TypeError:  # some models have none
+                if self.drop_path:
+                    raise
+                model = library.create_model(name, **sizes)
+        except (RuntimeError, TypeError) as error:
+            found = " ".join(str(error).split())
+            raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({found})") from None
+        channels, height, width = model.default_cfg["input_size"]
+        return model, channels, (height, width)
+
+    def _of_transformers(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
+        config = host_config(self.host)
+        config.num_labels = self.classes
+        if self.drop_path and not hasattr(config, "drop_path_rate"):
+            raise InputError(
+                f"{self.name}: drop_path: expected 0 for a {config.model_type}, which has none, found {self.drop_path}"
+            )
+        if hasattr(config, "drop_path_rate"):
+            config.drop_path_rate = self.drop_path
+        size = getattr(config, "image_size", None)
+        pair = (size, size) if isinstance(size, int) else tuple(size) if size else None
+        return host_of(_AUTO, config), getattr(config, "num_channels", 3), pair
+
+
+class Scaled(nn.Module):
+    """`logits = scaled(x)`: a classifier `host` that is given images x [B, C, H, W] in its own size and channels."""
+
+    def __init__(self, host: nn.Module, channels: int, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.host, self.channels, self.size = host, channels, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, classes]."""
+        if self.size is not None and x.shape[-2:] != self.size:
+            smaller = any(a > b for a, b in zip(x.shape[-2:], self.size, strict=True))
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=smaller)
+        y = self.host(x.expand(-1, self.channels, -1, -1))
+        logits: Tensor = getattr(y, "logits", y)
+        return logits
+
+
+class HostedClassifier(ImageModel):
+    """An `ImageModel` around `Scaled`."""
+
+    def pretrained(self, source: str) -> dict[str, Tensor]:
+        """The trained weights of a host (`hosts.is_source`) by this model's names."""
+        return {f"host.host.{name}": value for name, value in host_weights(_AUTO, source).items()}

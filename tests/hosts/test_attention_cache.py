@@ -1,0 +1,250 @@
+"""Table 2's attention-based cache beside each host, against the softmax over own and kept tokens written out."""
+
+import copy
+import dataclasses
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import mnemos
+from mnemos import libraries
+from mnemos.hosts.attention_cache import cache_attention
+from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
+from mnemos.memory.stored import accumulate_caches, hold_caches, stored
+from mnemos.memory.token_cache import AttentionCache, TokenCache
+from mnemos.types import InputError
+
+CONFIGS = {
+    "vit": ViTConfig(image=12, patch=4, dim=12, depth=2, num_heads=3),
+    "pvt": PVTConfig(image=16, dims=(8, 12), depths=(1, 1), num_heads=(2, 3)),
+    "pvt2": PVTConfig(version=2, image=16, dims=(8, 12), depths=(1, 1), num_heads=(2, 3)),
+}
+
+
+def build(name: str, images: int | None = 1) -> nn.Module:
+    torch.manual_seed(0)
+    cache = None if images is None else AttentionCache(images)
+    model = dataclasses.replace(CONFIGS[name], cache=cache).build().double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
+
+
+def images(seed: int = 1, rows: int = 3, side: int = 16) -> Tensor:
+    return torch.randn(rows, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(name: str, seed: int = 1, rows: int = 3) -> Tensor:
+    return images(seed, rows, CONFIGS[name].image)
+
+
+def softmax_over(queries: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """Eq. 1, a head and a row at a time."""
+    rows = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        d = q.shape[-1] // heads
+        found = []
+        for h in range(heads):
+            part = slice(h * d, (h + 1) * d)
+            found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(d), -1) @ v[:, part])
+        rows.append(torch.cat(found, -1))
+    return torch.stack(rows)
+
+
+def oracle(attention: nn.Module, x: Tensor, kept: Tensor, size: tuple[int, int]) -> Tensor:
+    """The attention's output for x [B, T, D] with the tokens `kept` [slots, D] among its keys and values."""
+
+    def seen(own: Tensor) -> Tensor:
+        return torch.cat([own, kept.expand(len(own), -1, -1)], 1)
+
+    def reduced(convolution: nn.Module, norm: nn.Module) -> Tensor:
+        return norm(convolution(x.transpose(1, 2).unflatten(2, size)).flatten(2).transpose(1, 2))
+
+    if hasattr(attention, "qkv"):  # timm's Attention
+        (wq, wk, wv), (bq, bk, bv) = attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
+        out = softmax_over(
+            F.linear(x, wq, bq), F.linear(seen(x), wk, bk), F.linear(seen(x), wv, bv), attention.num_heads
+        )
+        return attention.proj(out)
+    if hasattr(attention, "kv"):  # timm's PVT v2
+        own = x if attention.sr is None else reduced(attention.sr, attention.norm)
+        (wk, wv), (bk, bv) = attention.kv.weight.chunk(2), attention.kv.bias.chunk(2)
+        keys, values = F.linear(seen(own), wk, bk), F.linear(seen(own), wv, bv)
+        return attention.proj(softmax_over(attention.q(x), keys, values, attention.num_heads))
+    own = x  # Hugging Face's PVT
+    if attention.sequences_reduction_ratio > 1:
+        own = reduced(attention.sequence_reduction, attention.layer_norm)
+    linear = {name: getattr(attention, name) for name in ("query", "key", "value")}
+    q, k, v = (F.linear(seen(own) if n != "query" else x, m.weight, m.bias) for n, m in linear.items())
+    return softmax_over(q, k, v, attention.num_attention_heads)
+
+
+def attentions(model: nn.Module) -> list[nn.Module]:
+    return [
+        m
+        for m in model.modules()
+        if type(m).__name__ in ("PvtEfficientSelfAttention", "Attention") and isinstance(m, nn.Module)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept_images", [1, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_is_the_softmax_over_own_and_kept_tokens(name, kept_images):
+    model = build(name, kept_images)
+    model(batch(name, 1))
+    model.eval()
+    for attention in attentions(model):
+        caches = [m for m in attention.modules() if isinstance(m, TokenCache)]
+        kept = caches[0].cache
+        assert kept.abs().max() > 0
+        assert all(torch.equal(kept, other.cache) for other in caches)
+        side = 3 if name == "vit" else {8: 4, 12: 2}[kept.shape[1]]
+        prefix = name == "vit" or (name == "pvt" and side == 2)
+        x = torch.randn(3, side * side + prefix, kept.shape[1], dtype=torch.float64).requires_grad_()
+        z = x.detach().clone().requires_grad_()
+        y = attention(x) if name == "vit" else attention(x, *((side, side) if name == "pvt" else ((side, side),)))
+        y = y[0] if isinstance(y, tuple) else y
+        expected = oracle(attention, z, kept, (side, side))
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+        upstream = torch.randn(y.shape, dtype=y.dtype)
+        ours = torch.autograd.grad(y, [x, *attention.parameters()], upstream, allow_unused=True)
+        right = torch.autograd.grad(expected, [z, *attention.parameters()], upstream, allow_unused=True)
+        for a, b in zip(ours, right, strict=True):
+            if b is None:
+                assert a is None, "the oracle uses fewer parameters"
+            else:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_kept_is_what_the_layer_was_given_in_the_batch_before(name):
+    model = build(name)
+    given: dict[int, Tensor] = {}
+    for cache in stored(model):
+        cache.register_forward_pre_hook(lambda m, args: given.__setitem__(id(m), args[0]))
+    for seed in (1, 2):
+        model(batch(name, seed))
+    model.eval()
+    for cache in stored(model):
+        assert torch.equal(cache.cache, given[id(cache)][0])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_empty_cache_is_the_plain_model_in_values_and_gradients(name):
+    plain, remembering = build(name, None), build(name, 2)
+    x, z = batch(name).requires_grad_(), batch(name).requires_grad_()
+    y, other = plain(x)[0], remembering(z)[0]
+    torch.testing.assert_close(y, other, rtol=1e-10, atol=1e-10)
+    y.square().sum().backward()
+    other.square().sum().backward()
+    torch.testing.assert_close(x.grad, z.grad, rtol=1e-9, atol=1e-10)
+    assert (plain(x)[0] - remembering(z)[0]).abs().max() > 1e-6, "the second forward sees the first"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_is_committed_once_a_forward_of_the_whole_model(name, tmp_path):
+    model = build(name)
+    model(batch(name, 1))
+    pending = [cache.pending.clone() for cache in stored(model)]
+    assert all(cache.cache.abs().max() == 0 for cache in stored(model))
+    with hold_caches(model):
+        model(batch(name, 2))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("half-way")
+
+    handle = attentions(model)[-1].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="half-way"):
+        model(batch(name, 3))
+    handle.remove()
+    model.eval()
+    model(batch(name, 4))
+    for cache, expected in zip(stored(model), pending, strict=True):
+        assert torch.equal(cache.cache, expected)
+    mnemos.save(model, tmp_path)
+    loaded = mnemos.load(tmp_path).double()
+    torch.testing.assert_close(loaded(batch(name, 5))[0], model(batch(name, 5))[0], rtol=1e-4, atol=1e-4)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        clone.train()
+        clone(batch(name, 6))
+        clone.eval()
+        assert not torch.equal(stored(clone)[0].cache, stored(model)[0].cache)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_recomputation_and_micro_batches(name):
+    whole, checked, parts = build(name), build(name), build(name)
+    for seed in (1, 2):
+        x, z = batch(name, seed, 4).requires_grad_(), batch(name, seed, 4).requires_grad_()
+        whole(x)[0].square().sum().backward()
+        checkpoint(lambda v: checked(v)[0], z, use_reentrant=False).square().sum().backward()
+        torch.testing.assert_close(x.grad, z.grad)
+        with accumulate_caches(parts):
+            for part in batch(name, seed, 4).split(2):
+                parts(part)
+    for model in (whole, checked, parts):
+        model.eval()
+    for a, b, c in zip(stored(whole), stored(checked), stored(parts), strict=True):
+        torch.testing.assert_close(a.cache, b.cache)
+        torch.testing.assert_close(a.cache, c.cache)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CONFIGS)
+def test_compiled_equals_eager(name):
+    model = build(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
+    for seed in (1, 2):
+        torch.testing.assert_close(model(batch(name, seed))[0], compiled(batch(name, seed))[0])
+
+
+@pytest.mark.slow
+def test_hugging_faces_vit():
+    libraries.transformers()
+    from transformers import ViTConfig as Config
+    from transformers import ViTForImageClassification
+
+    torch.manual_seed(0)
+    config = Config(image_size=12, patch_size=4, hidden_size=12, num_hidden_layers=2, num_attention_heads=3)
+    model = ViTForImageClassification(config)
+    plain = copy.deepcopy(model)
+    assert len(cache_attention(model, AttentionCache(), images(side=12).float()[:1])) == 2
+    x = images(1, side=12).float()
+    torch.testing.assert_close(model.train(False)(x).logits, plain.eval()(x).logits)
+    model.train()(x)
+    assert (model.eval()(x).logits - plain(x).logits).abs().max() > 1e-7
+    layer = attention = next(m for m in model.modules() if type(m).__name__ == "ViTAttention")
+    x = torch.randn(2, 10, 12)
+    kept = attention.attention_cache.cache
+    seen = torch.cat([x, kept.expand(2, -1, -1)], 1)
+    heads = softmax_over(layer.q_proj(x), layer.k_proj(seen), layer.v_proj(seen), 3)
+    torch.testing.assert_close(attention(x)[0], layer.o_proj(heads))
+    with pytest.raises(InputError, match="found a mask"):
+        attention(x, attention_mask=torch.zeros(2, 1, 10, 10))
+
+
+def test_models_that_have_caches_or_no_known_attention_are_refused_and_unchanged():
+    for model in (build("vit"), nn.TransformerEncoderLayer(8, 2, batch_first=True)):
+        before = list(model.state_dict())
+        with pytest.raises(InputError, match="cache"):
+            cache_attention(model, AttentionCache(), torch.zeros(1, 4, 8))
+        assert list(model.state_dict()) == before
+
+
+@pytest.mark.slow
+def test_an_example_that_does_not_fit_changes_nothing():
+    model = build("pvt", None)
+    with pytest.raises(InputError, match="example"):
+        cache_attention(model.host, AttentionCache(), torch.zeros(1, 3, 5))
+    assert not stored(model)
+    assert not any(m._forward_pre_hooks for m in model.modules())

@@ -1,0 +1,294 @@
+"""Bad input: one clear line, and the model as it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hosts import build, close, example, libraries, run, state
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.memory.gated_cache import caches
+
+
+def refused(model: nn.Module, match: str, *args: Any, **kwargs: Any) -> str:
+    """cache() with these says so in one line, and leaves the model as it was."""
+    before = state(model)
+    with pytest.raises(InputError, match=match) as raised:
+        mnemos.cache(model, *args, **kwargs)
+    assert state(model) == before
+    line = str(raised.value)
+    assert "\n" not in line
+    assert len(line) < 300
+    return line
+
+
+def test_a_model_without_attention():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    refused(model, "mnemos knows, found none; name modules .* with where=")
+    refused(nn.Conv2d(3, 4, 1), r"found none; name .* with where=; layers of convolutions take maps \[B, C, H, W\]")
+    refused(nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 2, 16), 1), "was left .*decoder.*; 1 more were left")
+
+
+def test_attention_of_an_unknown_kind_is_named():
+    class OddAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(4, 4)
+
+    refused(nn.Sequential(OddAttention()), "found none: '0' was left .no adapter for OddAttention; name it")
+
+
+def test_two_calls():
+    model = build("timm_vit")
+    mnemos.cache(model, GRC(length=3))
+    refused(model, "blocks.0.attn' was left .it has a cache already.; 1 more")
+    refused(model.blocks[0], "without gated caches, .* found 1 of another call")
+    mnemos.uncache(model)
+    mnemos.cache(model, GRC(length=3))
+
+
+@pytest.mark.parametrize(
+    ("where", "match"),
+    [
+        ("blocks.*.atn", "where='blocks.*.atn' names no module; the nearest is 'blocks.[01].attn'"),
+        ("attn", "where='attn' names no module; the nearest is"),
+        (["blocks.0.attn", "block.1.attn"], "where='block.1.attn' names no module; the nearest is 'blocks.1.attn'"),
+        (lambda name, module: False, "found none: 'blocks.0.attn' was left .not named"),
+    ],
+)
+def test_where_that_names_nothing(where, match):
+    refused(build("timm_vit"), match.replace("*", r"\*"), GRC(length=3), where=where)
+
+
+def test_a_decoder_that_is_named_all_the_same():
+    line = refused(build("hf_bart"), "decoder", where="decoder.layers.*.self_attn")
+    assert "future" in line
+    refused(build("hf_bart"), "across two sequences", where="decoder.layers.*.encoder_attn")
+
+
+def test_a_causal_attention_that_no_adapter_knows():
+    found = libraries.transformers()
+    model = found.GPTBigCodeModel(found.GPTBigCodeConfig(n_embd=12, n_layer=1, n_head=2, vocab_size=9))
+    assert "is not causal; a causal decoder needs" in refused(model, "no adapter for GPTBigCodeAttention")
+    line = refused(model, "h.0.attn: .*found a causal one.* future", where="h.*.attn")
+    assert "register_host(mnemos.hosts.DecoderHost(" in line
+
+
+def test_what_is_no_model_and_what_is_no_cache():
+    for grc, found in ((GRC, "the class GRC"), ({}, "a dict"), ({"0": GRC()}, "a dict")):
+        refused(nn.Linear(2, 2), f"expected one mnemos.GRC.* found {found}; choose the attentions with where=", grc)
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        mnemos.cache("a model")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("grc", "match"),
+    [
+        ({"scope": "stream"}, 'found scope="stream"'),
+        ({"ratio": 0.1}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
+        ({"length": 18}, "blocks.0.attn: expected 17 slots at most.*found 18"),
+        ({"length": (3, 4)}, "one cache length for each of 1 stages, found 2"),
+        ({"convolution": True, "ratio": 0.7}, "found grid=.*, dim 24 and cache width 15"),
+        ({"resample": "grid", "length": 7}, "4 x 4 grid, found 7; use 6"),
+        ({"length": 3, "resample": "grid", "preset": "official"}, "4 x 4 grid, found 3"),
+    ],
+)
+def test_a_cache_that_does_not_fit(grc, match):
+    refused(build("timm_vit"), match, GRC(**grc))
+
+
+def test_lengths_of_stages():
+    refused(build("hf_pvt"), "one cache length for each of 2 stages, found 3", GRC(length=(4, 4, 4)))
+    refused(build("hf_pvt"), "pvt.encoder.block.0.0.*expected 64 slots at most.*found 65", GRC(length=(65, 4)))
+    refused(build("hf_bert"), "expected 80 slots at most.*found 81", GRC(length=81))
+    mnemos.cache(build("hf_pvt"), GRC(length=(64, 17)))
+    mnemos.cache(build("hf_bert"), GRC(length=80))
+
+
+class _Older(nn.MultiheadAttention):
+    """A version whose forward was called differently."""
+
+    def forward(self, hidden: Tensor, query: Tensor) -> Tensor:  # type: ignore[override]
+        return hidden
+
+
+def test_a_host_whose_call_has_changed(monkeypatch):
+    refused(
+        nn.Sequential(_Older(12, 2)), r"expected forward\(query, key, .*found \(hidden, query\).*version of the library"
+    )
+    vit = build("timm_vit")
+    kind = type(vit.blocks[0].attn)
+    monkeypatch.setattr(kind, "forward", lambda self, tokens, rope=None: tokens)
+    refused(vit, r"timm Attention: expected forward\(x, attn_mask, …\), found \(tokens, rope\)")
+    monkeypatch.undo()
+    del vit.blocks[1].attn.num_heads
+    refused(vit, "timm Attention: expected widths and heads as integers, found .*None")
+
+
+@pytest.mark.parametrize("bad", [torch.randn(3, 3, 5, 5), torch.randn(2, 2), {"nothing": 1}, "an image"])
+def test_an_example_that_cannot_be_run(bad):
+    model = build("timm_vit").train()
+    model.blocks[0].eval()
+    line = refused(model, "could not be run on the example", GRC(length=3), example=bad)
+    assert "\n" not in line
+
+
+def test_a_model_that_is_distributed_already(monkeypatch):
+    class Wrapped(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Wrapped)
+    refused(Wrapped(build("timm_vit")), "not distributed yet, found Wrapped; call mnemos.cache.. first")
+
+
+def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    return {
+        "another key": ("expected the same values as query and key", lambda: attention(x, x + 1, x)),
+        "causal": ("causally", lambda: attention(x, x, x, attn_mask=later, is_causal=True)),
+        "a causal mask": ("causally", lambda: attention(x, x, x, attn_mask=later)),
+        "a causal mask that is added": (
+            "causally",
+            lambda: attention(x, x, x, attn_mask=torch.zeros(7, 7).masked_fill(later, -torch.inf).double()),
+        ),
+        "padding of another shape": (
+            "key_padding_mask",
+            lambda: attention(x, x, x, key_padding_mask=torch.zeros(7, 3, dtype=torch.bool)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", calls_of(nn.Identity()))
+def test_calls_that_a_cache_cannot_serve(case, training):
+    attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
+    mnemos.cache(attention, GRC(length=3))
+    attention.train(training)
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    attention(x, x, x)
+    match, call = calls_of(attention)[case]
+    pending = caches(attention)[0].pending.clone()
+    # A mask of another shape PyTorch may refuse itself, before it comes to the cache.
+    with pytest.raises((InputError, RuntimeError, AssertionError)) as raised:
+        call()
+    if isinstance(raised.value, InputError):
+        assert match in str(raised.value)
+        assert "\n" not in str(raised.value)
+    else:
+        assert case == "padding of another shape"
+    attention.eval()
+    assert torch.equal(caches(attention)[0].cache, pending), "what the refused call left was committed"
+
+
+def test_masks_that_hide_no_future_are_taken():
+    attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
+    mnemos.cache(attention, GRC(length=3))
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    window = (torch.arange(7)[:, None] - torch.arange(7)).abs() > 2
+    attention.eval()
+    plain, _ = attention(x, x, x)
+    near, _ = attention(x, x, x, attn_mask=window)
+    assert not torch.allclose(near, plain)
+    torch.testing.assert_close(attention(x, x, x, attn_mask=window.expand(6, 7, 7))[0], near)
+    for nothing in (torch.zeros(7, 7, dtype=torch.bool), torch.zeros(7, 7).double()):
+        torch.testing.assert_close(attention(x, x, x, attn_mask=nothing)[0], plain)
+
+
+def test_an_encoder_that_is_used_causally():
+    model = build("torch_encoder")
+    mnemos.cache(model, GRC(length=3))
+    x, mask = example("torch_encoder").args[0], nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    for options in ({"mask": mask}, {"mask": mask, "is_causal": True}):
+        with pytest.raises(InputError, match="causally"):
+            model(x, **options)
+    with pytest.raises(InputError, match="causally"):
+        model.layers[0](x, src_mask=mask)
+
+
+def test_a_vision_transformer_that_is_told_what_is_padding():
+    model = build("timm_vit")
+    attention = model.blocks[0].attn.train()
+    mnemos.cache(attention, GRC(length=3))
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    valid = torch.arange(7) < torch.tensor([7, 4])[:, None]
+    kept = valid[:, None, :, None] & valid[:, None, None]
+    for mask in (kept, torch.zeros(2, 1, 7, 7).double().masked_fill(~kept, -torch.inf), valid[:, None, None]):
+        left = []
+        for call in (lambda m=mask: attention(x, attn_mask=m), lambda: attention(x[:1]), lambda: attention(x[1:, :4])):
+            mnemos.memory.clear_caches(attention)
+            call()
+            left.append(caches(attention)[0].pending.clone())
+        close(left[0], (left[1] + left[2]) / 2)
+    with pytest.raises(InputError, match="causally"):
+        attention(x, attn_mask=torch.ones(7, 7, dtype=torch.bool).tril())
+    with pytest.raises(InputError, match="causally"):
+        attention(x, is_causal=True)
+
+
+def test_an_attention_of_an_odd_width_is_left():
+    """timm's csatv2 has two whose width is no multiple of their number of heads."""
+    model = libraries.timm().create_model("csatv2")
+    report = mnemos.cache(model, GRC(length=4))
+    odd = {one.name: one.why for one in report.left if "no multiple" in one.why}
+    assert list(odd) == ["stages.3.5.attn", "stages.3.6.attn"]
+    assert "width 386" in odd["stages.3.5.attn"]
+    assert len(report.swapped) == 2
+    mnemos.uncache(model)
+    with pytest.raises(InputError, match=r"stages\.3\.5\.attn: .*386"):
+        mnemos.cache(model, GRC(length=4), where="stages.3.5.attn")
+
+
+def test_encoders_of_pix2struct_and_moonshine():
+    """Pix2Struct's first input holds indices; Moonshine's encoder is not causal, its decoder is."""
+    library = libraries.transformers()
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "vocab_size": 60, "max_position_embeddings": 80}
+    heads = {"encoder_num_attention_heads": 3, "decoder_num_attention_heads": 4}
+    layers = {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1}
+    speech = library.MoonshineModel(library.MoonshineConfig(**sizes, **heads, **layers))
+    sizes = {"hidden_size": 24, "patch_embed_hidden_size": 27, "d_ff": 20, "d_kv": 8, "num_attention_heads": 3}
+    pictures = library.Pix2StructVisionModel(library.Pix2StructVisionConfig(**sizes, num_hidden_layers=1, seq_len=16))
+    sound = {"input_values": torch.randn(2, 4000), "decoder_input_ids": torch.ones(2, 4, dtype=torch.int64)}
+    patches = {"flattened_patches": torch.rand(2, 9, 29), "attention_mask": torch.ones(2, 9)}
+    for model, inputs, mlp in ((speech, sound, "encoder.layers.0.mlp"), (pictures, patches, "encoder.layer.0.mlp")):
+        assert mnemos.cache(model, GRC(length=4), where=mlp, example=inputs).swapped[0].name == mlp
+        mnemos.uncache(model)
+        (one,) = mnemos.cache(model, GRC(length=4)).swapped
+        assert one.name.startswith("encoder.")
+        assert one.heads == 3
+        model.train()(**inputs).last_hidden_state.sum().backward()
+        assert all(p.grad is not None for p in caches(model)[0].parameters())
+
+
+def test_a_nested_tensor():
+    attention = nn.MultiheadAttention(12, 2, batch_first=True)
+    mnemos.cache(attention, GRC(length=3))
+    attention.eval()
+    x = torch.nested.nested_tensor([torch.randn(4, 12), torch.randn(2, 12)])
+    with torch.no_grad(), pytest.raises(InputError, match="nested tensors; pad them"):
+        attention(x, x, x, need_weights=False)
+
+
+def test_uncache_of_a_model_without():
+    for model in (nn.Linear(2, 2), build("timm_vit")):
+        before = state(model)
+        with pytest.raises(InputError, match=r"found none of its caches"):
+            mnemos.uncache(model)
+        assert state(model) == before
+
+
+def test_a_missing_library_is_no_hindrance(monkeypatch):
+    """The adapters import none: a model of a library that is not imported cannot exist."""
+    libraries.timm()
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith(("timm.layers.attention", "transformers.models"))]:
+        monkeypatch.delitem(sys.modules, name)
+    model = build("torch_encoder")
+    assert len(mnemos.cache(model, GRC(length=3)).swapped) == 2
+    run(model, example("torch_encoder"))

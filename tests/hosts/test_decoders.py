@@ -1,0 +1,450 @@
+"""Gated caches in causal decoders of Hugging Face: no leak, and the host's own cache carries the state."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from decoder_models import FAMILIES, FEW, FURTHER, plain
+from hosts import close, open_caches, state
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.hosts import from_pretrained
+from mnemos.hosts.carried import KEEP
+from mnemos.libraries import cache_name, transformers
+from mnemos.memory.gated_cache import caches
+
+EVERY = [*FEW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES if name not in FEW)]
+STREAM = GRC(length=4, block=3, scope="stream")
+SHARED = GRC(length=4, block=3, preset="paper", inference="transient")
+
+
+def cached(name: str, grc: GRC = STREAM, **options: Any) -> Any:
+    model = plain(name, **options)
+    mnemos.cache(model, grc)
+    open_caches(model)
+    return model
+
+
+def ids(rows: int = 3, t: int = 13, seed: int = 2) -> Tensor:
+    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
+def pad(given: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
+    """Tokens with so many pads at the left of each row, and their mask."""
+    mask = torch.arange(given.shape[1]) >= torch.tensor(lengths)[:, None]
+    return given.where(mask, 0), mask.long()
+
+
+def logits(model: Any, given: Tensor, mask: Tensor | None = None, past: Any = None, **options: Any) -> Tensor:
+    """The logits of new tokens, with positions that count a row's valid tokens."""
+    if mask is not None:
+        options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -given.shape[1] :]
+    options[cache_name()] = past
+    return model(given, attention_mask=mask, use_cache=past is not None, **options).logits
+
+
+def in_parts(model: Any, given: Tensor, sizes: tuple[int, ...], mask: Tensor | None = None, past: Any = None) -> Tensor:
+    past = transformers().DynamicCache(config=model.config) if past is None else past
+    outputs, start = [], 0
+    for size in sizes:
+        stop = start + size
+        outputs.append(logits(model, given[:, start:stop], None if mask is None else mask[:, :stop], past))
+        start = stop
+    return torch.cat(outputs, 1)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("grc", [STREAM, SHARED], ids=["stream", "shared"])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.each_value
+def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, attention):
+    """Prefill in chunks, then single tokens, with padding on the left; each row alone, without padding, is the same."""
+    # Hugging Face's eager attention takes its softmax in single precision, where the mask of doubles is −∞.
+    dtype, tolerance = (torch.float64, 1e-10) if attention == "sdpa" else (torch.float32, 1e-3)
+    model = cached(name, grc, attn_implementation=attention).to(dtype)
+    given, mask = pad(ids(), 0, 2, 5)
+    with torch.no_grad():
+        whole = logits(model, given, mask)
+        parts = in_parts(model, given, (4, 3, 1, 1, 1, 3), mask)
+        close(parts[mask > 0], whole[mask > 0], tolerance)
+        behind = logits(model, *(x.flip(1) for x in (given, mask)))  # the same with padding on the right
+        for row, valid in enumerate(mask > 0):
+            close(whole[row, valid], logits(model, given[row : row + 1, valid])[0], tolerance)
+            reverse = given[row : row + 1, valid].flip(1)
+            close(behind[row, valid.flip(0)], logits(model, reverse)[0], tolerance)
+    mnemos.uncache(model)
+    assert (logits(model, given, mask) - whole)[mask > 0].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams", "static"])
+@pytest.mark.each_value
+def test_generation_with_the_cache_is_that_without(name, mode):
+    model = cached(name)
+    given, mask = pad(ids(t=7), 0, 2, 4)
+    if (name, mode) == ("falcon_alibi", "static"):  # the host itself takes no static cache
+        with pytest.raises(ValueError, match="too many values"):
+            plain(name).generate(given, attention_mask=mask, max_new_tokens=9, cache_implementation="static")
+        return
+    more: dict[str, Any] = {"sampling": {"do_sample": True}, "beams": {"num_beams": 3}}.get(mode, {})
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        options = {"cache_implementation": "static"} if mode == "static" and use_cache else {}
+        found.append(
+            model.generate(
+                given,
+                attention_mask=mask,
+                max_new_tokens=9,
+                min_new_tokens=9,
+                use_cache=use_cache,
+                output_scores=True,
+                return_dict_in_generate=True,
+                **more,
+                **options,
+            )
+        )
+    assert torch.equal(found[0].sequences, found[1].sequences)
+    for mine, theirs in zip(found[0].scores, found[1].scores, strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "grc", [STREAM, SHARED, GRC(length=4, preset="official")], ids=["stream", "shared", "official"]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.each_value
+def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
+    """In training with scope="shared" too, where a token reads the mean of all rows' caches."""
+    model = cached(name, grc)
+    given = ids(2)
+
+    def outputs(tokens: Tensor) -> Tensor:
+        return logits(copy.deepcopy(model).train(training), tokens)  # a copy: a training forward stores its cache
+
+    before = outputs(given)
+    for j in (1, 3, 6, 7, 12):
+        changed = given.clone()
+        changed[:, j:] = (changed[:, j:] + 7) % 37 + 3
+        found = outputs(changed)
+        assert torch.equal(found[:, :j], before[:, :j])
+        assert not torch.equal(found[:, j:], before[:, j:])
+
+
+@pytest.mark.parametrize(
+    "grc", [STREAM, SHARED, GRC(length=4, preset="official")], ids=["stream", "shared", "official"]
+)
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.each_value
+def test_a_closed_gate_is_the_host_and_uncache_restores_it(name, grc):
+    model = plain(name)
+    given, mask = pad(ids(), 0, 2, 5)
+    before, was = logits(model, given, mask), state(model)
+    text = model.generate(given, attention_mask=mask, max_new_tokens=5, do_sample=False)
+    report = mnemos.cache(model, grc)
+    assert len(report.swapped) == 2
+    open_caches(model)
+    opened = logits(model, given, mask)
+    with torch.no_grad():
+        for branch in caches(model):
+            branch.mix.fill_(-torch.inf)
+    assert torch.equal(logits(model, given, mask), before)
+    assert not torch.equal(opened, before)
+    assert torch.equal(model.generate(given, attention_mask=mask, max_new_tokens=5, do_sample=False), text)
+    mnemos.uncache(model)
+    assert state(model) == was
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.each_value
+def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
+    """Two calls, the second with the first one's cache: the gradient of the loss is that of one call."""
+    whole, parts = cached(name).train(), cached(name).train()
+    given = ids()
+    weight = torch.linspace(-1, 1, 60, dtype=torch.float64)
+    (logits(whole, given)[:, 7:] * weight).sum().backward()
+    (in_parts(parts, given, (7, 6))[:, 7:] * weight).sum().backward()
+    for (key, mine), theirs in zip(parts.named_parameters(), whole.parameters(), strict=True):
+        if "position_embeddings" not in key:
+            assert theirs.grad is not None, key
+            assert theirs.grad.abs().sum() > 0, key
+            close(mine.grad, theirs.grad, 1e-5 if name in ("gemma3", "cohere") else 1e-10)  # their norms are in float32
+
+
+def test_a_training_forward_stores_the_mean_of_the_rows_that_completed_a_block():
+    model = cached("llama", SHARED).train()
+    branch = caches(model)[0]
+    start = branch.cache.clone()
+    given, mask = pad(ids(t=7), 0, 3, 5)  # rows of two blocks, one and none
+    inputs = []
+    handle = branch.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
+    logits(model, given, mask)
+    handle.remove()
+    x = inputs[0][..., : branch.cache_dim]
+    rows = []
+    with torch.no_grad():
+        for row, first, blocks in ((0, 0, 2), (1, 3, 1)):
+            cache = start
+            for n in range(blocks):
+                cache = branch.update(x[row : row + 1, first + 3 * n : first + 3 * n + 3], cache)[0]
+            rows.append(cache)
+    model.eval()
+    close(branch.cache, torch.stack(rows).mean(0))
+
+
+def memory_alone(grc: GRC) -> Any:
+    """A decoder of one layer whose attention is its memory alone, in training mode."""
+    model = cached("llama", grc, num_hidden_layers=1).train()
+    with torch.no_grad():
+        caches(model)[0].mix.fill_(torch.inf)
+    return model
+
+
+def changed_by(grc: GRC, row: int, token: int) -> Tensor:
+    """Which outputs [B, T] change with one token."""
+    given = ids(3)
+    other = given.clone()
+    other[row, token] = (other[row, token] + 7) % 37 + 3
+    return (logits(memory_alone(grc), given) != logits(memory_alone(grc), other)).any(-1)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_token_reaches_the_blocks_after_its_own(write):
+    """All of them; where the cache is never written, only the next one."""
+    expected = torch.zeros(3, 13, dtype=torch.bool)
+    expected[1, 4] = True  # the token's own output, from its embedding
+    expected[1, 6 : 13 if write else 9] = True
+    assert torch.equal(changed_by(GRC(length=4, block=3, scope="stream", write=write), 1, 4), expected)
+
+
+@pytest.mark.parametrize("read", ["sample", "mean"])
+def test_in_training_a_shared_cache_is_read_per_row_or_as_the_mean_of_all(read):
+    grc = GRC(length=4, block=3, read=read)
+    expected = torch.zeros(3, 13, dtype=torch.bool)
+    expected[slice(None) if read == "mean" else 1, 6:] = True
+    expected[1, 4] = True
+    assert torch.equal(changed_by(grc, 1, 4), expected)
+    given, mask = pad(ids(), 0, 3, 13)  # a row of padding has no part in the mean
+    found, without = (logits(memory_alone(grc), given[:n], mask[:n])[:2] for n in (3, 2))
+    close(found[mask[:2] > 0], without[mask[:2] > 0])
+
+
+def prefilled(model: Any, given: Tensor, mask: Tensor) -> Any:
+    past = transformers().DynamicCache(config=model.config)
+    logits(model, given, mask, past)
+    return past
+
+
+def reloaded(past: Any) -> Any:
+    return pickle.loads(pickle.dumps(past))
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda past: past.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
+        (lambda past: past.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+        (lambda past: past.batch_select_indices(torch.tensor([2, 1])), [2, 1]),
+        (copy.deepcopy, [0, 1, 2]),
+        (reloaded, [0, 1, 2]),
+    ],
+    ids=["reorder", "repeat", "select", "deepcopy", "pickle"],
+)
+@torch.no_grad()
+def test_the_state_follows_the_rows_of_the_hosts_cache(change, rows):
+    model = cached("llama")
+    given, mask = pad(ids(), 0, 2, 5)
+    past = prefilled(model, given[:, :8], mask[:, :8])
+    past = change(past) or past
+    taken = torch.tensor(rows)
+    expected = logits(model, given[taken], mask[taken])[:, 8:]
+    found = [logits(model, given[taken, n : n + 1], mask[taken, : n + 1], past) for n in range(8, 13)]
+    close(torch.cat(found, 1), expected)
+    past.reset()
+    valid = mask[taken] > 0
+    close(*(logits(model, given[taken], mask[taken], one)[valid] for one in (past, None)))
+
+
+@pytest.mark.parametrize("drafts", [(1,), (2, 5), (1,) * 9, (13,)])
+@torch.no_grad()
+def test_cropped_tokens_leave_no_trace(drafts):
+    """Of one call and of several, over several blocks; a row with padding too; twice."""
+    model = cached("llama")
+    given, mask = pad(ids(t=12), 0, 2, 5)
+    past = prefilled(model, given[:, :8], mask[:, :8])
+    whole = logits(model, given, mask)
+    for n in range(8, 12):
+        close(logits(model, given[:, n : n + 1], mask[:, : n + 1], past)[:, 0], whole[:, n])
+        drafted = ids(t=sum(drafts), seed=n)
+        longer = torch.cat([mask[:, : n + 1], torch.ones_like(drafted)], 1)
+        start = 0
+        for size in drafts:
+            logits(model, drafted[:, start : start + size], longer[:, : n + 1 + start + size], past)
+            start += size
+        past.crop(-start)
+
+
+@torch.no_grad()
+def test_a_crop_of_more_than_is_kept_is_refused_and_changes_nothing():
+    model = cached("llama")
+    given = ids(2, KEEP + 30)
+    past = prefilled(model, given[:, :-3], torch.ones_like(given[:, :-3]))
+    with pytest.raises(InputError, match=f"at most {KEEP} tokens"):
+        past.crop(-KEEP - 1)
+    whole = logits(model, given)
+    close(logits(model, given[:, -3:], torch.ones_like(given), past), whole[:, -3:])
+    past.crop(-KEEP)
+    assert past.get_seq_length() == 30
+    close(logits(model, given[:, 30:], torch.ones_like(given), past), whole[:, 30:])
+
+
+@pytest.mark.parametrize("helper", ["prompt_lookup", "assistant"])
+def test_assisted_generation_is_greedy_generation(helper):
+    model = cached("llama")
+    given = ids(1, 4).repeat(1, 3)
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(given, **options)
+    if helper == "assistant":
+        assistant = cached("llama", GRC(length=4, block=4, scope="stream"))  # a worse model of the same tokens
+        assistant.generation_config.num_assistant_tokens = 7
+        found = model.generate(given, assistant_model=assistant, **options)
+    else:
+        found = model.generate(given, prompt_lookup_num_tokens=5, **options)
+    assert torch.equal(found, expected)
+
+
+def test_what_cannot_be_right_is_refused():
+    model = cached("llama")
+    given = ids(2, 8)
+    bare = plain("llama")
+    foreign = prefilled(bare, given, torch.ones_like(given))
+    with pytest.raises(InputError, match="8 tokens this model's gated caches have read, found 0"):
+        logits(model, given, None, foreign)
+    past = prefilled(model, given, torch.ones_like(given))
+    for layer in past.layers:
+        layer.keys, layer.values = layer.keys[:, :, :5], layer.values[:, :, :5]
+    with pytest.raises(InputError, match=r"5 tokens.*found 8"):
+        logits(model, given, None, past)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    with pytest.raises(InputError, match="one sequence per row"):
+        model(given[:1], position_ids=positions, use_cache=False)
+    with pytest.raises(InputError, match="one sequence per row"):
+        model(given[:1], use_cache=False, cu_seq_lens_q=torch.tensor([0, 4, 8]))
+    later = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    later[4:, :4] = True
+    with pytest.raises(InputError, match="one sequence per row"):
+        model(given[:1], use_cache=False, attention_mask=torch.zeros(1, 1, 8, 8).double().masked_fill(later, -50.0))
+    with pytest.raises(InputError, match="grid"):
+        mnemos.cache(bare, GRC(resample="grid"))
+    with pytest.raises(InputError, match='scope="stream"'):
+        mnemos.cache(nn.TransformerEncoderLayer(8, 2, 8), STREAM)
+
+
+def test_threads_share_a_model_and_no_state():
+    model = cached("gpt2")
+    prompts = [pad(ids(2, 7, seed), 0, seed % 4) for seed in range(6)]
+
+    def text(prompt: tuple[Tensor, Tensor]) -> Tensor:
+        return model.generate(prompt[0], attention_mask=prompt[1], max_new_tokens=8, do_sample=False)
+
+    expected = [text(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool:
+        for found, theirs in zip(pool.map(text, prompts), expected, strict=True):
+            assert torch.equal(found, theirs)
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.each_value
+def test_copies_and_files_have_the_cached_model(name, tmp_path):
+    model = cached(name)
+    given, mask = pad(ids(), 0, 2, 5)
+    expected = logits(model, given, mask)
+    model.save_pretrained(tmp_path)
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        from_pretrained(type(model), tmp_path, dtype=torch.float64).eval(),
+    ):
+        close(logits(other, given, mask), expected)
+        with torch.no_grad():
+            caches(other)[1].to_query.weight.zero_()
+        other.load_state_dict(model.state_dict(), strict=True)
+        close(logits(other, given, mask), expected)
+    stock = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    close(logits(stock, given, mask), logits(mnemos.uncache(model), given, mask))
+
+
+def trained(model: Any, call: Any) -> list[Tensor]:
+    """The gradients and stored caches of two forwards of padded rows and one backward; `call` runs the model."""
+    weight = torch.linspace(-1, 1, 60, dtype=next(model.parameters()).dtype)
+    losses = []
+    for seed in (2, 3):
+        given, mask = pad(ids(seed=seed), 0, 2, 5)
+        losses.append((logits(call, given, mask)[mask > 0] * weight).sum())
+    sum(losses).backward()
+    return [*(p.grad for p in model.parameters()), *(branch.cache.clone() for branch in caches(model.eval()))]
+
+
+@pytest.mark.parametrize("how", [(True, torch.float32), (False, torch.float32), (False, torch.float64)])
+@pytest.mark.parametrize("grc", [STREAM, SHARED], ids=["stream", "shared"])
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.each_value
+def test_gradient_checkpointing_trains_the_same(name, grc, how):
+    """Reentrant or not, in float32, which takes the kernels on a CPU, or in float64."""
+    reentrant, dtype = how
+    model = cached(name, grc).train().to(dtype)
+    plainly = copy.deepcopy(model)
+    expected = trained(plainly, plainly)
+    if reentrant:
+        model.enable_input_require_grads()
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    for mine, theirs in zip(trained(model, model), expected, strict=True):
+        close(mine, theirs, 1e-10 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grc", [STREAM, pytest.param(SHARED, marks=pytest.mark.exhaustive)], ids=["stream", "shared"])
+@pytest.mark.parametrize("name", ["gpt2", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FEW[1:])])
+def test_a_compiled_model_trains_the_same(name, grc):
+    """In one graph, of rows with padding."""
+    layers = "n_layer" if name == "gpt2" else "num_hidden_layers"
+    model = cached(name, grc, **{layers: 1}).train()
+    compiled = copy.deepcopy(model)
+    torch.compiler.reset()
+    found = trained(compiled, torch.compile(compiled, backend="eager", fullgraph=True))
+    for mine, theirs in zip(found, trained(model, model), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+@torch.no_grad()
+def test_further_decoders_with_rotary_positions(name):
+    """In single precision, which some mixtures of experts need: a sequence in parts is the whole."""
+    model = cached(name, num_hidden_layers=1).float()
+    given, mask = pad(ids(), 0, 2, 5)
+    whole = logits(model, given, mask)
+    close(in_parts(model, given, (4, 3, 1, 5), mask)[mask > 0], whole[mask > 0], 1e-4)
+    for row, valid in enumerate(mask > 0):
+        close(whole[row, valid], logits(model, given[row : row + 1, valid])[0], 1e-4)
+
+
+@pytest.mark.parametrize("low", [-50.0, -1e9, torch.finfo(torch.float32).min])
+def test_an_additive_mask_of_any_depth_hides_padding(low):
+    model = cached("gpt2")
+    given, mask = pad(ids(), 0, 2, 5)
+    t = given.shape[1]
+    seen = torch.ones(t, t, dtype=torch.bool).tril() & (mask > 0)[:, None]
+    seen = (seen | torch.eye(t, dtype=torch.bool) & (mask == 0)[:, None])[:, None]  # padding sees itself alone
+    seen = seen & (mask > 0)[:, None, None]
+    added = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, low)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        found = model(given, attention_mask=added, position_ids=positions, use_cache=False).logits
+        for row, valid in enumerate(mask > 0):
+            close(found[row, valid], logits(model, given[row : row + 1, valid])[0])

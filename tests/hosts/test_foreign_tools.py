@@ -1,0 +1,174 @@
+"""Cached hosts in tools that are not ours: adapters (LoRA), quantisation, tracing, export, threads, DataParallel."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from hosts import build, close, example, open_caches, run
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import GRC, InputError
+from mnemos.hosts import HostBranch
+from mnemos.memory.gated_cache import caches
+
+
+def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = build(name, dtype)
+    torch.manual_seed(4)
+    mnemos.cache(model, GRC(preset=preset, length=3))
+    open_caches(model)
+    return model.eval()
+
+
+class LowRank(nn.Module):
+    """A linear map with an adapter, as the library for adapters wraps it: `weight` is the base's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.weight = base, base.weight
+        self.down = nn.Linear(base.in_features, 2, bias=False).to(base.weight)
+        self.up = nn.Linear(2, base.out_features, bias=False).to(base.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def adapted(model: nn.Module, targets: list[str] | None) -> list[LowRank]:
+    """Freeze a model and wrap the modules whose names end in a target (None: every Linear), as the library does."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    chosen = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) if targets is None else name.rpartition(".")[2] in targets)
+    ]
+    found = []
+    for name in chosen:
+        above, _, last = name.rpartition(".")
+        base = model.get_submodule(name)
+        assert isinstance(base, nn.Linear), "the library knows no other class"
+        found.append(LowRank(base))
+        setattr(model.get_submodule(above), last, found[-1])
+    return found
+
+
+@pytest.mark.parametrize("targets", [["query", "value"], ["query", "key", "value", "dense"], None])
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+def test_adapters_wrap_the_host_alone(preset, targets):
+    model, inputs = cached("hf_bert", preset), example("hf_bert")
+    expected = run(model, inputs)
+    contents = [branch.cache.clone() for branch in caches(model)]
+    branches = [branch for branch in caches(model) if isinstance(branch, HostBranch)]
+    wrapped = adapted(model, targets)
+    assert len(wrapped) >= 4
+    assert not any(isinstance(module, LowRank) for branch in branches for module in branch.modules())
+    for branch in branches:
+        branch.requires_grad_(True)
+    run(model.train(), inputs).square().sum().backward()  # the gates of a frozen cache have none in eval
+    used = [one for one in wrapped if one.up.weight.grad is not None]
+    assert len(used) >= len(wrapped) - 1  # BERT's pooler is not part of this output
+    assert all(p.grad is not None for branch in branches for name, p in branch.named_parameters())
+    for one in wrapped:
+        nn.init.zeros_(one.up.weight)
+    mnemos.memory.clear_caches(model)
+    for branch, content in zip(branches, contents, strict=True):
+        branch.cache.copy_(content)
+    close(run(model.eval(), inputs), expected)
+
+
+def test_a_checkpoint_with_the_names_of_before():
+    """The maps of a branch were called as those of BERT."""
+    model, other = cached("hf_bert"), cached("hf_bert")
+    names = {"query": "to_query", "key": "to_key", "value": "to_value"}
+    before = {}
+    for name, value in model.state_dict().items():
+        for old, new in names.items():
+            name = name.replace(f".grc.{new}.", f".grc.{old}.")
+        before[name] = value + 1
+    other.load_state_dict(before, strict=True)
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name] + 1), name
+    assert mnemos.hosts.branch.present_names(before).keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_dynamic_quantisation_leaves_the_branches(preset):
+    model, inputs = cached("hf_bert", preset, torch.float32), example("hf_bert", dtype=torch.float32)
+    with torch.no_grad():
+        expected = run(model, inputs)
+        found = run(torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8), inputs)
+    assert 0 < (found - expected).abs().mean() < 0.03 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_in_grad_mode_has_operators_alone(preset):
+    """A format that is made of a trace (TorchScript, ONNX) does not know our functions."""
+    model, inputs, other = cached("torch_encoder", preset), example("torch_encoder"), example("torch_encoder", seed=7)
+    traced = torch.jit.trace(model, inputs.args, check_trace=False)
+    assert not [node.kind() for node in traced.inlined_graph.nodes() if "Python" in node.kind()]
+    close(traced(*other.args), run(model, other), 1e-6)  # the scale of the scores is a constant in float32
+    with torch.no_grad():  # nothing of a frozen cache becomes a constant
+        run(model, inputs)
+        traced = torch.jit.trace(model, inputs.args, check_trace=False)
+        before = traced(*inputs.args)
+        for branch in caches(model):
+            branch.to_value.weight.mul_(-2)
+        assert not torch.equal(traced(*inputs.args), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["mnemos", pytest.param("paper", marks=pytest.mark.exhaustive)])
+def test_bert_is_exported_for_all_sizes(preset):
+    model = cached("hf_bert", preset, torch.float32)
+    size = {0: torch.export.Dim("rows", min=2, max=64), 1: torch.export.Dim("tokens", min=2, max=64)}
+    inputs = example("hf_bert", dtype=torch.float32)
+    with torch.no_grad():
+        program = torch.export.export(model, (), inputs.kwargs, dynamic_shapes=dict.fromkeys(inputs.kwargs, size))
+        other = {"input_ids": torch.randint(5, 50, (5, 20)), "attention_mask": torch.ones(5, 20, dtype=torch.long)}
+        other["attention_mask"][2, 5:] = 0
+        found, expected = program.module()(**other).last_hidden_state, model(**other).last_hidden_state
+        close(found, expected, 1e-5)
+
+
+def test_two_threads_give_bigbird_two_masks():
+    """Each waits in the middle of its attention until the other has begun."""
+    model = cached("hf_bigbird_short")
+    inputs = [example("hf_bigbird_short", seed=seed) for seed in (1, 2)]
+    inputs[1].kwargs["attention_mask"] = inputs[1].kwargs["attention_mask"].flip(0)
+    expected = [model(**one.kwargs).last_hidden_state for one in inputs]
+    barrier = threading.Barrier(2, timeout=20)
+    for layer in model.encoder.layer:
+        layer.attention.self.register_forward_hook(_wait(barrier))
+    found: list = [None, None]
+
+    def evaluate(index: int) -> None:
+        found[index] = model(**inputs[index].kwargs).last_hidden_state
+
+    threads = [threading.Thread(target=evaluate, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+def test_data_parallel_is_refused():
+    with pytest.raises(InputError, match="not distributed yet, found DataParallel"):
+        mnemos.cache(nn.DataParallel(build("torch_encoder")), GRC(length=3))
+    model, inputs = cached("torch_encoder").train(), example("torch_encoder")
+    replica = copy.copy(model)
+    replica._is_replica = True  # as `replicate` marks them
+    with pytest.raises(InputError, match="use DistributedDataParallel"):
+        replica(*inputs.args)
+    model(*inputs.args)
+
+
+def _wait(barrier: threading.Barrier):
+    def hook(*_: object) -> None:
+        barrier.wait()
+
+    return hook

@@ -1,0 +1,339 @@
+"""remember: against the decoder's own inputs_embeds, against our RMT with copied weights, under replay, reversed."""
+
+import copy
+
+import pytest
+import torch
+from decoder_models import FAMILIES, FURTHER, config, plain
+from hosts import close
+from torch import nn
+from torch.nn import functional as F
+
+import mnemos
+from mnemos import InputError
+from mnemos.hosts.decoder_parts import KNOWN
+from mnemos.hosts.remembering import Remembering
+from mnemos.libraries import transformers
+from mnemos.memory import TokensConfig, TokenState
+from mnemos.models import RMT
+from mnemos.types import Advances, RecurrentModel, reset
+
+EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")  # their kernel takes no float64
+FAMILY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER)]
+
+
+def ids(rows: int = 3, t: int = 7, seed: int = 2) -> torch.Tensor:
+    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
+def host(name: str = "gpt2", **options) -> nn.Module:
+    if name in ("mistral", "gemma3"):
+        options = {"sliding_window": 32, **options}
+    if name in EXPERTS:  # made in float32
+        import decoder_models
+
+        kind, sizes = decoder_models.config(name, **options)
+        return kind(sizes).eval()
+    return plain(name, **options)
+
+
+def remembering(name: str = "gpt2", tokens: int = 3, **options) -> Remembering:
+    torch.manual_seed(0)
+    found = mnemos.remember(host(name, **options), tokens)
+    with torch.no_grad():
+        found.memory.start += 0.3 * torch.randn(found.memory.start.shape, dtype=found.memory.start.dtype)
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_it_is_the_decoder_with_memory_around_the_tokens(name):
+    """Logits and memory of two segments are those of the whole model, called with the embeddings written out."""
+    network = remembering(name)
+    model, tolerance = network.model, 1e-4 if name in EXPERTS else 1e-10
+    state, memory = None, network.memory.start.expand(3, -1, -1)
+    for seed, t in ((2, 7), (3, 5)):
+        x = ids(3, t, seed)
+        embeds = torch.cat([memory, model.get_input_embeddings()(x), memory], 1)
+        out = model(inputs_embeds=embeds, output_hidden_states=True, use_cache=False)
+        memory = out.hidden_states[-1][:, 3 + t :]
+        advanced = network.advance(x, state)
+        logits, state = network(x, state)
+        close(logits, out.logits[:, 3 : 3 + t], tolerance)
+        close(state.tokens, memory, tolerance)
+        close(advanced.tokens, memory, tolerance)
+    assert state.writes.tolist() == [2, 2, 2]
+    assert (network(x)[0] - logits).abs().max() > 1e-3, "the memory is read"
+
+
+def test_it_equals_our_rmt_with_copied_weights():
+    """GPT-2 and RMT with learned positions: values of three segments, and gradients of what both have."""
+    network = remembering(max_position_embeddings=7 + 2 * 3, activation_function="gelu")
+    model = network.model.transformer
+    ours = RMT(
+        vocab_size=60, dim=24, layers=2, num_heads=3, mlp=96, segment=7, position="learned", tied=True,
+        norm="pre", activation="gelu",
+        memory=TokensConfig(tokens=3, causal=True),
+    ).double()  # fmt: skip
+    weights = {"embedding.weight": model.wte.weight, "positions.weight": model.wpe.weight}
+    weights |= {"head.weight": model.wte.weight, "memory.start": network.memory.start}
+    weights |= {"final_norm.weight": model.ln_f.weight, "final_norm.bias": model.ln_f.bias}
+    names = {"attention_norm": "ln_1", "mlp_norm": "ln_2", "attention.qkv": "attn.c_attn"}
+    names |= {"attention.output": "attn.c_proj", "mlp.expand": "mlp.c_fc", "mlp.contract": "mlp.c_proj"}
+    for i, block in enumerate(model.h):
+        for mine, theirs in names.items():
+            part = block.get_submodule(theirs)
+            weight = part.weight if "norm" in mine else part.weight.T  # Conv1D has the transposed matrix
+            weights |= {f"blocks.{i}.{mine}.weight": weight, f"blocks.{i}.{mine}.bias": part.bias}
+    ours.load_state_dict(weights)
+    x, losses = ids(3, 21), []
+    whole, end = ours(x)
+    state, parts = None, []
+    for segment in x.split(7, 1):
+        logits, state = network(segment, state)
+        parts.append(logits)
+    close(torch.cat(parts, 1), whole)
+    close(state.tokens, end.memory.tokens)
+    losses = [y.square().sum() for y in (torch.cat(parts, 1), whole)]
+    pairs = [(network.memory.start, ours.memory.start), (model.wte.weight, ours.embedding.weight)]
+    pairs += [(model.wpe.weight, ours.positions.weight), (model.h[0].ln_1.weight, ours.blocks[0].attention_norm.weight)]
+    found = [torch.autograd.grad(loss, [p[i] for p in pairs]) for i, loss in enumerate(losses)]
+    for a, b in zip(*found, strict=True):
+        close(a, b)
+        assert a.abs().max() > 1e-3
+
+
+def test_replay_trains_it_in_three_lines():
+    network = remembering("llama").train()
+    segments = list(ids(2, 16).split(4, 1))
+
+    def step(segment, memory):
+        logits, memory = network(segment[:, :-1], memory)
+        return F.cross_entropy(logits.flatten(0, 1), segment[:, 1:].flatten()), memory
+
+    out = mnemos.replay(step, segments, advance=lambda segment, memory: network.advance(segment[:, :-1], memory))
+    found = [p.grad.clone() for p in network.parameters()]
+    network.zero_grad()
+    total, state = torch.zeros((), dtype=torch.float64), None
+    for segment in segments:
+        loss, state = step(segment, state)
+        total = total + loss / len(segments)
+    total.backward()
+    close(out.loss, total.detach())
+    for mine, p in zip(found, network.parameters(), strict=True):
+        close(mine, p.grad)
+    assert network.memory.start.grad.abs().max() > 1e-6
+
+
+def test_the_decoder_is_left_as_it_was():
+    model, x = host(), ids()
+    before, names = model(x).logits, [name for name, _ in model.named_modules()]
+    weights = copy.deepcopy(model.state_dict())
+    network = mnemos.remember(model)
+    network(x, network(x)[1])
+    assert network.model is model
+    assert [name for name, _ in model.named_modules()] == names
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    close(model(x).logits, before)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    assert network.memory.start.std() < 3 * model.get_input_embeddings().weight.std()
+    assert torch.pdist(network.memory.start.detach()).min() > 0
+
+
+def test_segments_are_in_the_mode_of_the_model_and_the_decoder_keeps_its_own():
+    model = mnemos.remember(plain("gpt2"), tokens=2)
+    assert mnemos.hosts.Segmented(model, 4).training
+    assert not model.model.training
+    assert not mnemos.hosts.Segmented(model.eval(), 4).training
+
+
+def test_it_declares_what_our_models_declare():
+    network = remembering()
+    assert isinstance(network, RecurrentModel)
+    assert isinstance(network, Advances)
+    assert (network.splits, network.state_kind, network.rows_independent) == ("segments", "constant", True)
+    _, state = network(ids())
+    fresh = reset(state, torch.tensor([True, False, True]))
+    close(network(ids(), fresh)[0][[0, 2]], network(ids())[0][[0, 2]])
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        other.model.transformer.wte.weight += 1
+    assert (other(ids())[0] - network(ids())[0]).abs().max() > 1e-3, "a copy has parts of its own"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
+    network, x = remembering(name), ids(4, 8)
+    mask = torch.ones(4, 8, dtype=torch.bool)
+    mask[1, 5:], mask[2, :2], mask[3] = False, False, False
+    _, before = network(ids(4, 6, 5))
+    logits, state = network(x, before, mask)
+    for row, valid in ((0, slice(0, 8)), (1, slice(0, 5)), (2, slice(2, 8))):
+        alone = TokenState(before.tokens[row : row + 1], before.writes[row : row + 1])
+        wanted, after = network(x[row : row + 1, valid], alone)
+        close(logits[row, valid], wanted[0])
+        close(state.tokens[row], after.tokens[0])
+    close(state.tokens[3], before.tokens[3])
+    assert state.writes.tolist() == [2, 2, 2, 1]
+    close(network(torch.where(mask, x, 1), before, mask)[1].tokens, state.tokens)
+    close(network(x, before, attention_mask=mask.long())[0], logits)
+    close(network.advance(x, before, attention_mask=mask.long()).tokens, state.tokens)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generation_reads_the_memory(name):
+    network = remembering(name)
+    _, memory = network(ids(2, 9))
+    prompt = ids(2, 4, 7)
+    said = network.generate(prompt, memory, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    wanted = prompt
+    for _ in range(5):
+        wanted = torch.cat([wanted, network(wanted, memory)[0][:, -1:].argmax(-1)], 1)
+    assert torch.equal(said, wanted[:, 4:])
+    fresh = network.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    mask, longer = torch.tensor([[True] * 6, [False] * 2 + [True] * 4]), torch.cat([prompt[:, :2], prompt], 1)
+    for padding in ({"mask": mask}, {"attention_mask": mask.long()}):
+        padded = network.generate(longer, memory, max_new_tokens=5, do_sample=False, eos_token_id=None, **padding)
+        assert torch.equal(padded[1], said[1])
+    assert not torch.equal(fresh, said)
+    with pytest.raises(InputError, match=r"padding on the left, found rows \[1\] that end with it"):
+        network.generate(prompt, memory, torch.tensor([[True] * 4, [True] * 3 + [False]]), max_new_tokens=5)
+
+
+class Foreign(nn.Module):
+    """A decoder of no known library: an embedding, a running mean of embeddings, a head."""
+
+    def __init__(self, causal: bool = True) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 6), nn.Linear(6, 50)
+        self.body = Mean(causal)
+
+
+class Mean(nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.map, self.causal = nn.Linear(6, 6), causal
+
+    def forward(self, inputs_embeds):
+        x = self.map(inputs_embeds)
+        return (x.cumsum(1) if self.causal else x.sum(1, keepdim=True).expand_as(x),)
+
+
+def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
+    model, x = Foreign(), ids(2, 5)
+    with pytest.raises(InputError, match=r"is known \(Cohere2.*GPT2LM.*LlamaFor.*found Foreign; name its parts"):
+        mnemos.remember(model)
+    network = mnemos.remember(model, 2, embedding="table", decoder="body", head="head")
+    logits, state = network(x)
+    embeds = torch.cat([network.memory.start.expand(2, -1, -1), model.table(x)], 1)
+    close(logits, model.head(model.body(embeds)[0])[:, 2:], 1e-5)
+    assert state.tokens.shape == (2, 2, 6)
+    assert "UnknownForCausalLM" not in KNOWN
+    for wrong, message in (
+        (lambda: mnemos.remember(model, embedding="table"), "found none for decoder, head"),
+        (lambda: mnemos.remember(model, 2, "table", "bodi", "head"), "found 'bodi'; it has table, head, body"),
+        (lambda: mnemos.remember(Foreign(False), 2, "table", "body", "head"), "decoder='body': expected a causal"),
+        (
+            lambda: mnemos.remember(model, 2, "table", "head", "head"),
+            "takes inputs_embeds=, found Linear",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            wrong()
+
+
+NAMED = {  # class: the names of its parts, and settings
+    "CohereForCausalLM": ("model.embed_tokens", "model", "lm_head", {"logit_scale": 0.3}),
+    "GraniteForCausalLM": (
+        *("model.embed_tokens", "model", "lm_head"),
+        {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    ),
+    "Gemma2ForCausalLM": ("model.embed_tokens", "model", "lm_head", {"final_logit_softcapping": 2.0, "head_dim": 6}),
+    "BartForCausalLM": (
+        *("model.decoder.embed_tokens", "model.decoder", "lm_head"),
+        {"d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 4},
+    ),
+    "MptForCausalLM": ("transformer.wte", "transformer", "lm_head", {"d_model": 24, "n_layers": 2, "n_heads": 3}),
+    "MambaForCausalLM": ("backbone.embeddings", "backbone", "lm_head", {"state_size": 4}),
+}
+
+
+def by_name(kind: str, tokens: int = 2) -> Remembering:
+    *names, options = NAMED[kind]
+    library = transformers()
+    of = getattr(library, kind)
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "MptForCausalLM":
+        sizes = {"vocab_size": 60}
+    torch.manual_seed(0)
+    model = of(of.config_class(**sizes, **options)).double().eval()
+    return mnemos.remember(model, tokens, *names)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@torch.no_grad()
+def test_parts_by_name_are_the_whole_model_and_padding_changes_nothing(kind):
+    """What the class does after its head is done here too, and a padded row is the row alone."""
+    network = by_name(kind)
+    x = ids(3, 6)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4:], mask[2, :3] = False, False
+    embeds = torch.cat([network.memory.start.expand(3, -1, -1), network.parts[0](x)], 1)
+    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, 2:].double(), 1e-6)
+    logits, state = network(x, None, mask)
+    for row, valid in enumerate(mask):
+        wanted, after = network(x[row : row + 1, valid])
+        close(logits[row, valid], wanted[0], 1e-6)  # some compute a part in single precision
+        close(state.tokens[row], after.tokens[0], 1e-6)
+
+
+def test_a_cap_that_rounding_hides_is_kept():
+    """In bfloat16 the logits of new weights are those without the cap, but for rounding."""
+    kind, sizes = config("Gemma2", final_logit_softcapping=2.0)
+    torch.manual_seed(0)
+    model = kind(sizes).bfloat16().eval()
+    assert mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head").after.cap == 2.0
+
+
+def test_parts_whose_logits_are_not_the_models_are_refused():
+    model = plain("cohere")
+    model.config.logit_scale = None  # no setting says it
+    with pytest.raises(InputError, match=r"CohereForCausalLM multiplies them by 0\.3;"):
+        mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head")
+    model = plain("gpt2")
+    model.forward = lambda ids: torch.arange(480.0).view(2, 4, 60)
+    with pytest.raises(InputError, match="that they differ by up to"):
+        mnemos.remember(model, 2, "transformer.wte", "transformer", "lm_head")
+    network, mask = by_name("BartForCausalLM"), torch.tensor([[True] * 5, [False] + [True] * 4])
+    with pytest.raises(InputError, match="BartForCausalLM takes no position_ids"):
+        network.generate(ids(2, 5), None, mask, max_new_tokens=2)
+
+
+def test_bad_input():
+    network, x = remembering(max_position_embeddings=20), ids()
+    _, state = network(x)
+    for wrong, message in (
+        (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
+        (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),
+        (lambda: mnemos.remember(network.model.transformer), "found GPT2Model, which .* use GPT2LMHeadModel"),
+        (lambda: mnemos.remember(network), "found Remembering, which has memory tokens already"),
+        (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
+        (lambda: mnemos.remember(RMT()), "found RMT of mnemos"),
+        (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),
+        (lambda: network(x, attention_mask=x.float()), r"attention_mask: .* found torch.float32"),
+        (lambda: network(x, None, x > 0, attention_mask=x), "found both"),
+        (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
+        (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
+        (lambda: network(x.float()), "token ids"),
+        (lambda: network(x.tolist()), "a tensor of token ids .* found list; use torch.as_tensor"),
+        (lambda: network(x[:, :0]), "at least 1"),
+        (lambda: network(x - 1000), "token ids: expected 0 to"),
+        (lambda: network(x + 1000), "token ids: expected 0 to"),
+        (lambda: network(x, None, x), "mask of booleans"),
+        (lambda: network(x[:2], state), r"\(2, 3, 24\), found \(3, 3, 24\)"),
+        (lambda: network(x, (1, 2)), "found tuple"),
+    ):
+        with pytest.raises(InputError, match=message):
+            wrong()
+    network.model.config.sliding_window = 0  # as configurations say that a window is not used
+    close(network(x)[1].tokens, state.tokens)

@@ -1,0 +1,108 @@
+"""Rows of valid tokens in blocks: equal to the walk of GatedCacheAttention, whatever padding stands between them."""
+
+import pytest
+import torch
+from hosts import close
+from torch import Tensor
+
+from mnemos.attention.gated_walk import Walk, walk
+from mnemos.hosts.row_blocks import BlockState, RowBlocks
+
+SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+START = random(SLOTS, WIDTH, seed=1)
+
+
+def advance(tokens: Tensor, cache: Tensor) -> Tensor:
+    """An update in which the order of tokens and of blocks matters."""
+    return torch.tanh(2 * cache + tokens[:, :SLOTS] - 0.7 * tokens[:, -SLOTS:].flip(1))
+
+
+def read(query: Tensor, cache: Tensor) -> Tensor:
+    """[B, T, H, d] over [B, Tm, Dm]: linear attention without normalisation."""
+    heads = cache.unflatten(-1, (HEADS, -1))
+    return torch.einsum("bthd,bkhd,bkhe->bthe", query, heads.expand(len(query), -1, -1, -1), heads)
+
+
+def run(source: Tensor, valid: Tensor | None = None, state: BlockState | None = None) -> tuple[Tensor, RowBlocks]:
+    blocks = RowBlocks(source, valid, state, START, BLOCK, advance)
+    return blocks.read(source.unflatten(-1, (HEADS, -1)), read), blocks
+
+
+@pytest.mark.parametrize("cuts", [(17,), (3, 14), (5, 5, 7), (1, 1, 1, 1, 1, 1, 11), (12, 1, 4)])
+def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
+    source = random(2, 17, WIDTH)
+    state, walked, start = None, None, 0
+    for size in cuts:
+        piece = source[:, start : start + size]
+        found, blocks = run(piece, None, state)
+        pieces, walked, written = walk(
+            piece, None, walked, START, BLOCK, lambda tokens, cache, _: advance(tokens, cache)
+        )
+        queries = piece.unflatten(-1, (HEADS, -1)).split([n for n, _ in pieces], 1)
+        close(found, torch.cat([read(q, c) for q, (_, c) in zip(queries, pieces, strict=True)], 1))
+        state, start = blocks.after(), start + size
+        assert isinstance(walked, Walk)
+        for mine, theirs in ((state.cache, walked.cache), (state.partial, walked.partial), (state.seen, walked.seen)):
+            close(mine, theirs)
+        assert torch.equal(blocks.written, written)
+
+
+def padded() -> tuple[Tensor, Tensor]:
+    """Rows of 17 places with padding before, between and after their tokens, one empty; padding holds NaN."""
+    valid = torch.ones(5, 17, dtype=torch.bool)
+    valid[1, :4] = False
+    valid[2, 9:] = False
+    valid[3, ::3] = False
+    valid[4] = False
+    return random(5, 17, WIDTH).masked_fill(~valid[..., None], torch.nan), valid
+
+
+@pytest.mark.parametrize("cuts", [(17,), (4, 13), (7, 1, 1, 8), (1,) * 17])
+def test_a_row_is_its_valid_tokens(cuts):
+    """In one call and in several, where rows are at different places; the state after any token too."""
+    source, valid = padded()
+    state, outputs, start = None, [], 0
+    for size in cuts:
+        piece = slice(start, start + size)
+        found, blocks = run(source[:, piece], valid[:, piece], state)
+        middle, state, start = blocks.after(size // 2), blocks.after(), start + size
+        outputs.append(found)
+        for state_, upto in ((middle, start - size + size // 2), (state, start)):
+            for row in range(len(source)):
+                alone = source[row : row + 1, :upto][:, valid[row, :upto]]
+                expected = run(alone)[1].after()
+                for mine, theirs in zip(state_, expected, strict=True):
+                    close(mine[row : row + 1], theirs)
+    for row in range(len(source)):
+        close(torch.cat(outputs, 1)[row, valid[row]], run(source[row : row + 1, valid[row]])[0][0])
+
+
+def test_gradients_of_padded_rows_are_those_of_the_rows_alone():
+    source, valid = padded()
+    source = source.nan_to_num()
+    weight = random(5, 17, HEADS, WIDTH // HEADS, seed=3) * valid[..., None, None]
+    together = source.clone().requires_grad_()
+    (run(together, valid)[0] * weight).sum().backward()
+    apart = source.clone().requires_grad_()
+    for row in range(len(source)):
+        taken = valid[row]
+        (run(apart[row : row + 1, taken])[0] * weight[row, taken]).sum().backward()
+    close(together.grad, apart.grad)
+    assert together.grad[~valid].abs().sum() == 0
+
+
+def test_without_reading_values_the_result_is_the_same(monkeypatch):
+    """As under torch.compile: the number of blocks and the finished rows come from shapes and tensors alone."""
+    source, valid = padded()
+    expected, blocks = run(source, valid)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found, compiled = run(source, valid)
+    close(found[valid], expected[valid])
+    for mine, theirs in zip(compiled.after(), blocks.after(), strict=True):
+        close(mine, theirs)

@@ -1,0 +1,215 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from cached_images import COLOURS, PVT, SWIN, VIT, cached, layers, photos, seen
+from safetensors.torch import load_file
+
+import mnemos
+from mnemos import GRC
+from mnemos.lab.evaluate import explain as module
+from mnemos.lab.evaluate.explain import explain, patches
+from mnemos.lab.evaluate.places import places
+from mnemos.lab.tasks.augment import normalise
+from mnemos.lab.tasks.batch import Batch
+from mnemos.lab.tasks.images import DigitsConfig
+from mnemos.lab.tasks.token_task import TokenTask
+from mnemos.lab.vision.classifiers import ViTConfig
+from mnemos.models.transformer import HeadConfig
+from mnemos.ops.gated_cache.cost import Shape, parameters, training_macs
+
+
+@pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
+def test_a_run_is_explained(config, tmp_path):
+    model, task = cached(config), photos()
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train()
+    generator = torch.get_rng_state()
+    found = explain(model, task, tmp_path)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+    assert json.loads((tmp_path / "explain.json").read_text()) == found
+    arrays = load_file(tmp_path / "explain.safetensors")
+    assert [e["name"] for e in found["layers"]] == list(layers(model))
+    about = found["pictures"]
+    assert about["names"] == task.names
+    assert about["label"] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for i, (at, label) in enumerate(zip(about["index"], about["label"], strict=True)):
+        np.testing.assert_array_equal(arrays["pictures"][i].numpy(), task.picture("test", at))
+        batch = next(task.batches("test", 24))
+        assert batch.targets[at] == label
+        assert about["guess"][i] == model.eval()(batch.inputs[at][None])[0].argmax()
+    assert found["middle"] == (len(found["layers"]) - 1) // 2
+    for i, entry in enumerate(found["layers"]):
+        assert arrays[f"self.{i}"].shape == arrays[f"memory.{i}"].shape == (8, *entry["maps"]["grid"])
+        shown = len(entry["slots"]["shown"])
+        assert arrays[f"patches.{i}"].shape[:2] == (shown, 6)
+        assert np.array(entry["slots"]["nearest"]).shape == (shown, 6)
+        assert entry["share"] == pytest.approx(torch.sigmoid(layers(model)[entry["name"]].mix).tolist())
+    # The maps are those of these pictures.
+    chosen = torch.stack([next(task.batches("test", 24)).inputs[i] for i in about["index"]])
+    name, one = next(iter(seen(model, chosen).items()))
+    stand = places(model, name, layers(model)[name], one.o_self.shape[0] // 8, one.o_self.shape[1], (16, 16))
+    torch.testing.assert_close(stand.unfolded(one.o_mem.mean(-1)), arrays["memory.0"])
+    again = tmp_path / "again"
+    again.mkdir()
+    explain(model, task, again)
+    for file in ("explain.json", "explain.safetensors"):
+        assert (again / file).read_bytes() == (tmp_path / file).read_bytes()
+
+
+@pytest.mark.parametrize(("config", "grc", "slots"), [(VIT, {}, 16), (SWIN, {"length": "paper"}, 4)])
+def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, slots, tmp_path, monkeypatch):
+    model, task = cached(config, **grc), photos()
+    given = {}
+
+    def spy(layer, tokens, slot, image):
+        given[layer] = tokens, slot, image
+        return "stopped here"
+
+    monkeypatch.setattr(module, "holdings", spy)
+    found = explain(model, task, tmp_path)
+    assert found["layers"][0]["slots"] == {"left": "stopped here"}
+    inputs = torch.cat([normalise(task.picture("train", i)[None], *COLOURS) for i in range(task.size("train"))])
+    for name, one in seen(model, inputs).items():
+        tokens, slot, image = given[layers(model)[name]]
+        assert len(tokens) == 40 * slots
+        torch.testing.assert_close(tokens, one.source[image, slot])
+
+
+@pytest.mark.slow
+def test_files_stay_small(tmp_path):
+    config = ViTConfig(image=96, patch=8, dim=8, depth=13, num_heads=2, classes=4)
+    task = photos(96, sizes=(300, 8, 16))
+    found = explain(cached(config), task, tmp_path)
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 4e6
+    assert sum(entry["slots"] is not None for entry in found["layers"]) == 6
+    # The patches are cut from the pictures that are named, of a choice of 256 among 300.
+    arrays, slots = load_file(tmp_path / "explain.safetensors"), found["layers"][0]["slots"]
+    assert max(max(row) for row in slots["image"]) > 256
+    for i, (images, centres) in enumerate(zip(slots["image"], slots["centres"], strict=True)):
+        pictures = torch.stack([torch.as_tensor(task.picture("train", image)) for image in images])
+        cut = patches(pictures, torch.arange(6), torch.tensor(centres), (12, 12))
+        assert torch.equal(cut, arrays["patches.0"][i])
+
+
+def test_without_caches_the_controls_of_the_state_alone(tmp_path):
+    found = explain(VIT.build(), photos(), tmp_path)
+    assert found["memory"] == {"left": "the model keeps no state"}
+    assert (found["layers"], found["left"]) == ([], "the model has no gated cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["explain.json"]
+
+
+def test_without_pictures_the_cost_alone(tmp_path):
+    head = HeadConfig(classes=10)
+    for causal in (False, True):
+        model = mnemos.Transformer(
+            dim=12,
+            num_heads=2,
+            mlp=12,
+            max_length=30,
+            causal=causal,
+            cache=GRC(length=8),
+            head=HeadConfig(classes=10, pool="last") if causal else head,
+        )
+        task = Stand(30)
+        found = explain(model, task, tmp_path)
+        assert found["left"] == "the task has no pictures"
+        assert found["pictures"] is None
+        assert not (tmp_path / "explain.safetensors").exists()
+        costs = [entry["cost"] for entry in found["layers"]]
+        assert all((c is None) == causal for c in costs)
+
+
+class Stand(TokenTask):
+    def __init__(self, length):
+        self.max_length = length
+
+    def size(self, split):
+        return 3
+
+    def batches(self, split, batch_size):
+        yield Batch(self.sample(), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
+def test_cost_is_the_formula_s_at_the_shape_of_the_call(config, tmp_path):
+    model = cached(config, preset="paper")
+    entries = explain(model, photos(), tmp_path)["layers"]
+    plain, whole = (sum(p.numel() for p in m.parameters()) for m in (config.build(), model))
+    assert sum(e["cost"]["parameters"] for e in entries) == whole - plain
+    for entry in entries:
+        layer, found = layers(model)[entry["name"]], entry["cost"]
+        assert found["parameters"] == sum(p.numel() for p in layer.parameters())
+        rows = {8: 4, 4: 1}[entry["maps"]["grid"][0]] if config is SWIN else 1
+        assert found["rows"] == rows
+        place = entry["maps"]["grid"][0] * entry["maps"]["grid"][1]
+        assert found["rows"] * (found["tokens"] - layer.prefix) == place
+        shape = Shape(found["tokens"], layer.cache.shape[0], layer.dim, layer.cache_dim, layer.num_heads, rows=rows)
+        assert found["training_macs"] == training_macs(shape, layer.grc)
+        assert found["parameters"] == parameters(shape, layer.grc)
+
+
+def test_layers_that_no_figure_can_show_say_why(tmp_path):
+    model = cached(VIT)
+    first = layers(model)["host.blocks.0.attn.grc"]
+    first.grid = None
+    layers(model)["host.blocks.1.attn.grc"].cache.zero_()
+    found = explain(model, photos(), tmp_path)
+    assert found["layers"][0]["maps"] == {"left": "its 16 tokens form no known grid"}
+    assert found["layers"][0]["slots"] is None
+    assert found["layers"][1]["slots"] == {"left": "its stored cache is empty"}
+    assert found["middle"] == 1
+
+
+def test_smaller_pictures_keep_their_shape():
+    big = torch.randint(0, 256, (2, 200, 100, 3), dtype=torch.uint8)
+    small = module._smaller(big, 50)
+    assert small.shape == (2, 50, 25, 3)
+    torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
+
+
+@pytest.mark.slow
+def test_sequences_of_pixels_are_pictures_too(tmp_path):
+    task = DigitsConfig(valid_size=20, test_size=40).build()
+    pixels = next(task.batches("test", 40)).inputs
+    picture = task.picture("test", 7)
+    assert (picture.shape, picture.dtype) == ((8, 8, 1), np.uint8)
+    np.testing.assert_array_equal(picture.ravel(), np.rint(pixels[7].numpy() * 255 / 16))
+    assert torch.equal(task.rows("test", [7, 3]).inputs, pixels[[7, 3]])
+    torch.manual_seed(0)
+    head = HeadConfig(classes=10)
+    model = mnemos.Transformer(
+        vocab_size=17, dim=8, num_heads=2, mlp=8, max_length=64, causal=False, cache=GRC(length=16), head=head
+    )
+    model(pixels)
+    found = explain(model, task, tmp_path)
+    arrays = load_file(tmp_path / "explain.safetensors")
+    about = found["pictures"]
+    assert len(set(about["label"])) == 8
+    assert about["guess"] == model.eval()(pixels[about["index"]])[0].argmax(-1).tolist()
+    for i, entry in enumerate(found["layers"]):
+        assert entry["maps"]["grid"] == [8, 8]
+        assert arrays[f"memory.{i}"].shape == (8, 8, 8)
+        assert entry["slots"]["tokens"] == 16 * 256
+        assert entry["cost"]["parameters"] == sum(
+            p.numel() for n, p in layers(model)[entry["name"]].named_parameters() if "inner" not in n
+        )
+
+
+def test_patches_are_cut_where_the_tokens_stand():
+    # Red says the row, green the column.
+    rows, columns = torch.meshgrid(torch.arange(24), torch.arange(12), indexing="ij")
+    picture = torch.stack([rows, columns, torch.zeros_like(rows)], -1).to(torch.uint8)[None]
+    where = torch.tensor([[[1.5 / 6, 1.5 / 3], [0.5 / 6, 2.5 / 3]]])
+    found = patches(picture, torch.zeros(1, 2, dtype=torch.int64), where, (6, 3))
+    assert found.shape == (1, 2, 8, 8, 3)
+    np.testing.assert_array_equal(found[0, 0, 2:6, 2:6], picture[0, 4:8, 4:8])
+    np.testing.assert_array_equal(found[0, 0], picture[0, 2:10, 2:10])
+    np.testing.assert_array_equal(found[0, 1, 2:6, 2:6], picture[0, 0:4, 8:12])
+    assert (found[0, 1, :2] == 128).all()
+    assert (found[0, 1, :, 6:] == 128).all()
+    wide = patches(picture, torch.zeros(1, 2, dtype=torch.int64), where, (6, 2))  # patches of 4 x 6 pixels
+    np.testing.assert_array_equal(wide[0, 0, 2:6, 3:9], picture[0, 4:8, 3:9])

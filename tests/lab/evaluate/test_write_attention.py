@@ -1,0 +1,114 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds, record_write_attention, summary
+from mnemos.lab.tasks.text import TextTask
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import Memformer
+from mnemos.models.transformer import Transformer
+
+
+def text_task(segment=8):
+    texts = [b"def one(x):\n    return x + 1\n", b"short", "für ünf\t(2)".encode()]
+    arrays = [np.frombuffer(text, np.uint8) for text in texts]
+    return TextTask(arrays, arrays, arrays, vocab_size=256, segment=segment), arrays
+
+
+def model(**memory):
+    torch.manual_seed(0)
+    config = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16, "segment": 4}
+    return Memformer(**config, memory=SlotsConfig(slots=5, **memory))
+
+
+@pytest.mark.parametrize("segment", [8, 3])
+def test_documents_are_read_from_their_start_to_their_end(segment):
+    task, arrays = text_task(segment)
+    tokens, valid = documents(task, 4, 8, 64)
+    assert tokens.shape == valid.shape == (3, 32)
+    longest_first = sorted(arrays, key=lambda array: -(-len(array) // segment), reverse=True)
+    for row, mark, text in zip(tokens, valid, longest_first, strict=True):
+        assert mark.tolist() == [i < len(text) for i in range(32)]
+        assert row[mark].tolist() == [0, *text[:-1].tolist()]
+    tokens, valid = documents(task, 4, 2, 3)
+    assert tokens.shape == (2, 12)
+
+
+def test_weights_are_those_of_each_document_read_alone(tmp_path):
+    task, arrays = text_task()
+    network = model()
+    found = record_write_attention(network, task, tmp_path)
+    assert json.loads((tmp_path / "write_attention.json").read_text()) == found
+    own = [[] for _ in range(8)]
+    for text in arrays:
+        tokens = torch.tensor([[0, *text[:-1].tolist()]])
+        fill = -tokens.shape[1] % 4
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        tokens, mask = (torch.nn.functional.pad(x, (0, fill)) for x in (tokens, mask))
+        weights, _ = network.eval().writing(tokens, None, mask)
+        for i, one in enumerate(weights[0].mean(1)):
+            own[i].append(one[:, 0])
+    assert found["counts"] == [len(each) for each in own] == [3, 3, 2, 2, 1, 1, 1, 1]
+    for i, each in enumerate(own):
+        together = torch.cat(each)
+        assert found["shares"]["holds"][i] == pytest.approx((together > HOLDS).float().mean().item(), abs=1e-6)
+        assert found["shares"]["overwrites"][i] == pytest.approx(
+            (together < OVERWRITES).float().mean().item(), abs=1e-6
+        )
+        assert sum(share[i] for share in found["shares"].values()) == pytest.approx(1, abs=1e-5)
+    shown = found["shown"]
+    assert (shown["place"], shown["of"]) == (4, 8)
+    assert shown["first"] == 4
+    assert "".join(word for word, _ in shown["words"]) == bytes(arrays[0][15:28]).decode()
+    for one in shown["examples"]:
+        assert one["itself"] + sum(one["weights"][:4]) == pytest.approx(1, abs=1e-4)
+        assert len(one["weights"]) == 13
+        assert one["bias"] == pytest.approx(network.memory.bias[one["slot"]].norm().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("logit", "kind"), [(60.0, "holds"), (-60.0, "overwrites")])
+def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(tmp_path, logit, kind):
+    found = record_write_attention(model(self_logit=logit), text_task()[0], tmp_path)
+    assert set(found["shares"][kind]) == {1.0}
+    assert found["middle"][kind] == 1
+    assert found["kinds"][kind]["slots"] == 5
+    examples = found["shown"]["examples"]
+    assert {one["kind"] for one in examples} == {kind}
+    assert len(examples) <= 2
+
+
+def test_kinds_by_their_thresholds():
+    assert kinds(torch.tensor([0.91, 0.9, 0.5, 0.1, 0.09])).tolist() == [0, 1, 1, 1, 2]
+
+
+def test_only_the_middle_half_of_what_a_document_has_counts():
+    itself = torch.ones(2, 8, 3)
+    itself[0, 2:6] = 0.0  # a document of 8 segments: its middle half
+    read = torch.ones(2, 8, dtype=torch.bool)
+    read[1, 1:] = False  # and one of a single segment, all of which is its middle
+    itself[1, 1:] = 0.5
+    found = summary(itself, read, torch.tensor([1.0, 2.0, 3.0]))
+    assert found["counts"] == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert found["shares"]["holds"] == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert found["middle"] == pytest.approx({"holds": 0.2, "mixes": 0.0, "overwrites": 0.8})
+    assert found["kinds"]["mixes"] == {"slots": 3, "bias": 2.0, "least": 1.0, "most": 3.0}
+    assert found["kinds"]["holds"] == {"slots": 0, "bias": None, "least": None, "most": None}
+
+
+def test_models_that_write_no_slots_are_left_alone(tmp_path):
+    task = text_task()[0]
+    for network in (Transformer(dim=8, num_heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
+        assert record_write_attention(network, task, tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_lose_nothing():
+    task, _ = text_task()
+    text = "\0def naïve_2(x):\n\t return x"
+    words = task.words(list(text.encode()))
+    assert [word for word, _ in words][:6] == ["␀", "def", " ", "naïve_2", "(", "x"]
+    assert "".join(word for word, _ in words) == text.replace("\0", "␀")
+    assert sum(length for _, length in words) == len(text.encode())
+    assert task.words("ü".encode()[:1])[0] == ("�", 1)

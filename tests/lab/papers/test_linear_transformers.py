@@ -1,0 +1,168 @@
+"""Claims of "Transformers are RNNs": each from end to end, at the size of a test."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mnemos import registry
+from mnemos.attention import ReformerConfig
+from mnemos.lab.measure.decoding import whole, with_state, without_state
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.papers.claims import paper
+from mnemos.lab.papers.linear_transformers import copy_claim, generation, scaling
+from mnemos.lab.papers.linear_transformers.attentions import attention
+from mnemos.lab.papers.reproduce import Options, reproduce
+from mnemos.models.transformer import Transformer
+from mnemos.types import InputError
+
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
+# As long as the paper's, whose positions are learned and end where a picture does.
+TINY = replace(generation.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
+
+
+def test_mnist_is_trained_as_in_the_paper():
+    """250 epochs of the pictures that are not held out, batches of 10, RAdam at 1e-4, no clipping."""
+    for name in ("mnist-pixels", "mnist-pixels-softmax"):
+        recipe = registry.load("recipe", name)()
+        epoch = 60_000 - recipe.data.images.valid_size
+        assert recipe.train.steps * recipe.train.batch_size == 250 * epoch
+        assert recipe.train.eval_every * recipe.train.batch_size == epoch
+        found = recipe.train.batch_size, recipe.optim.name, recipe.optim.lr, recipe.optim.grad_clip
+        assert found == (10, "radam", 1e-4, 0.0)
+
+
+@pytest.mark.parametrize("name", ["copy", "speech-softmax", "speech-linear", "speech-lsh", "speech-bilstm"])
+def test_recipes_at_the_papers_size_do_not_clip(name):
+    """The paper names no clipping of gradients."""
+    assert registry.load("recipe", name)().optim.grad_clip == 0.0
+
+
+@pytest.mark.slow
+def test_figure1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scaling, "LENGTHS", (64, 128))
+    monkeypatch.setattr(scaling, "TOKENS", 128)
+    (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
+    times, memory = found["tables"]
+    assert [row["N"] for row in times["rows"]] == ["64", "128"]
+    assert all(row[name] > 0 for row in times["rows"] for name in scaling.ATTENTIONS)
+    if sys.platform == "linux":
+        assert all(row[name] is not None for row in memory["rows"] for name in scaling.ATTENTIONS)
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
+def test_lsh_is_the_published_reformer_in_the_papers_chunks():
+    for length, chunks in ((783, 27), (3071, 83)):
+        found = attention("lsh-4", length)
+        assert (found.name, found.rounds, found.buckets) == ("reformer", 4, 64)
+        assert found.chunk * chunks == length
+    assert attention("lsh-1", 60).buckets is None, "twice the number of chunks"
+    for name in ("speech-lsh", "spoken-digits-lsh"):
+        assert registry.load("recipe", name)().model.attention == ReformerConfig(rounds=4)
+
+
+def test_a_variant_that_would_take_too_long_ends():
+    found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ATTENTIONS}
+    assert not scaling._affordable("softmax", found, 1024)  # 16 rows of a second each, four times as long
+    found["softmax"] = [(2**14, scaling.LIMIT / 4, None)]
+    assert scaling._affordable("softmax", found, 2**15)
+    assert not scaling._affordable("softmax", found, 2**16), "a gap: the length before was left out"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_peak_memory_is_what_a_call_takes():
+    size = 96 * 2**20
+
+    def take() -> None:
+        torch.ones(size // 4).sum()
+
+    first, second = peak_of(take), peak_of(take)
+    for found in (first, second):
+        assert 0.98 * size <= found < 1.3 * size  # the kernel counts pages in batches
+    assert peak_of(lambda: None) < size / 4
+
+
+@pytest.mark.exhaustive
+def test_figure2(tmp_path, monkeypatch):
+    small = copy_claim.copy_small()
+    monkeypatch.setattr(copy_claim, "copy_small", lambda: _shrunk(small))
+    (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(copy_claim.ATTENTIONS)
+    assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
+
+
+def _shrunk(recipe):
+    model = replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16)
+    train = replace(recipe.train, batch_size=4, eval_every=2, log_every=2, accelerator="cpu")
+    return replace(recipe, model=model, train=train, data=replace(recipe.data, length=16, rows=8))
+
+
+@pytest.mark.slow
+def test_figure3(tmp_path):
+    (found,) = reproduce("linear_transformers/figure3", Options(tmp_path, steps=2))
+    assert [row["images"] for row in found["tables"][0]["rows"]] == [24, 8]
+    assert {Path(path).name for path in found["files"]} == {"samples.png", "completions.png"}
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in found["files"])
+    # The same pictures from the finished run, which is not trained again.
+    again = tmp_path / "again"
+    (second,) = reproduce("linear_transformers/figure3", Options(again, run=Path(found["runs"][0])))
+    for one, other in zip(found["files"], second["files"], strict=True):
+        assert Path(one).read_bytes() == Path(other).read_bytes()
+    assert not (again / "runs").exists()
+
+
+@pytest.mark.exhaustive
+def test_table1(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "PAPER", TINY)
+    monkeypatch.setattr(generation, "BATCHES", (1, 2))
+    (found,) = reproduce("linear_transformers/table1", Options(tmp_path, steps=2))
+    bits, images = found["tables"]
+    assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
+    assert [row["paper minus linear"] for row in bits["rows"]][-1] == 0
+    assert {row[""] for row in images["rows"]} >= set(paper("linear_transformers").claim("table1").values)
+    assert '<section id="pictures"' in Path(found["files"][0]).read_text()
+
+
+@pytest.mark.slow
+def test_latency(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "PAPER", TINY)
+    (found,) = reproduce("linear_transformers/latency", Options(tmp_path))
+    (table,) = found["tables"]
+    assert next(row for row in table["rows"] if row[""] == "linear")["relative to linear"] == 1
+    assert json.loads((tmp_path / "latency.json").read_text())["claim"] == "latency"
+
+
+def test_writing_is_timed_at_places_and_joined_by_lines():
+    assert whole(lambda place: 1.0 + place, 5, 3) == pytest.approx(sum(1.0 + place for place in range(5)))
+    network = Transformer(TINY, attention=attention("softmax", 783)).eval()
+    assert with_state(network, 2, 0, 256) > 0
+    assert with_state(network, 3, 9, 256) > 0
+    assert without_state(network, 2, 7, 256) > 0
+
+
+def test_a_timed_step_goes_on_from_one_reading():
+    network = Transformer(TINY, attention=attention("linear", 783)).eval()
+    seen = []
+
+    def step(tokens, state):
+        seen.append(tokens.shape)
+        logits, after = network(tokens, state)
+        assert logits.shape[0] == 3
+        return logits, after
+
+    read = []
+    hook = network.register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    assert with_state(network, 3, 12, 256, step=step) > 0
+    hook.remove()
+    assert read == [(1, 7), *seen]
+    assert seen == [(3, 1)] * 6
+
+
+def test_speech_needs_recordings(tmp_path):
+    with pytest.raises(InputError, match=r"--data FOLDER"):
+        reproduce("linear_transformers/speech", Options(tmp_path))

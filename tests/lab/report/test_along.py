@@ -1,0 +1,90 @@
+"""The curve of a metric along an axis of the task."""
+
+import json
+
+import pytest
+from matplotlib.figure import Figure
+from synthetic_runs import write_run
+
+from mnemos import InputError
+from mnemos.lab.compare.comparison import summarise
+from mnemos.lab.compare.comparison_table import show
+from mnemos.lab.report import summary_image
+from mnemos.lab.report.along import read_along, section
+from mnemos.lab.report.page import report
+from mnemos.lab.report.read import read
+
+ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
+
+
+def run(folder, name, values, seed=0, **changes):
+    write_run(folder, name, seed)
+    file = folder / "result.json"
+    result = json.loads(file.read_text()) | {"state_bytes": 4096}
+    file.write_text(json.dumps({**result, "along": {**ALONG, "values": values, **changes}}))
+    return folder
+
+
+def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
+    folders = [
+        run(tmp_path / "a0", "demo", [[32, 1.0], [512, 0.25]]),
+        run(tmp_path / "a1", "demo", [[32, 0.5], [512, 0.75]], seed=1),
+        run(tmp_path / "b", "demo-<b>", [[32, 1.0]]),
+        write_run(tmp_path / "c", "demo-wider"),
+    ]
+    comparison = read(folders)
+    found = read_along(comparison)
+    assert found.values == {"demo": {32: [1.0, 0.5], 512: [0.25, 0.75]}, "demo-<b>": {32: [1.0]}}
+    assert (found.places, found.chance) == ([32, 512], 0.1)
+    html = section(comparison)
+    assert "0.750 ± 0.354" in html
+    assert "0.500 ± 0.354" in html
+    assert "demo-&lt;b&gt;" in html
+    assert "<b>" not in html
+    assert "words back" in html
+    assert "dotted line is a guess" in html
+    page = report(folders, tmp_path / "page.html").read_text()
+    opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
+    assert html in opening, "the picture is on the first screen"
+    assert page.count("dotted line is a guess") == 1
+
+
+def test_an_axis_without_values_is_not_drawn(tmp_path):
+    assert section(read([run(tmp_path / "a", "demo", [])])) == ""
+
+
+def test_the_picture_has_the_reach_and_the_bytes_of_state(tmp_path, monkeypatch):
+    folders = [run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])]
+    drawn = []
+    monkeypatch.setattr(summary_image, "raster", lambda size, dpi, draw, style: drawn.append(draw) or b"")
+    summary_image.picture(folders[0], tmp_path / "x.png")
+    figure = Figure()
+    drawn[0](figure)
+    left, right = figure.axes
+    assert left.get_xlabel() == "words back"
+    assert left.get_lines()
+    assert "accuracy at 512" in " ".join(text.get_text() for text in right.texts)
+    assert next(line.get_xydata().tolist() for line in right.get_lines()) == [[4096.0, 0.25]]
+
+
+def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_path):
+    assert section(read([write_run(tmp_path / "run")])) == ""
+    other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
+    first = run(tmp_path / "first", "demo", [[1, 0.5]])
+    assert list(read_along(read([first, other])).values) == ["demo"]
+    with pytest.raises(InputError, match=r'along.values" to be a number, found .high'):
+        section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
+
+
+def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):
+    places = [run(tmp_path / str(seed), "demo", [[32, 1.0], [512, seed / 2]], seed=seed) for seed in (0, 1)]
+    comparison = summarise({"demo": places}, tmp_path)
+    found = comparison["rows"][0]["along"]
+    assert found["x"] == "words back"
+    assert found["values"][1] == {"x": 512, "mean": 0.25, "std": pytest.approx(0.125**0.5), "seeds": 2}
+    show(comparison)
+    printed = capsys.readouterr().out
+    assert "accuracy by words back" in printed
+    assert "0.2500 ± 0.3536" in printed
+    with pytest.raises(InputError, match="as its 'along'"):
+        summarise({"demo": [run(tmp_path / "wrong", "demo", [[1, "high"]])]}, tmp_path)

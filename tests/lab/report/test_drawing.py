@@ -1,0 +1,141 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from mnemos.lab.report.attention_maps import grey
+from mnemos.lab.report.cache_slots import spotlit
+from mnemos.lab.report.caches import LARGEST, effective_rank, pool
+from mnemos.lab.report.costs import uncached_baseline
+from mnemos.lab.report.curves import extent, mean_curve
+from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short
+from mnemos.lab.report.names import shortened
+from mnemos.lab.report.origins import command, flat
+from mnemos.lab.report.results import Comparison, Row, RunRecord
+from mnemos.lab.report.style import HEADS, curve, head, steps_axis, thin
+from mnemos.lab.report.summary_image import heading
+
+
+def test_mean_over_the_steps_that_every_seed_has():
+    one = {"step": np.array([1, 2, 3]), "loss": np.array([1.0, math.nan, 3.0])}
+    two = {"step": np.array([2, 3, 4]), "loss": np.array([5.0, 5.0, 9.0])}
+    step, value = mean_curve([one, two], "loss")
+    np.testing.assert_array_equal(step, [2, 3])
+    np.testing.assert_array_equal(value, [math.nan, 4.0])
+
+
+def test_long_curves_are_means_of_stretches():
+    step = np.arange(4000)
+    value = step.astype(float)
+    value[5] = math.inf
+    x, y = thin(step, value)
+    assert len(x) == len(y) == 400
+    assert x[1] == y[1] == 14.5
+    assert y[0] == pytest.approx((45 - 5) / 9)  # the infinite one is left out
+
+
+def test_the_axis_of_a_single_record_has_its_number():
+    figure = Figure()
+    axes = figure.subplots()
+    steps_axis(axes)
+    curve(axes, np.array([12]), np.array([3.0]))
+    figure.canvas.draw()
+    low, high = axes.get_xlim()
+    assert "12" in [tick.get_text() for tick in axes.get_xticklabels() if low <= tick.get_position()[0] <= high]
+
+
+def test_axis_does_not_magnify_noise():
+    low, high = extent(np.array([0.5, 0.5001]), 0.2)
+    assert high - low == pytest.approx(0.2)
+    assert extent(np.array([math.nan]), 0.2) == (0.0, 1.0)
+
+
+def test_pooling_averages_blocks_and_cosines_stay_cosines():
+    matrix = np.random.default_rng(0).normal(size=(2 * LARGEST, 3))
+    np.testing.assert_allclose(pool(matrix), matrix.reshape(LARGEST, 2, 3).mean(1))
+    np.testing.assert_array_equal(pool(matrix[:5]), matrix[:5])
+    units = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    cosines = (units @ units.T).reshape(LARGEST, 2, LARGEST, 2).mean((1, 3))
+    np.testing.assert_allclose(pool(units, 3) @ pool(units, 3).T, cosines, atol=1e-12)
+    assert pool(np.ones((4, 3 * LARGEST))).shape == (4, LARGEST)
+
+
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_effective_rank_of_equal_directions_is_their_number(n):
+    assert effective_rank(np.r_[np.full(n, 2.0), np.zeros(3)]) == pytest.approx(n)
+
+
+def test_numbers_as_a_paper_prints_them():
+    assert [decimal(v) for v in (0.5594, -0.002, 12.345, 345.67, math.nan, -math.inf)] == [
+        "0.559", "−0.002", "12.35", "345.7", "–", "−∞",
+    ]  # fmt: skip
+    assert decimal(0.047, signed=True) == "+0.047"
+    assert decimal(-0.0001) == "−0.0001"
+    assert [duration(v) for v in (1.234, 119.6, 7322, math.nan)] == ["1.23 s", "2 min 00 s", "2 h 02 min", "–"]
+    assert [memory(311 * 2**20), operations(4.2e9), operations(950)] == ["311 MiB", "4.2 G", "950"]
+    assert [listed(["a"]), listed(["a", "b", "c"]), listed([])] == ["a", "a, b and c", ""]
+    assert short("x" * 30) == "x" * 23 + "…"
+
+
+def test_commands_read_as_one_types_them():
+    assert command(["mnemos", "train", "a b"]) == "mnemos train 'a b'"
+    assert command("mnemos train demo") == "mnemos train demo"
+    assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
+
+
+def test_names_lose_what_all_share():
+    assert shortened(["host.blocks.0.attn.grc", "host.blocks.11.attn.grc"]) == ["blocks.0", "blocks.11"]
+    assert shortened(["a.block.0.1.attention", "a.block.1.0.attention"]) == ["block.0.1", "block.1.0"]
+    assert shortened(["only.one"]) == ["only.one"]
+    assert shortened(["a", "a.b"]) == ["a", "a.b"]
+    assert shortened(["x.a.y", "x.b.y", "x.a.z.y"]) == ["a", "b", "a.z"]
+    assert shortened([]) == []
+
+
+def test_maps_are_scaled_each_by_itself():
+    one = np.array([[-2.0, 0.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(grey(one)[..., 0], [[0, 128], [191, 255]])
+    np.testing.assert_array_equal(grey(1e-6 * one + 7), grey(one))
+    assert (grey(np.ones((2, 3))) == 128).all()
+    assert (grey(np.array([[math.nan, 1.0]])) == 128).all()
+
+
+def test_the_middle_of_a_patch_stays():
+    patch = np.full((8, 8, 1), 200, np.uint8)
+    shown = spotlit(patch)
+    assert (shown[2:6, 2:6] == 200).all()
+    assert (shown[:2] == 157).all()
+
+
+def test_heads_are_told_apart():
+    looks = [head(i) for i in range(2 * len(HEADS))]
+    assert len(set(looks)) == len(looks)
+    assert [solid for _, solid in looks] == [True] * len(HEADS) + [False] * len(HEADS)
+
+
+def test_the_twin_is_the_same_recipe_without_its_cache():
+    def variant(cache, **more):
+        recipe = {"name": "x", "model": {"cache": cache, "width": 8}, "train": {"seed": 1}} | more
+        return (RunRecord(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
+
+    runs = {
+        "cached": variant({"ratio": 0.5}),
+        "wider": variant(None, model={"cache": None, "width": 9}),
+        "other": variant({"ratio": 0.25}),
+        "plain": variant(None, train={"seed": 2}),
+    }
+    rows = tuple(Row(name, 0.5, 0.1, 1) for name in runs)
+    comparison = Comparison("accuracy", True, None, rows, (), runs, "test")
+    assert uncached_baseline(comparison, "cached") == uncached_baseline(comparison, "other") == "plain"
+    assert uncached_baseline(comparison, "wider") is None
+    assert uncached_baseline(comparison, "plain") is None
+
+
+def test_a_legend_is_no_wider_than_its_axes():
+    from matplotlib.figure import Figure
+
+    axes = Figure((10, 4.4)).add_axes((0.05, 0.1, 0.4, 0.6))
+    heading(axes, "title", [("red", f"a name of a variant {i}", "o") for i in range(4)])
+    assert axes.get_legend().get_window_extent().width <= axes.get_window_extent().width

@@ -1,0 +1,304 @@
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from synthetic_runs import write_comparison, write_run
+
+from mnemos import registry
+from mnemos.config import to_dict
+from mnemos.lab.compare.comparison import summarise
+from mnemos.lab.report.read import read, read_tasks
+from mnemos.lab.report.read_metrics import read_metrics
+from mnemos.lab.run.recipe import unwritten
+from mnemos.types import InputError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", "demo-cached")
+
+
+def refused(folder, *words):
+    with pytest.raises(InputError) as caught:
+        read([folder])
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{oops", "JSON"),
+        ("[1, 2]", "object"),
+        ('{"kind": "train", "loss": 1.0}', "step"),
+        ('{"kind": "train", "step": -1}', "step"),
+        ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
+        ('{"kind": "valid", "step": 60, "accuracy": true}', '"accuracy"'),
+        ('{"kind": "gates", "step": 60}', "layers"),
+        ('{"kind": "gates", "step": 60, "layers": [{"mix": [0.5]}]}', "name"),
+        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "mix": 0.5}]}', "mix"),
+        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}', "update.mean"),
+    ],
+)
+def test_malformed_metrics_name_file_and_line(run, line, word):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    refused(run, f"{path}, line 3", word)
+
+
+def test_a_last_line_that_is_cut_off_is_left_alone(run):
+    path = run / "metrics.jsonl"
+    before = len(read([run]).all_runs()[0].train["step"])
+    path.write_text(path.read_text() + '{"kind": "train", "st')
+    assert len(read([run]).all_runs()[0].train["step"]) == before
+    path.write_text(path.read_text() + "\n")
+    refused(run, "metrics.jsonl, line")
+
+
+def test_of_a_step_written_twice_the_later_stands(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    losses = [(50, 3.0), (100, 2.0), (150, 9.0), (100, 1.5)]
+    path.write_text("".join(json.dumps({"kind": "train", "step": s, "loss": v}) + "\n" for s, v in losses))
+    train, valid, gates = read_metrics(path)
+    np.testing.assert_array_equal(train["step"], [50, 100, 150])
+    np.testing.assert_array_equal(train["loss"], [3.0, 1.5, 9.0])
+    assert np.isnan(train["lr"]).all()
+    assert valid["step"].size == 0
+    assert gates is None
+
+
+def test_gates_of_layers_with_different_heads(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    layers = [{"name": "a", "mix": [0.1, 0.2]}, {"name": "b", "mix": [0.3], "cache": {"rms": 2.0}}]
+    path.write_text(json.dumps({"kind": "gates", "step": 7, "layers": layers}) + "\n")
+    gates = read_metrics(path)[2]
+    np.testing.assert_array_equal(gates.mix, [[[0.1, 0.2], [0.3, math.nan]]])
+    np.testing.assert_array_equal(gates.values["cache.rms"], [[math.nan, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "run.json", "result.json"])
+def test_malformed_json_names_file_and_line(run, name):
+    (run / name).write_text('{\n "name": "x",\n oops\n}')
+    refused(run, f"{run / name}, line 3")
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "metrics.jsonl"])
+def test_missing_file_is_named(run, name):
+    (run / name).unlink()
+    refused(run, str(run))
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    refused(tmp_path, "neither file")
+    refused(tmp_path / "nowhere", "no such folder")
+    (tmp_path / "benchmarks.json").write_text("{}")
+    refused(tmp_path, "the results of bench-memory, whose page is benchmarks.html")
+    (tmp_path / "benchmarks.json").unlink()
+    (tmp_path / "recipe/1.0e-03/seed-0").mkdir(parents=True)
+    (tmp_path / "recipe/1.0e-03/seed-0/recipe.json").write_text("{}")
+    refused(tmp_path, "a comparison that is not finished; continue it with the command that began it")
+    with pytest.raises(InputError, match="at least one"):
+        read([])
+
+
+def test_two_comparisons_are_refused(tmp_path):
+    folders = [write_comparison(tmp_path / n, variants=("demo",)) for n in "ab"]
+    with pytest.raises(InputError, match="one comparison"):
+        read(folders)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"rows": []}, '"rows"'),
+        ({"rows": [{"mean": 1.0}]}, "row 1"),
+        ({"rows": [{"name": "a", "mean": "x"}]}, '"mean"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"seeds"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"baseline_of"'),
+        ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "control 1"),
+        ({"runs": {"demo": ["gone"]}}, "'gone'"),
+        ({"metric": None}, '"metric"'),
+        ({"majority": "most"}, '"majority"'),
+    ],
+)
+def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
+    folder = write_comparison(tmp_path / "cmp", variants=("demo",), **fields)
+    refused(folder, str(folder / "comparison.json"), word)
+
+
+def test_seeds_may_be_listed(tmp_path):
+    rows = [{"name": "a", "mean": 0.5, "std": 0.1, "seeds": [3, 4, 5]}]
+    comparison = read([write_comparison(tmp_path / "cmp", variants=("demo",), with_runs=False, rows=rows)])
+    assert comparison.rows[0].seeds == 3
+
+
+def test_malformed_caches_are_refused(run):
+    path = run / "caches.safetensors"
+    save_file({"a": np.zeros(3, np.float32)}, path)
+    refused(run, str(path), "[Tm, Dm]")
+    path.write_bytes(b"not safetensors")
+    refused(run, str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda f: [], "JSON object"),
+        (lambda f: f | {"layers": None}, '"layers"'),
+        (lambda f: f | {"pictures": [1]}, '"pictures"'),
+        (lambda f: f | {"sizes": {"valid": "many"}}, "sizes.valid"),
+        (lambda f: f["pictures"].update(guess=[1]) or f, '"guess"'),
+        (lambda f: f["layers"][1].update(name=3) or f, "layer 1"),
+        (lambda f: f["layers"][0].update(share=[]) or f, '"share"'),
+        (lambda f: f["layers"][1]["maps"].update(weight="x") or f, '"weight"'),
+        (lambda f: f["layers"][1]["maps"].update(correlation=[0.5]) or f, '"correlation"'),
+        (lambda f: f["layers"][0]["slots"].update(nearest=3) or f, '"nearest"'),
+        (lambda f: f["layers"][0]["slots"].update(cosine=True) or f, '"cosine"'),
+        (lambda f: f["layers"][0]["cost"].pop("heads") and f, '"cost"'),
+    ],
+)
+def test_malformed_explanations_name_file_and_place(run, change, word):
+    path = run / "explain.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    refused(run, str(path), word, "delete")
+
+
+def test_explanations_that_do_not_fit_their_arrays_are_refused(run):
+    path = run / "explain.safetensors"
+    arrays = load_file(path)
+    for name, shape in (
+        ("self.1", (4, 3)),
+        ("memory.0", (4, 3, 4)),
+        ("patches.0", (2, 5, 8, 8, 3)),
+        ("pictures", (3,)),
+    ):
+        save_file(arrays | {name: np.zeros(shape, arrays[name].dtype)}, path)
+        refused(run, str(path), repr(name))
+    save_file({name: array for name, array in arrays.items() if name != "memory.1"}, path)
+    refused(run, str(path), "'memory.1'", "none")
+    for shape in ((4, 2, 2, 4), (4, 0, 2, 3)):
+        save_file(arrays | {"pictures": np.zeros(shape, np.uint8)}, path)
+        refused(run, str(path), "'pictures'")
+    path.write_bytes(b"not safetensors")
+    refused(run, str(path))
+    path.unlink()
+    refused(run, str(path), "none")
+    (run / "explain.json").write_text("{\n oops")
+    refused(run, f"{run / 'explain.json'}, line 2")
+
+
+def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
+    folders = [write_run(tmp_path / f"a{s}", "demo", s) for s in (0, 1)]
+    folders.append(write_run(tmp_path / "longer", "demo", 0, steps=3000))
+    comparison = read(folders)
+    assert comparison.variants == ["demo", "demo (2)"]
+    assert [row.seeds for row in comparison.rows] == [2, 1]
+    tested = [json.loads((f / "result.json").read_text())["test"]["accuracy"] for f in folders[:2]]
+    assert comparison.rows[0].mean == pytest.approx(np.mean(tested))
+    assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
+
+
+@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "start", "weights", "metric"])
+def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
+    """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
+    runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
+    for run in runs:
+        recipe, about = (json.loads((run / f"{name}.json").read_text()) for name in ("recipe", "run"))
+        data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
+        about["data"] = {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}
+        if (change, run.name) == ("files since", "b"):
+            about["resumed"] = [{"data": {"sha256": "1"}}, {}]
+        training = recipe["train"] | {"test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
+        if (change, run.name) != ("start", "b"):  # the others start from one run, b from random weights
+            training["init_from"] = "runs/one"
+            about["weights"] = {"run": "runs/one", "sha256": "3" if (change, run.name) == ("weights", "b") else "4"}
+        (run / "recipe.json").write_text(json.dumps(recipe | {"data": data, "train": training}))
+        (run / "run.json").write_text(json.dumps(about))
+    if change == "metric":
+        found = json.loads((runs[1] / "result.json").read_text())
+        (runs[1] / "result.json").write_text(json.dumps(found | {"metric": "loss"}))
+    found = read_tasks(runs)
+    assert [[run.label for run in one.all_runs()] for one in found] == [["a", "c", "d"], ["b"]]
+    with pytest.raises(InputError, match=r"runs of one task, found 2: .*: .* and "):
+        read(runs)
+    assert len(read_tasks([runs[0], *runs[2:]])) == 1
+
+
+def test_settings_that_change_no_score_make_no_other_task(tmp_path):
+    """Runs with one tokenizer of a file, whatever `subwords` says, and other batches; without the file it decides."""
+    settings = [{"tokenizer": "a.json"}, {"tokenizer": "a.json", "subwords": 80, "batch_tokens": 9}, {"subwords": 80}]
+    runs = [write_run(tmp_path / name, "demo", i) for i, name in enumerate("abc")]
+    for run, data in zip(runs, settings, strict=True):
+        recipe = json.loads((run / "recipe.json").read_text())
+        (run / "recipe.json").write_text(json.dumps(recipe | {"data": {"is": "translation", **data}}))
+    assert [[run.label for run in one.all_runs()] for one in read_tasks(runs)] == [["a", "b"], ["c"]]
+
+
+def test_the_baselines_of_single_runs_and_older_comparisons_are_read_from_recipes(tmp_path):
+    recipe = registry.load("recipe", "short-listops-cached")()
+    never = unwritten(recipe)
+    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
+    for place, one in {"demo-0": never, "demo-cached-0": recipe}.items():
+        (folder / place / "recipe.json").write_text(json.dumps(to_dict(one)))
+    assert [row.baseline_of for row in read([folder]).rows] == [("demo-cached",), ()]
+    runs = read([folder / "demo-0", folder / "demo-cached-0"])
+    assert [row.baseline_of for row in runs.rows] == [(recipe.name,), ()]
+    longer = replace(never, train=replace(never.train, steps=never.train.steps + 1))  # of a budget
+    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(longer)))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
+    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(never) | {"model": {"is": "of-a-plug-in"}}))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
+
+
+def test_a_comparison_without_runs_has_no_known_baselines(tmp_path):
+    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
+    found = json.loads((folder / "comparison.json").read_text())
+    found["runs"] = {name: [] for name in found["runs"]}
+    (folder / "comparison.json").write_text(json.dumps(found))
+    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
+
+
+def test_runs_without_accuracy_are_compared_by_loss(run):
+    result = json.loads((run / "result.json").read_text())
+    del result["test"]["accuracy"]
+    (run / "result.json").write_text(json.dumps(result))
+    comparison = read([run])
+    assert (comparison.metric, comparison.higher_is_better, comparison.majority) == ("loss", False, None)
+
+
+def test_results_of_before_metrics_were_described(tmp_path):
+    """The direction of a metric of this library is known; of any other, it must not be guessed."""
+    runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+    for metric, result in (("accuracy", True), ("mine", None)):
+        for one in runs:
+            written = json.loads((one / "result.json").read_text())
+            written.pop("metrics", None)
+            written["test"] = {"loss": 1.0, metric: 0.5}
+            (one / "result.json").write_text(json.dumps(written | {"metric": metric}))
+        if result is None:
+            refused(runs[0], f"{runs[0]}/result.json: expected", "'mine'", "train the run again")
+            with pytest.raises(InputError, match="'mine'"):
+                summarise({"demo": runs[:1]}, tmp_path)
+        else:
+            assert read(runs).higher_is_better is result
+            assert summarise({"demo": runs[:1]}, tmp_path)["higher_is_better"] is result
+    old = write_comparison(tmp_path / "cmp", variants=("demo",))
+    found = json.loads((old / "comparison.json").read_text())
+    del found["higher_is_better"]
+    (old / "comparison.json").write_text(json.dumps(found | {"metric": "perplexity"}))
+    assert read([old]).higher_is_better is False
+
+
+def test_caches_come_in_the_order_of_the_layers(run):
+    names = ["blocks.10.attention", "blocks.2.attention", "blocks.1.attention"]
+    save_file({n: np.zeros((2, 3), np.float32) for n in names}, run / "caches.safetensors")
+    numbers = [int(re.findall(r"\d+", n)[0]) for n in read([run]).all_runs()[0].caches]
+    assert numbers == [1, 2, 10]

@@ -1,0 +1,112 @@
+"""The report section on the controls of the state: numbers, figure and reasons, and what is refused."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from synthetic_runs import write_run
+
+from mnemos.lab.report import report
+from mnemos.lab.report.differences import memory_effect
+from mnemos.lab.report.read import compare, read_run
+from mnemos.types import InputError
+
+
+def entry(accuracy, segments=3):
+    return {"scores": {"accuracy": accuracy, "loss": 1.0}, "by_segment": [accuracy] * segments}
+
+
+def measured(shift=0.0, **changes):
+    slots = {"name": "slots", "emptied": entry(0.25 + shift), "exchanged": entry(0.5), "frozen": entry(0.375)}
+    found = {
+        **{"left": None, "split": "test", "rows": 8, "segments": [2, 3, 4], "cut": None, "targets": 96},
+        **{"metric": "accuracy", "carried": entry(0.5), "memories": [slots]},
+    }
+    return found | changes
+
+
+def run_with(folder, memory, name="demo", seed=0):
+    run = write_run(folder, name, seed)
+    layers = {"pictures": None, "left": "the model has no gated cache", "sizes": {}, "middle": None, "layers": []}
+    (run / "explain.json").write_text(json.dumps({"memory": memory, **layers}))
+    return run
+
+
+def part(runs):
+    page = report(runs).read_text()
+    if 'id="memory"' not in page:
+        return ""
+    found = page[page.index('<section id="memory"') :]
+    return re.sub(r"\s+", " ", found[: found.index("</section>")])
+
+
+def test_the_section_says_what_each_control_changes_and_claims_dependence_only(tmp_path):
+    found = part([run_with(tmp_path / "a", measured())])
+    assert (
+        "change in the test accuracy of the segments after the first. With its slots emptied, −0.250, exchanged with "
+        "another row’s, no change and frozen after the first segment, −0.125." in found
+    )
+    assert "What the memory adds is the difference to the same model trained with a memory that is never" in found
+    assert "8 rows at once, 96 targets in 3 segments" in found
+    assert "depend on their slots" not in found, "one seed has no spread to judge by"
+    assert len(re.findall("<svg", found)) == 1
+    assert re.findall(r'data-head="change">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
+    assert "No control was run" not in report([tmp_path / "a"]).read_text()
+
+
+def test_several_seeds_give_an_interval_and_a_sentence(tmp_path):
+    runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
+    found = part(runs)
+    assert "The trained models depend on their slots." in found
+    comparison = compare([read_run(run, run.name) for run in runs])
+    difference = memory_effect(comparison, "demo", "slots", "emptied")
+    assert difference.value == pytest.approx(-0.25)
+    assert difference.low == pytest.approx(-0.25 - 4.302653 * 0.01 / 3**0.5)
+    assert "−0.275 to −0.225" in found
+    assert memory_effect(replace(comparison, higher_is_better=False), "demo", "slots", "emptied").says == "better"
+
+
+def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
+    memory = measured()
+    memory["memories"][0]["exchanged"] = {"left": "the split has one <row>"}
+    found = part([run_with(tmp_path / "a", memory)])
+    assert "demo, slots not exchanged: the split has one &lt;row&gt;." in found
+    runs = [run_with(tmp_path / name, {"left": "the model keeps no state"}, name) for name in ("demo-wider", "demo")]
+    assert "demo-wider and demo: the model keeps no state, so no control of a state was run." in part(runs)
+
+
+@pytest.mark.slow
+def test_runs_of_before_the_controls_have_no_section(tmp_path):
+    assert part([write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"segments": [2]}, 'expected 1 numbers in "carried.by_segment", found 3'),
+        ({"memories": []}, '"memories" to be a list'),
+        ({"rows": None}, '"rows" to be a number'),
+        ({"metric": 3}, '"metric" to be a name'),
+        ({"carried": {"scores": {"loss": "x"}, "by_segment": [1, 1, 1]}}, "carried.scores.loss"),
+    ],
+)
+def test_what_is_malformed_is_refused(tmp_path, changes, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_run(run_with(tmp_path / "a", measured(**changes)), "a")
+
+
+@pytest.mark.slow
+def test_a_cache_of_each_stream_is_not_drawn_as_an_empty_one(tmp_path):
+    """Before, its buffer of zeros, which no stream reads, was drawn as blank panels."""
+    for name, cache, words in (
+        ("stream", {"preset": "mnemos", "length": 32, "scope": "stream"}, "each stream has a cache of its own"),
+        ("unwritten", {"preset": "mnemos", "length": 32, "write": False}, "its cache is never written"),
+    ):
+        run = write_run(tmp_path / name, "demo-cached")
+        recipe = json.loads((run / "recipe.json").read_text())
+        recipe["model"]["cache"] = cache
+        (run / "recipe.json").write_text(json.dumps(recipe))
+        page = report([run]).read_text()
+        assert words in page
+        assert "-draw_values" not in page

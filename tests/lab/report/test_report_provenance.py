@@ -1,0 +1,83 @@
+"""The report's last section: the commit that trained each run, uncommitted changes, and the data's files."""
+
+import json
+import re
+
+import pytest
+from synthetic_runs import COMMIT, write_comparison, write_run
+
+from mnemos.lab.report import report
+from mnemos.lab.report.origins import rollout
+
+OTHER = "0123456789" * 4
+
+
+def edited(folder, run, **fields):
+    path = folder / run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def rows(page, caption):
+    """The cells of the table with this caption, without its head."""
+    table = page[page.index(caption) :]
+    found = re.findall(r"<tr>.*?</tr>", table[: table.index("</table>")], re.S)[1:]
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", one, re.S)] for one in found
+    ]
+
+
+@pytest.mark.parametrize(("slide", "said"), [(0, None), (8, None), (1, "1 segment later"), (3, "3 segments later")])
+def test_the_report_says_whether_updates_overlap(slide, said):
+    sentence = rollout({"train": {"rollout": {"segments": 8, "slide": slide, "replay": True}}}, None)
+    assert sentence.startswith("an update reads 8 segments, one batch each; ")
+    assert (said in sentence) if said else "next update" not in sentence
+
+
+@pytest.mark.slow
+def test_each_run_has_the_commit_that_trained_it(tmp_path):
+    folder = write_comparison(
+        tmp_path / "c", seeds=(0, 1), provenance={"command": "mnemos compare a b", "commit": OTHER}
+    )
+    files = [{"name": "train.tsv", "bytes": 1234567, "sha256": "a" * 64}]
+    for run in ("demo-0", "demo-1"):
+        edited(folder, run, data={"count": 1, "bytes": 1234567, "sha256": "b" * 64, "hashed": 1, "files": files})
+    edited(folder, "demo-1", resumed=[{"step": 3, "commit": OTHER, "dirty": False}])
+    edited(folder, "demo-cached-0", commit=OTHER, dirty=True)
+    page = report([folder]).read_text()
+    commits = {cells[0]: cells[3] for cells in rows(page, "The runs, each with the commit that trained it")}
+    assert commits["demo-0"] == commits["demo-wider-1"] == COMMIT[:10]
+    assert commits["demo-1"] == f"{COMMIT[:10]}, {OTHER[:10]}"
+    assert commits["demo-cached-0"] == f"{OTHER[:10]}+"
+    assert "demo-cached-0 was trained from source with uncommitted changes" in page
+    assert "git checkout" not in page, "no one commit trained all runs"
+    edited(folder, "demo-wider-0", resumed=[{"step": 3, "commit": COMMIT, "dirty": True}])
+    assert "demo-cached-0 and demo-wider-0 were trained from source with" in report([folder]).read_text()
+    assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
+
+
+@pytest.mark.slow
+def test_what_reports_is_not_what_trained(tmp_path):
+    folder = write_comparison(tmp_path / "c", provenance={"command": "mnemos compare a b", "commit": OTHER})
+    page = report([folder]).read_text()
+    assert f"git checkout {COMMIT}" in page
+    assert OTHER[:10] not in page
+    assert "uncommitted" not in page.split("The runs, each")[0]
+
+
+def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path):
+    run = write_run(tmp_path / "a", "demo", 0)
+    words = ["mnemos", "train", "--resume", "a"]
+    resumed = [
+        {"step": 3, "commit": COMMIT, "command": words},
+        {"step": 6, "commit": COMMIT, "command": [*words, "--train.steps", "9"]},
+    ]
+    edited(tmp_path, "a", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
+    said = report([run]).read_text().split("How to reproduce")[1]
+    lines = re.search(r"<pre>(.*?)</pre>", said, re.S)[1].splitlines()
+    assert lines == [
+        f"git checkout {COMMIT}",
+        "mnemos train demo --train.steps 6",
+        "mnemos train --resume a --train.steps 9  # resumed after update 6",
+    ]
+    edited(tmp_path, "a", resumed=[*resumed[:1], resumed[1] | {"commit": OTHER}])
+    assert "git checkout" not in report([run]).read_text(), "two commits trained the run"

@@ -1,0 +1,92 @@
+"""What a report says about differences, costs and what was made equal."""
+
+import json
+import re
+
+import pytest
+from synthetic_runs import write_comparison, write_run
+
+from mnemos.lab.compare.significance import differences, interval
+from mnemos.lab.report import costs
+from mnemos.lab.report.quality_cost import section
+from mnemos.lab.report.read import read, read_comparison
+from mnemos.lab.report.shown import shown_table
+from mnemos.lab.report.table import section as results
+from mnemos.types import InputError
+
+EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}
+
+
+def cells(page: str) -> list[list[str]]:
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    return [[re.sub(r"<[^>]+>", "", cell) for cell in row] for row in rows]
+
+
+def test_the_table_has_the_tests_of_the_comparison(tmp_path):
+    folder = write_comparison(tmp_path / "c", against="demo-wider")
+    found = read_comparison(folder)
+    scores = {
+        name: [json.loads((folder / place / "result.json").read_text())["test"]["accuracy"] for place in places]
+        for name, places in json.loads((folder / "comparison.json").read_text())["runs"].items()
+    }
+    tests = differences(scores, "demo-wider")
+    head, *rows = cells(shown_table(found))
+    assert head[-2:] == ["p (Holm)", "shown"]
+    for name, row in zip(scores, rows, strict=True):
+        assert row[0] == name
+        low, high = interval(scores[name])
+        assert row[2] == f"{low:.3f} to {high:.3f}"
+        if tests[name] is None:
+            assert row[-1] == "reference"
+            continue
+        assert float(row[3].replace("−", "-")) == pytest.approx(tests[name]["difference"], abs=6e-4)
+        assert float(row[6].replace("&lt; ", "")) == pytest.approx(tests[name]["p_holm"], abs=1e-3)
+
+
+def test_files_of_older_versions_and_damaged_ones(tmp_path):
+    old = read_comparison(write_comparison(tmp_path / "old"))
+    assert "difference to demo by Welch" in shown_table(old)
+    assert "learning rate" in section(old)
+    one = read_comparison(write_comparison(tmp_path / "one", seeds=(0,)))
+    assert shown_table(one) == "", "the caveat is said once, at the beginning of a report"
+    with pytest.raises(InputError, match=r'"against" to name a row, found .nobody'):
+        read_comparison(write_comparison(tmp_path / "wrong", against="nobody"))
+    with pytest.raises(InputError, match='"equal" to say what is, found'):
+        read_comparison(write_comparison(tmp_path / "damaged", equal={"equal": "time"}))
+
+
+def test_what_was_made_equal_is_said(tmp_path):
+    found = read_comparison(write_comparison(tmp_path / "c", equal=EQUAL | {"parameters": True}))
+    said = section(found)
+    assert (
+        "Equal training time: 60 seconds per run (CPU time, measured before the first run), and equal parameters"
+        in said
+    )
+    assert said.count("<svg") == 2  # the results are of before FLOPs of updates were counted
+
+
+def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
+    run = write_run(tmp_path / "run", "demo")
+    result = json.loads((run / "result.json").read_text())
+    assert "Other metrics" not in results(read([run]))
+    result["metrics"] |= {"chrF": {"higher_is_better": True, "about": "F-score."}, "loss": {}}
+    result["test"]["chrF"] = 31.257
+    (run / "result.json").write_text(json.dumps(result))
+    found = results(read([run]))
+    assert [row for row in cells(found) if len(row) == 2] == [["variant", "chrF"], ["demo", "31.26"]]
+    assert "ChrF: F-score." in found
+
+
+def test_columns_name_their_units(tmp_path):
+    folder = write_comparison(tmp_path / "c", seeds=(0,))
+    assert "tokens, images or frames read" in section(read_comparison(folder))  # a result that does not name them
+    for place in folder.rglob("result.json"):
+        known = json.loads(place.read_text()) | {"unit": "frames", "scored_rows": {"valid": 60, "test": 60}}
+        place.write_text(json.dumps(known))
+        lines = [json.loads(line) for line in (place.parent / "metrics.jsonl").read_text().splitlines()]
+        lines = [line | {"seconds": 1.5} if line["kind"] == "valid" else line for line in lines]
+        (place.parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_comparison(folder)
+    assert cells(section(found))[0][2] == "frames read"
+    head, *rows = [row for row in cells(costs.section(found)) if len(row) == 8 and row[0] != "blocks.0 … blocks.1"][-4:]
+    assert {row[head.index("rows/s")] for row in rows} == {"40"}  # those that were scored, and not the whole split

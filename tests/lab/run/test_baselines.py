@@ -1,0 +1,172 @@
+from dataclasses import dataclass, field, replace
+
+import pytest
+from torch import nn
+
+from mnemos import registry
+from mnemos.config import ModelConfig
+from mnemos.errors import Interrupted
+from mnemos.lab.compare.baselines import (
+    baselines_of,
+    equal_parameters,
+    parameters,
+    widths_text,
+    with_baselines,
+    with_unwritten,
+)
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.compare.variants import variants
+from mnemos.memory.grc import GRC
+from mnemos.models.transformer import TransformerConfig
+from mnemos.ops.block_sparse import is_dense
+from mnemos.types import InputError
+
+SIZES = {
+    "short-listops-cached": {"vocab_size": 16, "max_length": 25},
+    "mnist-vit-cached": {"image": 28, "channels": 1, "classes": 10},
+    "cifar-pvt-cached": {"image": 32, "channels": 3, "classes": 10},
+    "cifar-swin-cached": {"image": 32, "channels": 3, "classes": 10},
+}
+ATTENTIONS = {"": "softmax", "-bigbird": "block-sparse", "-reformer": "reformer", "-linear": "linear"}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_baseline_of_equal_parameters_has_no_cache(name):
+    recipe = registry.load("recipe", name)()
+    recipe = replace(recipe, model=replace(recipe.model, **SIZES[name]))
+    made = equal_parameters(recipe)
+    assert (made.name, made.model.cache) == (f"{name}-wider", None)
+    assert (made.data, made.optim, made.train) == (recipe.data, recipe.optim, recipe.train)
+    share = 0.03 if "pvt" in name else 0.005
+    assert parameters(made.model) == pytest.approx(parameters(recipe.model), rel=share)
+
+
+def test_baselines_follow_each_recipe_with_a_cache():
+    demo, cached = (registry.load("recipe", name)() for name in ("short-listops", "short-listops-cached"))
+    cached = replace(cached, model=replace(cached.model, vocab_size=16, max_length=25))
+    names = [recipe.name for recipe in with_baselines([demo, cached])]
+    assert names == [
+        "short-listops",
+        "short-listops-cached",
+        "short-listops-cached-unwritten",
+        "short-listops-cached-wider",
+    ]
+    named = replace(demo, name="short-listops-cached-wider")  # the user's own
+    assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
+    longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
+    made = with_baselines([cached, longer])
+    assert [recipe.name for recipe in made] == [*names[1:], "longer", "longer-unwritten"]
+    ends = [recipe.about.endswith("with it; also the baseline of longer") for recipe in made]
+    assert ends == [recipe.name == "short-listops-cached-wider" for recipe in made]
+    assert with_baselines([named, cached])[0] == named, "the user's own recipe keeps its description"
+    with pytest.raises(
+        InputError, match="--baselines: expected a recipe with a cache or slots, found short-listops; leave"
+    ):
+        with_baselines([demo])
+
+
+def test_whose_baseline_a_recipe_is_follows_from_its_settings():
+    cached = registry.load("recipe", "short-listops-cached")()
+
+    def other(name, **switches):
+        return replace(cached, name=name, model=replace(cached.model, cache=replace(cached.model.cache, **switches)))
+
+    shared, frozen = other("shared", read="mean"), other("frozen", inference="frozen")
+    never = other("never", write=False)  # the same switches as in `unwritten`, not spelt out
+    assert baselines_of(with_unwritten([cached, shared])) == {
+        "short-listops-cached-unwritten": ["short-listops-cached", "shared"]
+    }
+    assert baselines_of([shared, cached, never]) == {"never": ["shared", "short-listops-cached"]}
+    assert baselines_of([cached, other("mean", write=False, read="mean"), other("long", length=50, write=False)]) == {}
+    assert baselines_of([frozen, replace(never, train=replace(never.train, steps=7))]) == {}
+
+
+def test_shortened_listops_has_all_rows_and_stays_sparse():
+    names = [f"listops-128{attention}{cached}" for attention in ATTENTIONS for cached in ("", "-cached")]
+    recipes = [registry.load("recipe", name)() for name in names]
+    recipes = [replace(one, model=replace(one.model, vocab_size=16, max_length=128)) for one in recipes]
+    assert [one.model.attention.name for one in recipes[::2]] == list(ATTENTIONS.values())
+    made = with_baselines(recipes)
+    endings = ("", "-cached", "-cached-unwritten", "-cached-wider")
+    assert [one.name for one in made] == [f"listops-128{attention}{end}" for attention in ATTENTIONS for end in endings]
+    assert {(one.data, one.optim, one.train) for one in made} == {(made[0].data, made[0].optim, made[0].train)}
+    shortest = made[0].data.min_length + 1
+    bigbird, reformer = recipes[2].model.attention, recipes[4].model.attention
+    assert not is_dense(shortest // bigbird.block, bigbird.window, bigbird.random_blocks, bigbird.global_blocks)
+    assert reformer.rounds * reformer.chunk * (1 + reformer.look_back + reformer.look_ahead) < shortest
+
+
+def test_slots_have_baselines_too():
+    recipe = registry.load("recipe", "text-memformer")()
+    recipe = replace(recipe, model=replace(recipe.model, vocab_size=256))
+    _, never, wider = with_baselines([recipe])
+    assert (never.name, never.model.memory) == ("text-memformer-unwritten", replace(recipe.model.memory, write=False))
+    assert (wider.name, wider.model.memory.slots) == ("text-memformer-wider", 0)
+    assert parameters(wider.model) == pytest.approx(parameters(recipe.model), rel=0.005)
+    assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
+
+
+def test_detectors_have_wider_backbones():
+    recipe = registry.load("recipe", "shapes-mask-rcnn-cached")()
+    recipe = replace(recipe, model=replace(recipe.model, classes=4))
+    made = equal_parameters(recipe)
+    assert parameters(made.model) == pytest.approx(parameters(recipe.model), rel=1e-3)
+    assert made.model.backbone.cache is None
+    plain = replace(recipe.model, backbone=replace(recipe.model.backbone, cache=None))
+    assert made.model == replace(plain, backbone=made.model.backbone)
+    assert widths_text(plain, made.model).startswith("mlp_ratios (4, 6, 4, 6) instead of (4, 4, 4, 4)")
+
+
+@pytest.mark.parametrize("name", ["text-rmt", "text-armt"])
+def test_memory_tokens_have_baselines_too(name):
+    recipe = registry.load("recipe", name)()
+    recipe = replace(recipe, model=replace(recipe.model, vocab_size=256))
+    _, never, wider = with_baselines([recipe])
+    assert (never.name, never.model.memory) == (f"{name}-unwritten", replace(recipe.model.memory, write=False))
+    assert (wider.name, wider.model.memory.tokens) == (f"{name}-wider", 0)
+    assert parameters(wider.model) == pytest.approx(parameters(recipe.model), rel=0.005)
+    assert with_baselines([recipe, never, wider]) == [recipe, never, wider]
+
+
+@dataclass(frozen=True)
+class NoMLP(ModelConfig):
+    name = "no-mlp"
+    cache: GRC | None = field(default_factory=GRC)
+
+    def build(self) -> nn.Module:
+        return nn.Linear(8, 8, bias=self.cache is not None)
+
+
+def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
+    recipe = registry.load("recipe", "short-listops-cached")()
+    with pytest.raises(InputError, match="one of the fields mlp, mlp_ratio, mlp_ratios, found no-mlp; write"):
+        equal_parameters(replace(recipe, model=NoMLP()))
+    assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
+    narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))
+    made = equal_parameters(replace(recipe, model=narrow))
+    assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
+    with pytest.raises(InputError, match="make it wider, found mlp 0"):
+        equal_parameters(replace(recipe, model=replace(narrow, mlp=0)))
+
+
+def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
+    recipes = [registry.load("recipe", name)() for name in ("short-listops-cached", "digits-vit-cached")]
+    with pytest.raises(
+        InputError, match="equal data settings, found that short-listops-cached and digits-vit-cached differ"
+    ):
+        compare(recipes, tmp_path / "run", baselines=True)
+
+
+def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys):
+    def stopped(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("mnemos.lab.compare.several.train_apart", stopped)
+    recipes = variants(["short-listops-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
+    with pytest.raises(Interrupted):
+        compare(recipes, tmp_path / "run", baselines=True)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "wider MLPs" in line)
+    assert line.startswith(
+        "short-listops-cached-length-8-wider: short-listops-cached-length-8 without its memory and with wider MLPs: "
+    )
+    assert line.endswith("with it; also the baseline of short-listops-cached-length-32")

@@ -1,0 +1,353 @@
+"""Comparisons at equal samples, FLOPs, time and parameters."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mnemos import registry
+from mnemos.lab.compare import budgets, compare, update_cost
+from mnemos.lab.compare.baselines import parameters
+from mnemos.lab.compare.budgets import Budget, budget_text, with_steps
+from mnemos.lab.compare.equal import check_equal, check_scored, completed, of_equal_parameters, read_equal
+from mnemos.lab.compare.update_cost import Seconds
+from mnemos.lab.measure.flops import count_flops, task_flops
+from mnemos.lab.report.read import read
+from mnemos.lab.report.verdict import verdict
+from mnemos.lab.run import devices, learner
+from mnemos.lab.run.checks import complete
+from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.memory_tokens import RMTConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import InputError, leaves
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(4):
+        (folder / f"{i}.txt").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * (40 + i))
+    return str(folder)
+
+
+def plain(text: str, **train) -> Recipe:
+    settings = {"steps": 8, "batch_size": 2, "eval_every": 4, "log_every": 1, "checkpoint_every": 8, "threads": 1}
+    return Recipe(
+        LSTMConfig(vocab_size=0, dim=8, layers=1),
+        TextConfig(text, segment=32),
+        OptimConfig(schedule=ScheduleConfig("cosine", warmup=2)),
+        TrainConfig(**settings | {"accelerator": "cpu"} | train),
+        name="lstm",
+    )
+
+
+def rmt(text: str, **train) -> Recipe:
+    return replace(
+        plain(text, **{"rollout": RolloutConfig(segments=4)} | train),
+        model=RMTConfig(vocab_size=0, dim=8, layers=1, num_heads=2, segment=8, memory=TokensConfig(tokens=2)),
+        data=TextConfig(text, segment=8),
+        name="rmt",
+    )
+
+
+def test_kinds_are_read():
+    assert read_equal("updates") == ("updates",)
+    assert read_equal("parameters") == ("updates", "parameters")
+    assert read_equal("parameters,time") == ("time", "parameters")
+    with pytest.raises(InputError, match=r"--equal: expected one of updates, samples, .*found 'flop'"):
+        read_equal("flop")
+    with pytest.raises(InputError, match="found flops and time; leave one out"):
+        read_equal("time,flops")
+
+
+def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(compare, "train_several", lambda planned, *_, **__: seen.extend(planned))
+    recipes = [plain(text), replace(plain(text), model=LSTMConfig(vocab_size=0, dim=8, layers=1), name="other")]
+    with pytest.raises(InputError, match=r"result.json: expected this file of a run, found none"):
+        compare.compare(recipes, tmp_path / "c", equal=("parameters",), quiet=True)
+    assert [(run.name, run.train.steps) for run, _ in seen] == [("lstm", 8), ("other", 8)]
+    assert not (tmp_path / "c/budget.json").exists()
+
+
+def test_everything_that_counts_updates_follows_the_steps():
+    schedule = ScheduleConfig("cosine", warmup=10, drop_at=30)
+    recipe = replace(plain(""), optim=OptimConfig(schedule=schedule))
+    recipe = replace(recipe, train=replace(recipe.train, steps=100, log_every=5, eval_every=50, checkpoint_every=100))
+    made = with_steps(recipe, 33)
+    assert (made.train.steps, made.train.log_every, made.train.eval_every, made.train.checkpoint_every) == (
+        33,
+        2,
+        17,
+        33,
+    )
+    assert (made.optim.schedule.warmup, made.optim.schedule.drop_at) == (4, 10)
+    assert with_steps(recipe, 100) == recipe
+    shared = replace(recipe, optim=replace(recipe.optim, schedule=replace(schedule, warmup=0.05)))
+    assert with_steps(shared, 33).optim.schedule.warmup == 0.05
+    steady = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("lra", warmup=10)))
+    assert with_steps(steady, 1000).optim == steady.optim
+    assert with_steps(steady, 1000).train.eval_every == 500
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Costs of updates by the recipes' names instead of measured ones; they are set once."""
+    costs = {"lstm": 0.5, "rmt": 2.0}
+
+    def times(recipes, jobs):
+        return [Seconds(costs.pop(one.name), (0.5,), "CPU time") for one in recipes]
+
+    monkeypatch.setattr(budgets, "update_seconds", times)
+    monkeypatch.setattr(budgets, "update_flops", lambda recipes: [costs.pop(one.name) for one in recipes])
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        (Budget("time"), (8, 2)),  # 4 seconds
+        (Budget("time", 0.1), (12, 3)),
+        (Budget("flops"), (8, 2)),
+        (Budget("samples"), (8, 8)),  # 32 tokens of 2 rows per update, both
+        (Budget(), (8, 8)),
+    ],
+)
+def test_steps_follow_from_the_budget_and_are_read_again(text, tmp_path, measured, budget, steps):
+    recipes = [plain(text), rmt(text)]
+    made, found = budget.applied(recipes, tmp_path)
+    assert tuple(one.train.steps for one in made) == steps
+    assert budget.kind != "samples" or budget_text(found).endswith("512 tokens per run, those of lstm with its steps")
+    again, read = budget.applied(recipes, tmp_path)  # `measured` has no cost any more
+    assert again == made
+    assert read == json.loads(json.dumps(found))
+
+
+def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, measured):
+    recipes = [plain(text), rmt(text)]
+    made, _ = Budget("time").applied(recipes, tmp_path)
+    measured |= {"lstm": 1.0, "added": 2.0}  # the machine is half as fast as it was
+    more, found = Budget("time").applied([*recipes, replace(rmt(text), name="added")], tmp_path)
+    assert more[:2] == made
+    assert found["recipes"]["added"]["update"] == 1.0
+    assert more[2].train.steps == 4
+    assert [one["update"] for one in found["recipes"].values()] == [0.5, 1.0, 2.0]
+    assert json.loads((tmp_path / "budget.json").read_text()) == found
+
+
+@pytest.mark.slow
+def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, forked_comparisons):
+    """A report took it for missing, because the recipes differ in their steps."""
+    cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
+    monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
+    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), quiet=True)
+    assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
+        ("rmt", None, 2),
+        ("rmt-unwritten", "rmt", 1),
+    ]
+    shown = read([tmp_path / "c"])
+    assert [row.baseline_of for row in shown.rows] == [(), ("rmt",)]
+    assert shown.budget == ("--equal", "flops")
+    assert not any("missing" in line for line in verdict(shown))
+
+
+def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):
+    recipes = [plain(text), rmt(text)]
+    Budget("time", 0.1).applied(recipes, tmp_path)
+    with pytest.raises(InputError, match=r"expected the budget .* found one of --equal time --minutes 0.1"):
+        Budget("time").applied(recipes, tmp_path)
+    wider = replace(recipes[1], model=replace(recipes[1].model, dim=16))
+    with pytest.raises(
+        InputError, match=r"measured, found that rmt differs in model.dim \(8, not 16\); name another folder"
+    ):
+        Budget("time", 0.1).applied([recipes[0], wider], tmp_path)
+    measured |= {"lstm": 0.5, "rmt": 2.0}
+    with pytest.raises(InputError, match=r"a budget of at least one update, found 0.006 and an update of lstm"):
+        Budget("time", 0.0001).applied(recipes, tmp_path / "other")
+    with pytest.raises(InputError, match="--minutes: expected --equal time beside it"):
+        Budget("flops", 0.1)
+    with pytest.raises(InputError, match="--minutes: expected a number above 0, found -1"):
+        Budget("time", -1)
+
+
+def test_what_belongs_to_the_cost_may_differ_with_a_budget_only(text):
+    recipes = [plain(text), rmt(text, batch_size=4, steps=3)]
+    with pytest.raises(InputError, match=r"data settings, found that lstm and rmt differ; .* or make the cost equal"):
+        check_equal(recipes)
+    check_equal(recipes, "time")
+    for other in (
+        replace(recipes[1], data=replace(recipes[1].data, held_out=0.2)),
+        rmt(text, precision="64-true"),
+        rmt(text, valid_rows=2),
+    ):
+        with pytest.raises(InputError, match="settings, found that lstm and rmt differ"):
+            check_equal([recipes[0], other], "time")
+
+
+def test_recipes_are_scored_on_the_same_targets(text, monkeypatch):
+    recipes = [plain(text), rmt(text)]
+    check_scored(recipes)
+    with pytest.raises(InputError, match="found a part of the splits in the different batches of lstm and rmt"):
+        check_scored([plain(text, test_rows=2), rmt(text, test_rows=2)])
+    build = TextConfig.build
+
+    def one_short(config: TextConfig):
+        task = build(config)
+        if config.segment == 8:
+            task._splits["test"] = [document[:-1] for document in task._splits["test"]]
+        return task
+
+    monkeypatch.setattr(TextConfig, "build", one_short)
+    with pytest.raises(InputError, match=r"same targets of the test split, found 1,848 of lstm and 1,847 of rmt"):
+        check_scored(recipes)
+
+
+@pytest.mark.slow
+def test_parameters_are_made_equal_by_the_width_of_mlps(text):
+    lstm = replace(plain(text), model=LSTMConfig(vocab_size=256, dim=64, layers=1))
+    wide = replace(plain(text), model=TransformerConfig(vocab_size=256, dim=32, layers=2, mlp=999), name="wide")
+    narrow = replace(wide, model=replace(wide.model, mlp=9), name="narrow")
+    images = replace(registry.load("recipe", "cifar-pvt")(), name="stages")
+    images = replace(images, model=replace(images.model, image=32, channels=3, classes=10))
+    made = of_equal_parameters([lstm, wide, narrow])
+    assert made[0] == lstm
+    for one in made[1:]:
+        assert parameters(one.model) == pytest.approx(parameters(lstm.model), rel=0.005)
+    assert made[1].model == made[2].model
+    smaller = replace(images, model=replace(images.model, mlp_ratios=tuple(1 for _ in images.model.mlp_ratios)))
+    for first, other in ((images, smaller), (smaller, images)):  # integer ratios per stage, up and down
+        found = of_equal_parameters([first, other])[1]
+        assert parameters(found.model) == pytest.approx(parameters(first.model), rel=0.05)
+    with pytest.raises(InputError, match=r"expected 1\d,\d{3} parameters as of small, found .* of wide"):
+        of_equal_parameters([replace(lstm, model=LSTMConfig(vocab_size=256, dim=16, layers=1), name="small"), wide])
+
+
+@pytest.mark.slow
+def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
+    """Memory replay computes three of four segments again; counting changes nothing that is trained."""
+    found = {}
+    for replayed in (False, True):
+        recipe = rmt(text, rollout=RolloutConfig(segments=4, replay=replayed))
+        task = recipe.data.build()
+        recipe = complete(recipe, task)
+        learner = Learner(devices.connect(recipe.train), recipe, task)
+        learner.update()
+        weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
+        carried, drawn = [leaf.clone() for leaf in leaves(learner._states)], torch.get_rng_state()
+        found[replayed] = learner.update_flops()
+        assert torch.equal(drawn, torch.get_rng_state())
+        assert all(map(torch.equal, leaves(learner._states), carried))
+        assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
+        assert all(p.grad is None for p in learner.model.parameters())
+    forward = task_flops(learner.model, task, task.example()) * 2 * 4  # of rows × segments, without a state
+    assert found[False] / forward == pytest.approx(3, rel=0.2)
+    batch = task.train_batch(4, 2, 0)
+    with torch.no_grad():
+        again = count_flops(lambda: task.advance(learner.model, batch, learner._states[0]))
+    assert found[True] - found[False] == 3 * again
+
+
+@pytest.mark.slow
+def test_counting_leaves_stored_caches_as_they_are():
+    recipe = registry.load("recipe", "short-listops-cached")()
+    data = replace(recipe.data, train_size=20, valid_size=4, test_size=4)
+    recipe = replace(recipe, data=data, train=replace(recipe.train, batch_size=4, accelerator="cpu"))
+    task = recipe.data.build()
+    recipe = complete(recipe, task)
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    learner.update()
+    once, again = copy.deepcopy(learner.model), learner.model
+    assert learner.update_flops() > 0
+    written = {name: value for name, value in again.state_dict().items() if name.endswith("cache")}
+    assert all(value.abs().sum() > 0 for value in written.values())
+    assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
+
+
+@pytest.mark.slow
+def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):
+    monkeypatch.setattr(update_cost, "SECONDS", 0.0)
+    monkeypatch.setattr(update_cost, "ROUNDS", 3)
+    dear = replace(plain(text, batch_size=8), model=LSTMConfig(vocab_size=0, dim=128, layers=3), name="dear")
+    found = update_cost.update_seconds([plain(text), dear], jobs=2)
+    assert [len(one.rounds) for one in found] == [3, 3]
+    assert {one.clock for one in found} == {"CPU time"}
+    assert 0 < 2 * found[0].median < found[1].median
+    flops = update_cost.update_flops([plain(text)])
+    assert flops == update_cost.update_flops([plain(text)])
+    with pytest.raises(InputError, match="lstm: its update could not be measured; the line above gives the reason"):
+        update_cost.update_flops([plain(text, batch_size=0)])
+
+
+@pytest.mark.slow
+def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch, capsys, forked_comparisons):
+    monkeypatch.setattr(update_cost, "SECONDS", 0.0)
+    recipes = [
+        plain(text, steps=40, eval_every=40),
+        rmt(text, batch_size=4),
+    ]  # time for an update of RMT on a busy machine too
+    found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
+    said = capsys.readouterr()
+    assert "equal training time: " in said.out
+    assert "rmt: other data settings than lstm: data.segment (8, not 32)\n" in said.out
+    assert "2 recipes × 2 learning rates, then 1 seed of the best: 4 runs" in said.out
+    budget = json.loads((tmp_path / "c/budget.json").read_text())
+    assert found["equal"] == {key: budget[key] for key in ("equal", "unit", "budget", "first", "clock")} | {
+        "parameters": False
+    }
+    for row in found["rows"]:
+        steps = budget["recipes"][row["name"]]["steps"]
+        assert row["steps"] == steps
+        update = budget["recipes"][row["name"]]["update"]
+        assert abs(steps * update - budget["budget"]) <= update / 2 * (1 + 1e-9)  # the nearest number of steps
+        assert row["train_flops"] > 0
+        scores = dict(row["rates"])
+        assert row["rate"] == min(scores, key=scores.get)
+        assert all(f"{row['rate']:.1e}" in place for place in found["runs"][row["name"]])
+    assert found["rows"][0]["steps"] == 40
+    monkeypatch.setattr(budgets, "update_seconds", None)  # nothing is measured again
+    again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), quiet=True)
+    assert again["rows"] == found["rows"]
+    assert completed(recipes)[1].model.vocab_size == 256
+
+
+def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
+    """Rows of 1 to 40 tokens, whose cost grows with the square; and two shapes in either order are two shapes."""
+    recipe = plain(text, steps=80)
+    task = recipe.data.build()
+    made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
+    lengths, steps = [1 + step * 7 % 40 for step in range(80)], [*range(80)]  # each batch is read once
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [padded(2, lengths[steps.pop(0)])])
+    monkeypatch.setattr(made, "_gradients", lambda batches: batches[0][0].shape[1])
+
+    def padded(rows: int, length: int) -> list[torch.Tensor]:
+        mask = [torch.ones(rows, length, dtype=torch.bool)] if length % 2 else []  # not every batch has a mask
+        return [torch.zeros(rows, length), *mask]
+
+    counted = []
+    monkeypatch.setattr(learner, "count_flops", lambda call: counted.append(call()) or call() + call() ** 2)
+    assert made.update_flops() == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)
+    assert len(counted) == 8
+    assert {1, 40} <= {*counted}
+    pairs = [(3, 5), (5, 3)]
+    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [torch.zeros(n) for n in pairs[step % 2]])
+    monkeypatch.setattr(made, "_gradients", lambda batches: 10 * len(batches[0]) + len(batches[1]))
+    monkeypatch.setattr(learner, "count_flops", lambda call: call())
+    assert made.update_flops() == (35 + 53) / 2
+
+
+def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tmp_path, measured):
+    """As `--jobs` sets them. A budget of time depends on them."""
+    for kind in ("flops", "time"):
+        (tmp_path / kind).mkdir()
+    first = Budget("flops").applied([plain(text, threads=0)], tmp_path / "flops")
+    assert Budget("flops").applied([plain(text)], tmp_path / "flops")[1] == first[1]
+    measured["lstm"] = 0.5
+    Budget("time").applied([plain(text, threads=0)], tmp_path / "time")
+    with pytest.raises(InputError, match=r"train.threads \(0, not 1\); use the --jobs of before, or name another"):
+        Budget("time").applied([plain(text)], tmp_path / "time")

@@ -1,0 +1,280 @@
+"""`mnemos export RUN --to hf`: what Transformers loads writes as the run's own model does, with the run's numbers."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract_cases import ModelCase
+
+import mnemos
+from mnemos import registry
+from mnemos.config import to_dict
+from mnemos.lab.cli import main
+from mnemos.lab.evaluate.predict import predict
+from mnemos.lab.run.export import export_run, export_run_programs, push
+from mnemos.lab.run.exported_tokenizer import exported_tokenizers
+from mnemos.lab.run.session import run
+from mnemos.lab.tasks.subword_vocabulary import SubWords
+from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
+from mnemos.lab.tasks.vocabulary import Bytes
+from mnemos.lab.tasks.word_vocabulary import Words
+from mnemos.lab.translation.translating import Decoding
+from mnemos.lab.translation.translation_preprocessing import TranslationPreprocessing
+from mnemos.lab.translation.translation_vocabulary import SubWordTokens
+from mnemos.libraries import tokenizers, transformers
+from mnemos.types import InputError
+
+TEXT = "Ā héllo\n <|start|> 日本 x\ty  </s> z\r\n"
+PROMPTS = ("the cat sat", "on")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[Path, Path]:
+    """(a run of two updates, its checkpoint)."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "a.txt").write_text("the cat sat on the mat.\n" * 400)
+    base = registry.load("recipe", "text-linear")()
+    recipe = replace(
+        base,
+        model=replace(base.model, dim=16, layers=1, num_heads=2, mlp=16),
+        data=replace(base.data, path=str(folder / "a.txt"), segment=32, held_out=0.2),
+        train=replace(base.train, steps=2, batch_size=2, eval_every=2, accelerator="cpu"),
+    )
+    run(recipe, folder / "run", quiet=True)
+    assert main(["export", str(folder / "run"), "--to", "hf"]) == 0
+    return folder / "run", folder / "run" / "hf"
+
+
+def test_a_pipeline_writes_what_predict_writes(exported, tmp_path, monkeypatch):
+    folder, checkpoint = exported
+    transformers()
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    files = [tmp_path / f"{i}.txt" for i in range(len(PROMPTS))]
+    for file, prompt in zip(files, PROMPTS, strict=True):
+        file.write_text(prompt)
+    expected = [found.text for found in predict(folder, files, length=5)]
+    pipeline = transformers().pipeline("text-generation", model=str(checkpoint), trust_remote_code=True)
+    # In one batch, so the shorter prompt is padded on the left.
+    found = pipeline(list(PROMPTS), max_new_tokens=5, do_sample=False, batch_size=2, return_full_text=False)
+    tokens = pipeline.tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    drawn = pipeline.model.generate(**tokens, max_new_tokens=5, do_sample=False)[:, tokens.input_ids.shape[1] :]
+    assert [bytes(row.tolist()).decode(errors="replace") for row in drawn] == expected
+    assert [one[0]["generated_text"] for one in found] == expected
+
+
+@pytest.mark.slow
+def test_transformers_serve_writes_what_generate_writes(exported, tmp_path):
+    """In a process that has not imported this library before it reads the checkpoint, and without a network."""
+    if not transformers().utils.import_utils.is_serve_available():
+        pytest.skip("the server of Transformers is not installed; run: pip install 'transformers[serving]'")
+    checkpoint = str(exported[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", checkpoint, "--trust-remote-code"]
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", port]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    said = tmp_path / "said.txt"
+    with said.open("wb") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as server:
+        try:
+            body = {"model": checkpoint, "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0}
+            found = _answer(f"http://127.0.0.1:{port}/v1/completions", body, server, said)
+        finally:
+            server.kill()
+    tokenizer = transformers().AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers().AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokens = tokenizer(PROMPTS[0], return_tensors="pt")
+    drawn = model.generate(**tokens, max_new_tokens=12, do_sample=False)[0, tokens.input_ids.shape[1] :]
+    assert found["choices"][0]["text"] == tokenizer.decode(drawn, skip_special_tokens=True)
+    assert found["usage"]["completion_tokens"] == 12
+
+
+def _answer(address, body, server, said):
+    """What a server answers, as soon as it listens."""
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    while server.poll() is None:
+        try:
+            return json.loads(urllib.request.urlopen(request).read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(said.read_text()) from error
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise AssertionError(said.read_text())
+
+
+def test_the_card_has_the_run_s_own_numbers(exported):
+    folder, checkpoint = exported
+    result = json.loads((folder / "result.json").read_text())
+    card = (checkpoint / "README.md").read_text()
+    for metric in ("bits per byte", "accuracy"):
+        assert f"| {metric} | {result['valid'][metric]:.6g} | {result['test'][metric]:.6g} |" in card
+        assert f"type: {metric}\n      value: {result['test'][metric]}" in card
+    assert "library_name: transformers" in card
+    assert str(folder) not in card  # folders of this machine are no part of it
+    assert f"{result['parameters']:,} parameters" in card
+
+
+def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    made = []
+
+    class Hub:
+        def __init__(self, **named):
+            pass
+
+        def create_repo(self, name, **named):
+            made.append((name, named))
+            return type("Made", (str,), {"repo_id": name})(f"hub/{name}")
+
+        def upload_folder(self, repo_id, folder_path, **named):
+            shutil.copytree(folder_path, tmp_path / repo_id)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    assert push(exported[1], "someone/model", private=True) == "hub/someone/model"
+    assert made == [("someone/model", {"exist_ok": True, "private": True})]
+    names = {path.name for path in (tmp_path / "someone" / "model").iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "modeling_mnemos.py", "tokenizer.json"} <= names
+
+
+def test_push_to_hub_of_a_model_uploads_the_code_too(exported, tmp_path, monkeypatch):
+    """Transformers' own method, into a folder in place of the Hub."""
+    model = transformers().AutoModelForCausalLM.from_pretrained(exported[1])
+
+    class Hub:
+        def create_repo(self, name, **named):
+            return type("Made", (str,), {"repo_id": name})(name)
+
+        def create_commit(self, repo_id, operations, **named):
+            for one in operations:
+                shutil.copy(one.path_or_fileobj, tmp_path / one.path_in_repo)
+
+    card = type("Card", (), {"save": lambda self, path: Path(path).write_text("# a card")})
+    monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *given, **named: card())
+    model.push_to_hub("someone/model")
+    tokens = torch.randint(256, (1, 5))
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert (tmp_path / "modeling_mnemos.py").read_text() == (exported[1] / "modeling_mnemos.py").read_text()
+
+
+def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mnemos.hugging_face", None)
+    with pytest.raises(ImportError, match=r"pip install 'mnemos-torch\[hf\]'"):
+        exec((exported[1] / "modeling_mnemos.py").read_text(), {})
+
+
+def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
+    def full(*given, **named):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("mnemos.lab.run.export.model_card", full)
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(OSError, match="no space left"):
+            export_run(exported[0], tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    (tmp_path / "empty" / "kept").write_text("kept")
+    for write in (export_run, partial(export_run_programs, to="torch")):
+        with pytest.raises(InputError, match="new or empty folder"):
+            write(exported[0], out=tmp_path / "empty")
+    assert (tmp_path / "empty" / "kept").read_text() == "kept"
+
+
+def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
+    mnemos.save(ModelCase("lstm", None, True).build(), tmp_path / "model")
+    (tmp_path / "model" / "recipe.json").write_text('{"model": {')
+    with pytest.raises(InputError, match=r"recipe\.json: .*; remove it to export"):
+        export_run(tmp_path / "model", tmp_path / "new")
+    (tmp_path / "model" / "recipe.json").unlink()
+    for text in ('{"test": {', '{"test": {"loss": 1}, "reference": [2]}'):
+        (tmp_path / "model" / "result.json").write_text(text)
+        with pytest.raises(InputError, match=r"result\.json: .*; remove it to export"):
+            export_run(tmp_path / "model", tmp_path / "new")
+    (tmp_path / "model" / "result.json").write_text('{"test": {"loss": 1}, "reference": {"mean": null}, "valid": null}')
+    assert "| mean | | |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
+
+
+def test_programs_of_a_run_of_text(exported, tmp_path):
+    """The state that the prefill returns is read by the model; tokenizer.json gives the run's tokens."""
+    folder = export_run_programs(exported[0], "torch", tmp_path / "programs")
+    ids = torch.tensor([tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROMPTS[0]).ids])
+    state = {name: torch.from_numpy(x) for name, x in np.load(folder / "state.npz").items()}
+    outputs, _ = torch.export.load(folder / "prefill.pt2").module()(ids, state)
+    model = mnemos.load(exported[0]).eval()
+    assert ids.tolist() == [[0, *PROMPTS[0].encode()]]
+    torch.testing.assert_close(outputs, model(ids)[0])
+    assert json.loads((folder / "program.json").read_text())["model"] == to_dict(model.config)
+
+
+@pytest.mark.slow
+def test_bad_input(exported, tmp_path, capsys):
+    assert main(["export", str(exported[0])]) == 2  # the folder is there
+    assert "new or empty folder" in capsys.readouterr().err
+    mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "reads images" in capsys.readouterr().err
+
+
+def vocabularies():
+    words = Words.count([("a", b"the cat sat\non the mat\n")])
+    sub_words = SubWordTokens.train(["the cat sat on the mat .", "x y z </s> start"] * 3, 40)
+    return {"bytes": Bytes(), "words": words, "sub-words": SubWords(sub_words.content)}
+
+
+def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
+    tokenizer = exported_tokenizers(TextPreprocessing.of(8, "words", Words(["the", "cat", "<eos>"])))[""]
+    assert tokenizer.decode(tokenizer("the cat the")["input_ids"][1:], skip_special_tokens=True) == "the cat the"
+
+
+@pytest.mark.parametrize("name", ["bytes", "words", "sub-words"])
+def test_a_tokenizer_gives_the_run_s_tokens(name, tmp_path):
+    vocabulary = vocabularies()[name]
+    tokenizer = exported_tokenizers(TextPreprocessing.of(8, name, vocabulary))[""]
+    tokenizer.save_pretrained(tmp_path)
+    loaded = transformers().AutoTokenizer.from_pretrained(tmp_path)
+    text = TEXT.replace(" <|start|>", "") if name == "sub-words" else TEXT
+    assert loaded(text)["input_ids"] == [vocabulary.start, *vocabulary.encode(text.encode(), "").tolist()]
+    assert loaded.padding_side == "left"
+    if name == "bytes":
+        assert loaded.decode(loaded(text)["input_ids"][1:]) == text
+    if name == "words":
+        assert loaded.decode(vocabulary.encode(b"the cat\nsat", "")) == "the cat\n sat"
+
+
+def test_a_translation_model_translates_the_same(tmp_path):
+    tokens = SubWordTokens.train(["the cat sat on the mat .", "die katze sitzt </s>"] * 3, 40)
+    model = ModelCase("encoder-decoder", None, True).build(vocab_size=40, max_length=40).float().eval()
+    mnemos.save(model, tmp_path)
+    about = TranslationPreprocessing("en", "de", tokens.content, longest=9, beams=3)
+    (tmp_path / "preprocessing.json").write_text(json.dumps(to_dict(about)))
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "hf")]) == 0
+    loaded = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers().AutoTokenizer.from_pretrained(tmp_path / "hf")
+    sentences = ["the cat", "the mat sat on </s>"]
+    rows = tokens.encode(sentences)
+    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
+    assert [ids[: len(row) + 1] for ids, row in zip(inputs.input_ids.tolist(), rows, strict=True)] == [
+        [*row, 2] for row in rows
+    ]
+    decoding = replace(Decoding(3).search(10), stopping="early")
+    found = loaded.generate(**inputs)
+    for ids, mask, best in zip(inputs.input_ids, inputs.attention_mask, found.tolist(), strict=True):
+        state = model.encode(ids[mask.bool()][None])
+        expected = mnemos.beam_search(model, state, torch.tensor([[1]]), decoding)[0][0].tokens.tolist()
+        assert best[1 : 1 + len(expected)] == expected
+    with pytest.raises(InputError, match="decoder_start_token_id"):
+        mnemos.hugging_face.MnemosForSeq2SeqLM.of(model)(inputs.input_ids, labels=inputs.input_ids)

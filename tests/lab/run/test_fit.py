@@ -1,0 +1,357 @@
+"""`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
+
+import json
+import multiprocessing
+import shutil
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import mnemos
+from mnemos.lab.compare.comparison import summarise
+from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.report.read import read
+from mnemos.lab.run import checkpoint
+from mnemos.lab.run.recipe import OptimConfig, TrainConfig
+from mnemos.lab.tasks.metrics import LOSS, CorpusMetric, SumMetric
+from mnemos.lab.tasks.own import BatchSource, source
+from mnemos.types import InputError
+
+SETTINGS = TrainConfig(log_every=1, eval_every=4, checkpoint_every=2, keep=9, accelerator="cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+
+
+def rows(count: int = 22) -> TensorDataset:
+    x = torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+class Noisy(Dataset):
+    """Rows that are augmented from the generator that all share."""
+
+    def __init__(self) -> None:
+        self.rows = rows()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        x, y = self.rows[index]
+        return x + 0.1 * torch.randn(5), y
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        for _ in range(5):
+            x = torch.randn(5)
+            yield x, x[:3].argmax()
+
+
+def lines(folder, kind: str = "train") -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in found if line["kind"] == kind]
+
+
+def final(folder, step: int) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+DATA = {
+    "shuffled": lambda: DataLoader(rows(), 4, shuffle=True),
+    "in order": lambda: DataLoader(rows(), 4),
+    "a data set that draws": Noisy,
+    "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=1),
+    "a stream": lambda: DataLoader(Endless(), 5),
+    "a list of batches": lambda: [{"inputs": x, "targets": y} for x, y in DataLoader(rows(24), 4)],
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_resume_is_exact(tmp_path, name):
+    """Stopped after update 6 of 8, in the second pass over the data."""
+    whole = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "whole", 8, train=SETTINGS)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).unlink()
+    torch.rand(7)
+    again = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "run", 8, train=SETTINGS, resume=True)
+    assert again["valid"] == whole["valid"]
+    for kind in ("train", "valid"):
+        assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
+    ours, theirs = final(tmp_path / "run", 8), final(tmp_path / "whole", 8)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
+    """In the loader's order, by the loss that PyTorch computes; the model is trained in place."""
+    model, own = classifier().double(), classifier().double()
+    for one in (model, own):
+        one[1].p = 0.0
+    x, y = rows(24).tensors
+    loader = DataLoader(TensorDataset(x.double(), y), 4)
+    optim = OptimConfig(name="adamw", weight_decay=0.0, grad_clip=0.0)
+    settings = TrainConfig(log_every=1, eval_every=9, accelerator="cpu", precision="64-true")
+    result = mnemos.fit(model, loader, loader, tmp_path / "run", 9, 1e-2, optim=optim, train=settings)
+    optimiser = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
+    for (inputs, targets), line in zip([*loader, *loader], lines(tmp_path / "run"), strict=False):
+        loss = nn.functional.cross_entropy(own(inputs), targets)
+        assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    # The loop above made three updates more than the nine.
+    assert len(lines(tmp_path / "run")) == 9
+    score = evaluate(model, [mnemos.Batch(x.double(), y)], Plain())
+    assert result["valid"]["accuracy"] == score["accuracy"]
+    assert result["flops"] == 2 * (5 * 16 + 16 * 3)
+    assert "test" not in result, "no test data were given"
+    assert "valid loss " in (said := capsys.readouterr().out)
+    assert "test" not in said.replace(str(tmp_path), "")
+    assert read([tmp_path / "run"]).scored == "validation"
+    assert summarise({"own": [tmp_path / "run"]}, tmp_path)["rows"][0]["mean"] == score["accuracy"]
+
+
+class Plain(mnemos.Task):
+    def forward(self, model, batch, state):
+        return model(batch.inputs), None
+
+
+@pytest.mark.slow
+def test_a_loss_and_metrics_of_ones_own(tmp_path):
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def distance(model, outputs, batch):
+        return (outputs - batch.targets).abs().sum(), torch.tensor(float(len(outputs)))
+
+    worst = mnemos.CorpusMetric(
+        "worst", False, collect=lambda m, y, b: (y - b.targets).abs().flatten().tolist(), value=max
+    )
+    metrics = (mnemos.SumMetric("distance", False, sums=distance), worst)
+    found = {}
+    for name, loss in {"mean": nn.MSELoss(), "by row": lambda y, t: (y - t).square().mean(1)}.items():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        result = mnemos.fit(model, data, data, tmp_path / name, 40, 0.1, loss, metrics, train=SETTINGS)
+        assert (result["metric"], result["metrics"]["worst"]["higher_is_better"]) == ("distance", False)
+        assert result["valid"]["distance"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().mean().item())
+        assert result["valid"]["worst"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().max().item())
+        assert lines(tmp_path / name)[-1]["distance"] < lines(tmp_path / name)[0]["distance"]
+        found[name] = result["valid"]["loss"]
+    assert found["mean"] == pytest.approx(found["by row"], rel=1e-5)
+    alone = mnemos.fit(nn.Linear(4, 1), data, data, tmp_path / "alone", 2, loss=nn.MSELoss(), train=SETTINGS)
+    assert alone["metric"] == LOSS.name
+
+
+def test_a_state_is_carried_where_batches_say_so(tmp_path):
+    seen = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 5)
+
+        def forward(self, x, state=None):
+            if self.training and torch.is_grad_enabled():
+                seen.append([0] * len(x) if state is None else state.long().tolist())
+            return self.table(x), torch.full((len(x),), float(x.shape[1])) + (0 if state is None else state)
+
+    tokens = torch.randint(5, (6, 2, 4), generator=torch.Generator().manual_seed(0))
+    fresh = torch.tensor([[True, True], [False, False], [False, True], [False, False], [True, False], [False, False]])
+    batches = [mnemos.Batch(x, x, None, start) for x, start in zip(tokens, fresh, strict=True)]
+    mnemos.fit(Counting(), batches, batches, tmp_path / "run", 6, train=SETTINGS)
+    assert seen == [[0, 0], [4, 4], [8, 0], [12, 4], [0, 8], [4, 12]]
+
+
+def test_batches_after_a_close_are_those_of_before():
+    source = BatchSource(Endless())
+    before = [source.batch(index, 1, 0).inputs for index in range(7)]
+    source.close()
+    assert torch.equal(source.batch(6, 1, 0).inputs, before[6])
+
+
+def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tmp_path):
+    found = []
+    for mode in (True, False):
+        model = classifier().train(mode)
+        mnemos.fit(model, rows(), rows(), tmp_path / f"run-{mode}", 2, train=SETTINGS)
+        assert model.training is mode
+        found.append(model.state_dict())
+    torch.testing.assert_close(*found, rtol=0, atol=0)  # both with dropout
+
+
+def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
+    trained, fresh = classifier(), classifier()
+    result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
+    assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
+    torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    with pytest.raises(InputError, match=r"found one of mnemos.fit, .* resume=True"):
+        mnemos.load(tmp_path / "run")
+
+
+def test_metrics_that_would_overwrite_numbers_are_refused(tmp_path):
+    def one(model, outputs, batch):
+        return outputs.sum(), outputs.sum()
+
+    for metrics, words in (
+        ((SumMetric("step", True, sums=one),), "found 'step', which the trainer has"),
+        ((SumMetric("loss", True, sums=one),), "found 'loss', which the trainer has"),
+        ((SumMetric("a", True, sums=one), CorpusMetric("a", True)), "found 'a', which another metric has"),
+        ((SumMetric("a", True, sums=one, width=3, training=False),), "expected 3 sums of one, found 2"),
+        ((SumMetric("a", True, sums=one, width=3),), "expected 3 sums of one, found 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), rows(), rows(), tmp_path / "refused", 2, metrics=metrics, train=SETTINGS)
+        shutil.rmtree(tmp_path / "refused", ignore_errors=True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "run", 2, metrics=(LOSS,), train=SETTINGS)
+
+
+def test_training_data_are_iterated_once_before_and_in_training(tmp_path):
+    """A DataLoader starts its workers for every iteration."""
+    begun = []
+
+    class Counted(Endless):
+        def __iter__(self):
+            begun.append(torch.initial_seed())
+            return super().__iter__()
+
+    settings = replace(SETTINGS, seed=5, eval_every=9)
+    mnemos.fit(classifier(), DataLoader(Counted(), 1), rows(), tmp_path / "run", 4, train=settings)
+    assert len(begun) == 1
+    for index in (0, 12, 3):  # with a length, passes between are skipped, in whatever order batches are read
+        del begun[:]
+        data = BatchSource(Sized([1, 2, 3, 4, 5], begun))
+        data.batch(0, 1, 0)
+        assert data.batch(index, 1, 0).inputs == index % 5 + 1
+        assert len(begun) == (2 if index == 12 else 1)
+
+
+def test_a_loader_with_workers_is_read_by_as_many():
+    for workers in (0, 1):
+        before = len(multiprocessing.active_children())
+        data = source(DataLoader(rows(), 4, num_workers=workers))
+        data.batch(0, 4, 0)
+        assert len(multiprocessing.active_children()) == before + workers
+        data.close()
+
+
+class Sized(list):
+    def __init__(self, values: list, begun: list) -> None:
+        super().__init__(mnemos.Batch(value, value) for value in values)
+        self.begun = begun
+
+    def __iter__(self):
+        self.begun.append(len(self))
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["notebook", "terminal", "log"])
+def test_progress_is_a_bar_on_a_terminal_and_in_a_notebook(tmp_path, capsys, monkeypatch, kind):
+    if kind == "notebook":
+        shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+    elif kind == "terminal":
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "a", 2, train=SETTINGS)
+    said = capsys.readouterr()
+    bar = {"notebook": said.out, "terminal": said.err, "log": said.err}[kind]
+    assert "2/2" in bar
+    assert "loss" in bar
+    assert any(mark in bar for mark in "█━") == (kind != "log")
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "b", 2, train=SETTINGS, quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_metrics_have_names_and_a_quiet_run_prints_nothing(tmp_path, capsys):
+    result = mnemos.fit(
+        classifier(), rows(), rows(), tmp_path / "run", 2, metrics=["top5", "accuracy"], train=SETTINGS, quiet=True
+    )
+    assert (result["metric"], result["valid"]["top5"]) == ("top5", 1.0)
+    assert capsys.readouterr() == ("", "")
+    for metrics, words in ((["acuracy"], "did you mean 'accuracy'"), ([3], "found 3; known"), ("loss", "a list")):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, metrics=metrics, train=SETTINGS)
+
+
+class Returns(nn.Module):
+    """A classifier whose outputs are what the function makes of the logits."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.inner, self.function = classifier(), function
+
+    def forward(self, x, mask=None):
+        return self.function(self.inner(x))
+
+
+class ReturnsNoState(Returns):
+    def forward(self, x, state=None):
+        return self.inner(x)
+
+
+def test_models_and_targets_that_do_not_fit_give_one_line(tmp_path):
+    x, y = rows().tensors
+    wrong = [(x[:4], y[:4]), (x[:4], torch.tensor([0, 1, -100, 3]))]
+    pair = Returns(lambda y: (y, None))
+    for i, (model, data, words) in enumerate(
+        (
+            (classifier(), wrong, r"^training batch 1: expected targets 0 to 2, .* 3 classes, found 3; "),
+            (classifier(), wrong[1:], r"^fit: expected targets 0 to 2, .* 3 classes, found 3; "),
+            (pair, rows(), "^fit: expected logits as one tensor from the model, found a tuple of 2; "),
+            (ReturnsNoState(None), rows(), r"^fit: expected \(outputs, state\) .*, found a Tensor; "),
+            (Returns(lambda y: y[:, None]), rows(), r"^fit: expected logits \[32, classes\] .*\(32, 1, 3\); "),
+        )
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            mnemos.fit(model, data, rows(), tmp_path / str(i), 2, train=SETTINGS, quiet=True)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="continue it with resume=True"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "0", 2, train=SETTINGS)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    generator = (batch for batch in DataLoader(rows(), 4))
+    floats = TensorDataset(torch.randn(4, 5), torch.randn(4, 3))
+    for arguments, words in (
+        ((rows(), None), "expected valid_data, found none"),
+        ((generator, rows()), "can be iterated again, found a generator"),
+        ((floats, floats), "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
+        (([{"x": torch.zeros(2)}], rows()), "found a mapping with x"),
+        ((3, rows()), "found int; put rows in a DataLoader"),
+        (([([[0.0]], [1])], rows()), "expected tensors with an axis of rows in every batch, found no tensor"),
+        ((Endless(), rows()), "found a tensor without axes"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
+    last_of_two = [rows()[i : i + 4] for i in range(0, 22, 4)]
+    with pytest.raises(InputError, match=r"^data: expected at least 4 rows in every training batch .*, found 2; leave"):
+        mnemos.fit(classifier(), last_of_two, rows(), tmp_path / "few", 6, train=replace(SETTINGS, accumulate=4))
+    per_token = lambda outputs, targets: torch.zeros(len(targets), 3)  # noqa: E731
+    with pytest.raises(InputError, match=r"one value per row \[\d+\], found shape"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "shape", 2, loss=per_token, train=SETTINGS)
+    with pytest.raises(InputError, match="fsdp"):
+        mnemos.fit(classifier(), rows(), rows(), tmp_path / "fsdp", 2, train=replace(SETTINGS, strategy="fsdp"))
+    with pytest.raises(InputError, match="expected `out` with resume"):
+        mnemos.fit(classifier(), rows(), rows(), resume=True)
+    mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)
+    with pytest.raises(InputError, match=r"another data\.train"):
+        mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
+    with pytest.raises(InputError, match=r"fit\(\.\.\., resume=True\)"):
+        mnemos.lab.run.session.open_run(tmp_path / "other")

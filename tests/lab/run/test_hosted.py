@@ -1,0 +1,264 @@
+"""Models of Hugging Face and timm as hosts of a recipe (`--model`): trained further, resumed, refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from test_cli import refused
+
+import mnemos
+from mnemos import libraries, registry
+from mnemos.config import to_dict
+from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
+from mnemos.lab.cli import main
+from mnemos.lab.compare.baselines import with_unwritten
+from mnemos.lab.compare.variants import variants
+from mnemos.lab.run.named_parts import with_parts
+from mnemos.lab.vision.classifiers.hosted import HostedClassifierConfig
+from mnemos.models import hosts
+
+libraries.transformers()
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+QUICK = "--train.steps 4 --train.eval-every 2 --train.checkpoint-every 2 --train.log-every 1 --train.batch-size 4"
+TEXT = "--data.path text.txt --data.segment 16 --data.held-out .2 --train.valid-rows 4 --train.test-rows 4"
+CACHE = "--model.cache.length 4 --model.cache.block 4"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a text, a small Llama with its tokenizer, and a small ViT."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    folder = tmp_path_factory.mktemp("hosts")
+    lines = [f"Line {i} of the text says that {i * i} is the square of {i}.\n" for i in range(400)]
+    (folder / "text.txt").write_text("".join(lines))
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(lines, vocab_size=300, special_tokens=["<s>"], show_progress=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, bos_token="<s>").save_pretrained(folder / "llama")
+    torch.manual_seed(1)
+    size = tokenizer.get_vocab_size()
+    llama = LlamaConfig(vocab_size=size, max_position_embeddings=32, bos_token_id=0, eos_token_id=None, **SIZES)
+    LlamaForCausalLM(llama).save_pretrained(folder / "llama")
+    vit = ViTConfig(image_size=16, patch_size=4, num_labels=3, **SIZES)
+    ViTForImageClassification(vit).save_pretrained(folder / "vit")
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path, monkeypatch):
+    """A copy of it, which is the current folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lines(run):
+    read = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read]
+
+
+def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_more(folder, capsys):
+    words = ["text-cached", "--model", "llama", *QUICK.split(), *TEXT.split(), *CACHE.split()]
+    assert main(["train", *words, "--out", "run"]) == 0
+    said = capsys.readouterr()
+    new = "; 36 of the 57 tensors, which it does not have, are new: host.model.layers.0.self_attn.grc"
+    assert f"starts with the weights of llama{new}" in said.out
+    before = lines(folder / "run")[0]
+    assert (before["kind"], before["step"]) == ("valid", 0)
+    assert f"text-cached 0: before training: valid loss {before['loss']:.4f}" in said.err
+    assert f"validation split {before['bits per byte']:.4f} bits per byte before training" in said.out
+    assert "control 1 of 1: scoring the test split with the caches closed" in said.err
+    assert "caches closed (every gate closed" in said.out
+    recipe = json.loads((folder / "run/recipe.json").read_text())
+    assert recipe["model"]["is"] == "hosted-decoder"
+    assert recipe["data"]["tokens"] == "llama/tokenizer.json"
+    assert len(json.loads((folder / "run/run.json").read_text())["weights"]["sha256"]) == 64
+    result = json.loads((folder / "run/result.json").read_text())
+    assert result["metric"] == "bits per byte"
+    assert result["before"] == {name: value for name, value in before.items() if name not in ("kind", "step")}
+    assert result["flops"] > 0
+    shutil.copytree("run", "stopped")
+    (folder / "stopped/result.json").unlink()
+    (folder / "stopped/checkpoints/step-00000004.safetensors").unlink()
+    shutil.copy("llama/tokenizer.json", ".")
+    shutil.rmtree("llama")
+    (folder / "llama").mkdir()
+    shutil.move("tokenizer.json", "llama")
+    assert main(["train", "--resume", "stopped"]) == 0
+    assert lines(folder / "stopped") == lines(folder / "run")
+    again = json.loads((folder / "stopped/result.json").read_text())
+    assert (again["test"], again["before"]) == (result["test"], result["before"])
+    ends = [mnemos.load(name).state_dict() for name in ("run", "stopped")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_decoder_begins_again_with_each_segment_and_its_cache_goes_on(folder):
+    from transformers import AutoModelForCausalLM
+
+    names = ["text-cached", "text"]
+    cached, plain = variants(names, ["--model", "llama", *TEXT.split()], [])
+    host = AutoModelForCausalLM.from_pretrained("llama").eval()
+    sizes = {"vocab_size": host.config.vocab_size + 1, "max_length": 8}
+    model = replace(plain.model, **sizes).build().eval()
+    model.load_state_dict(model.pretrained("llama"))
+    assert torch.equal(model.host.lm_head.weight[-1], host.lm_head.weight[0]), "the start token is the host's"
+    x = torch.randint(host.config.vocab_size - 1, (3, 20))
+    with torch.no_grad():
+        whole, state = model(x)
+        expected = torch.cat([host(part).logits for part in x.split(8, 1)], 1)
+        torch.testing.assert_close(whole[..., :-1], expected)
+        # Rows of unequal length: each is read as if it were alone.
+        mask = torch.arange(20) < torch.tensor([20, 13, 6])[:, None]
+        padded, state = model(x, None, mask)
+        more, _ = model(x, state)
+        for row, n in enumerate((20, 13, 6)):
+            torch.testing.assert_close(padded[row, :n], whole[row, :n])
+            alone = model(torch.cat([x[row : row + 1, :n], x[row : row + 1]], 1))[0][:, n:]
+            torch.testing.assert_close(more[row : row + 1], alone)
+        exported = mnemos.hugging_face.MnemosForCausalLM
+        exported = exported(exported.config_class(model=to_dict(model.config))).eval()
+        exported.model.load_state_dict(model.state_dict())
+        written = exported.generate(x[:, :13], max_new_tokens=9, do_sample=False)[:, 13:]
+        assert torch.equal(written, mnemos.Stream(model).prefill(x[:, :13]).generate(9, temperature=0)[0])
+        unwritten = with_unwritten([cached])[1]
+        for recipe, reads in ((cached, True), (unwritten, False)):
+            torch.manual_seed(0)
+            config = replace(recipe.model, cache=replace(recipe.model.cache, length=4, block=4), **sizes)
+            other = config.build().eval()
+            changed = torch.cat([x[:, :8] + 1, x[:, 8:]], 1)
+            found = [other(tokens)[0][:, 16:] for tokens in (x, changed)]  # further than a block per layer
+            assert torch.equal(*found) != reads
+
+
+def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
+    """Not the projections of a model whose width is the size of its vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = SIZES | {"hidden_size": 64, "vocab_size": 64, "bos_token_id": 0}
+    host = LlamaForCausalLM(LlamaConfig(**sizes))
+    host.save_pretrained(tmp_path)
+    model = HostedDecoderConfig(host=hosts.settings_of(str(tmp_path)), vocab_size=70).build()
+    model.load_state_dict(model.pretrained(str(tmp_path)))
+    assert torch.equal(model.host.model.embed_tokens.weight[:64], host.model.embed_tokens.weight)
+
+
+def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
+    about = {"model_type": "jamba", "vocab_size": 40, **SIZES, "num_key_value_heads": 1, "num_experts": 1}
+    about |= {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 9, "expert_layer_offset": 8}
+    about |= {"mamba_dt_rank": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = HostedDecoderConfig(host=json.dumps(about), vocab_size=40, max_length=8).build().eval()
+    x = torch.randint(40, (2, 20))
+    mask = torch.arange(20) < torch.tensor([20, 13])[:, None]
+    with torch.no_grad():
+        expected = torch.cat([model(part)[0] for part in x.split(8, 1)], 1)
+        torch.testing.assert_close(model(x)[0], expected)
+        torch.testing.assert_close(model(x, None, mask)[0][mask], expected[mask])
+
+
+def test_recipes_are_compared_on_one_host(folder):
+    named = ["--model=timm:test_vit", "--model.cache.length", "9"]
+    (cached,) = variants(["photos-vit-cached"], named, [])
+    (plain,) = variants(["photos-vit"], named[:1], [])
+    assert cached.model.cache.length == 9
+    assert replace(cached.model, cache=None) == plain.model
+    assert cached.train == plain.train
+    assert plain.train.init_from == "timm:test_vit"
+    (new,) = variants(["text"], ["--model", "llama", "--train.init-from", "None", "--data.tokens", "bytes"], [])
+    assert (new.train.init_from, new.data.tokens) == (None, "bytes")
+
+
+@pytest.mark.parametrize("host", ["timm:swin_tiny_patch4_window7_224", "swin"])
+def test_no_block_is_skipped_but_by_the_recipe(host):
+    """Whatever share of them the host skipped in its own training."""
+    small = {"model_type": "swin", "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2]}
+    config = HostedClassifierConfig(host=json.dumps(small) if host == "swin" else host)
+    shares = {
+        share: {
+            getattr(module, "drop_prob", None) or 0 for module in replace(config, drop_path=share).build().modules()
+        }
+        for share in (0.0, 0.3)
+    }
+    assert max(shares[0.0]) == 0
+    assert max(shares[0.3]) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("source", ["vit", pytest.param("timm:test_vit", marks=pytest.mark.exhaustive)])
+def test_an_image_classifier_is_trained_further_on_other_images(folder, source, monkeypatch, capsys):
+    library = libraries.timm()
+    torch.manual_seed(2)
+    trained = library.create_model("test_vit")
+    create = library.create_model
+    monkeypatch.setattr(library, "create_model", lambda *a, pretrained, **k: trained if pretrained else create(*a, **k))
+    words = ["digits-vit-cached", "--model", source, *QUICK.split(), "--model.cache.length", "4", "--out", "run"]
+    words += ["--train.steps", "1", "--train.valid-rows", "4", "--train.test-rows", "4"]
+    assert main(["train", *words]) == 0
+    said = capsys.readouterr().out
+    assert "are new: host.host." in said
+    assert "starts with the weights of" in said
+    recipe = json.loads((folder / "run/recipe.json").read_text())["model"]
+    assert (recipe["is"], recipe["image"], recipe["channels"], recipe["classes"]) == ("hosted-classifier", 8, 1, 10)
+    model = mnemos.load("run")
+    start = hosts.host_weights("AutoModelForImageClassification", source)
+    moved = {name: (value - model.state_dict()[f"host.host.{name}"]).abs().max() for name, value in start.items()
+             if value.shape == model.state_dict()[f"host.host.{name}"].shape}  # fmt: skip
+    assert len(moved) == len(start) - 2, "all but the head"
+    assert max(moved.values()) < 0.05
+
+
+def test_trained_weights_have_a_learning_rate_of_their_own(folder):
+    """That of the recipe is for new weights. An option wins."""
+    base = registry.load("recipe", "text-cached")()
+    recipe, words = with_parts(base, ["--model", "llama", "--optim.lr", "0.5"])
+    assert recipe.optim == replace(base.optim, lr=1e-4)
+    assert words == ["--optim.lr", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["text", "--model", "nowhere"], "expected hf:NAME, timm:NAME or the folder"),
+        (["text", "--model", "timm:test_vit"], "recipe of images"),
+        (["text-linear", "--model", "llama"], "attention linear"),
+        (["listops", "--model", "llama"], "found listops of listops"),
+        (["listops", "--model", "timm:test_vit"], "found listops of listops"),
+        (["photos-vit", "--model", "timm:resnet1"], "did you mean timm:resnet1"),
+        (["text", "--model", "hf:some/name"], "hf:some/name: expected a model of the Hugging Face hub"),
+        (["text", "--model", "vit"], "vit: expected a tokenizer.json"),
+        (["text", "--train.init-from", "llama"], "use --model llama"),
+        (["text", "--model", "llama", "--data.segment", "64"], "at most the 32 positions"),
+        (["text", "--model", "vit", "--data.tokens", "bytes"], "for CausalLM, found vit"),
+        (["text-cached", "--model", "llama", "--model.cache.scope", "shared"], "cache.scope: expected stream"),
+        (["digits-vit-cached", "--model", "timm:test_resnet"], "attention"),
+        (["digits-vit", "--model", "llama"], "for ImageClassification, found llama"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(folder, words, said, monkeypatch, capsys):
+    def unreachable(*args, **options):
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files")
+
+    if "hf:some/name" in words:
+        monkeypatch.setattr(libraries.transformers().AutoConfig, "from_pretrained", unreachable)
+    data = ["--data.path", "text.txt"] if words[0].startswith("text") else []
+    assert said in refused(capsys, "train", *words, *data, "--out", "run")
+    assert not (folder / "run").exists()
+
+
+def test_settings_of_another_kind_are_refused():
+    for host in (
+        "no JSON",
+        '{"model_type": "none"}',
+        '{"hidden_size": 3}',
+        '{"model_type": "llama", "hidden_size": "x"}',
+    ):
+        with pytest.raises(mnemos.InputError, match="host"):
+            HostedDecoderConfig(host=host).build()

@@ -1,0 +1,271 @@
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+
+import processes
+import pytest
+import torch
+from conv_standins import CLASSES, BlobsConfig, ConvConfig, recipe
+
+import mnemos
+from mnemos import registry
+from mnemos.errors import Interrupted
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.run import checkpoint, learner
+from mnemos.lab.run.checks import complete
+from mnemos.lab.run.loop import train
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.tasks.augment import AugmentConfig
+from mnemos.lab.tasks.batch import IGNORE, Batch
+from mnemos.lab.tasks.images import DigitsConfig
+from mnemos.libraries import timm
+from mnemos.models.transformer import HeadConfig, TransformerConfig
+from mnemos.types import InputError
+
+STILL = {"dropout": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def named():
+    registry.register(ConvConfig)
+    registry.register(BlobsConfig)
+    yield
+    registry.remove("model", "conv")
+    registry.remove("data", "blobs")
+
+
+def lines(folder, kind: str) -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in ("seconds", "kind")} for line in found if line["kind"] == kind]
+
+
+def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+@pytest.mark.slow
+def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
+    asked = recipe({"classes": 0, "image": 0, "channels": 0}, steps=60, eval_every=30)
+    result = run(asked, tmp_path / "run")
+    assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy", "top5"}
+    assert result["test"]["accuracy"] <= result["test"]["top5"] <= 1
+    assert result["tokens"] == 60 * 4, "images"
+    # 2·outputs·(inputs a kernel) a convolution: 36 places of 6 channels, 9 of 8; then the classifier.
+    assert result["flops"] == 2 * (36 * 6 * 27 + 9 * 8 * 54 + 8 * CLASSES)
+    losses = [line["loss"] for line in lines(tmp_path / "run", "train")]
+    assert losses[-1] < 0.8 * losses[0]
+    written = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert (written["model"]["classes"], written["model"]["image"], written["model"]["channels"]) == (CLASSES, 12, 3)
+    model = mnemos.load(tmp_path / "run" / "model")
+    task = BlobsConfig().build()
+    batch = next(task.batches("test", 9))
+    five = model(batch.inputs)[0].topk(5).indices
+    assert result["test"]["top5"] == pytest.approx((five == batch.targets[:, None]).any(1).float().mean().item())
+    assert f"top-5 {result['test']['top5']:.4f}" in capsys.readouterr().out
+    monkeypatch.setattr("mnemos.lab.run.progress.INTERVAL", 0.0)
+    scores = evaluate_run(tmp_path / "run")
+    assert scores["as trained"] == pytest.approx(result["test"])
+    said = capsys.readouterr()
+    assert f"top-5 {result['test']['top5']:.4f}" in said.out
+    assert f"{asked.name} evaluating test" in said.err
+    # A comparison leaves the same to the data, and finds its finished runs again.
+    assert complete(asked, BlobsConfig().build()).model == ConvConfig()
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path, soft):
+    """Against the definition: −Σ p·log q over classes, the mean over rows."""
+    asked = recipe(STILL, {"soft": soft}, steps=1, log_every=1, seed=5)
+    train(asked, tmp_path / "run", quiet=True)
+    torch.manual_seed(5)
+    model, batch = asked.model.build(), asked.data.build().train_batch(0, 4, 5)
+    assert batch.targets.is_floating_point() == soft
+    logs = model(batch.inputs)[0].log_softmax(-1)
+    wanted = batch.targets if soft else torch.nn.functional.one_hot(batch.targets, CLASSES)
+    loss = -(wanted * logs).sum() / 4
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters()))
+    (line,) = lines(tmp_path / "run", "train")
+    assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert line["accuracy"] == pytest.approx((logs.argmax(-1) == wanted.argmax(-1)).float().mean().item())
+    assert line["tokens"] == 4
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_micro_batches_train_as_the_whole_batch(tmp_path, soft):
+    for name, pieces in {"whole": 1, "split": 2}.items():
+        asked = recipe(STILL, {"soft": soft}, precision="64-true", accumulate=pieces)
+        train(asked, tmp_path / name, quiet=True)
+    whole, split = final(tmp_path / "whole"), final(tmp_path / "split")
+    for name in whole:
+        torch.testing.assert_close(split[name], whole[name], rtol=0, atol=1e-12)
+    for ours, theirs in zip(lines(tmp_path / "split", "train"), lines(tmp_path / "whole", "train"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["light", "timm"])
+def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
+    """Dropout, augmentation and gates with a rate of their own; broken off in update 8, saved after 6."""
+    if policy == "timm":
+        try:
+            timm()
+        except InputError as error:
+            pytest.skip(str(error))
+    data = {"augment": AugmentConfig(policy)}
+    train(recipe(data=data, optim={"gate_lr_scale": 5.0}), tmp_path / "whole", quiet=True)
+    original = learner.Learner._check_finite
+
+    def breaking(self, step, *rest):
+        if step == 8:
+            raise StopError
+        original(self, step, *rest)
+
+    asked = recipe(data={**data, "workers": workers}, optim={"gate_lr_scale": 5.0})
+    monkeypatch.setattr(learner.Learner, "_check_finite", breaking)
+    with pytest.raises(StopError) as held:  # with it, the frames of the run
+        train(asked, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(learner.Learner, "_check_finite", original)
+    assert not [c for c in multiprocessing.active_children() if c.daemon], "no process is left behind"
+    del held
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 6
+    train(asked, tmp_path / "run", resume=True, quiet=True)
+    assert not [c for c in multiprocessing.active_children() if c.daemon]
+    whole, again = final(tmp_path / "whole"), final(tmp_path / "run")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    for kind in ("train", "valid"):
+        assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
+
+
+@pytest.mark.slow
+def test_bf16_keeps_soft_targets(tmp_path):
+    for name, precision in {"full": "32-true", "half": "bf16-mixed"}.items():
+        train(recipe(STILL, {"soft": True}, precision=precision), tmp_path / name, quiet=True)
+    for ours, theirs in zip(lines(tmp_path / "half", "train"), lines(tmp_path / "full", "train"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (recipe({"classes": 5}), "model.classes is 5, but the data needs 7; use model.classes 7"),
+        (recipe({"image": 32}), "model.image is 32, but the data needs 12; use model.image 12"),
+        (recipe({"channels": 1}), "model.channels is 1, but the data needs 3; use model.channels 3"),
+        (recipe(data={"workers": -1}), "data.workers: expected at least 0, found -1; raise it"),
+        (recipe(data={"augment": AugmentConfig("timm", mixup=-1.0)}), "data.augment.mixup must be at least 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, asked, words):
+    with pytest.raises(InputError, match=words) as error:
+        train(asked, tmp_path / "run", quiet=True)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tokens_and_images_are_not_confused(tmp_path):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    reader = TransformerConfig(vocab_size=17, max_length=64, causal=False, head=HeadConfig(classes=10))
+    for model, data, words in (
+        (ConvConfig(), DigitsConfig(), "conv takes images, but the data digits gives tokens; .* data.layout image"),
+        (reader, BlobsConfig(), r"transformer takes tokens, but the data blobs gives images; \w+ another recipe$"),
+        (reader, DigitsConfig(layout="image"), "takes tokens, but the data digits gives images; .* data.layout pixels"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(replace(recipe(), model=model, data=data), tmp_path / "run", quiet=True)
+    with pytest.raises(InputError, match="takes images, but the data digits gives tokens"):
+        complete(replace(recipe({"classes": 0}), data=DigitsConfig()), DigitsConfig().build())
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (Batch(torch.zeros(2, 3, 9, 9), torch.zeros(2, dtype=torch.int64)), r"images \(3, 12, 12\) of float32"),
+        (Batch(torch.zeros(2, 3, 12, 12).double(), torch.zeros(2, dtype=torch.int64)), "found torch.float64 of shape"),
+        (Batch(torch.zeros(2, 3, 12, 12), torch.zeros(3, dtype=torch.int64)), r"targets of shape \(2,\), found \(3,\)"),
+        (Batch(torch.zeros(2, 3, 12, 12), torch.tensor([0, 7])), "expected targets 0 to 6, found 0 to 7"),
+        (Batch(torch.zeros(2, 3, 12, 12), torch.full((2, 6), 1 / 6)), r"targets of shape \(2, 7\), found \(2, 6\)"),
+        (Batch(torch.zeros(2, 3, 12, 12), torch.full((2, 7), 0.2)), "expected targets that are probabilities"),
+    ],
+)
+def test_batches_that_are_not_what_was_promised(batch, words):
+    with pytest.raises(InputError, match=f"batch 3: .*{words}"):
+        BlobsConfig().build().check(batch, "batch 3")
+
+
+def test_batches_that_are(tmp_path):
+    task = BlobsConfig().build()
+    for targets in (torch.tensor([6, IGNORE]), torch.full((2, 7), 1 / 7)):
+        task.check(Batch(torch.zeros(2, 3, 12, 12), targets), "batch")
+
+
+def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeypatch):
+    runs = []
+    monkeypatch.setattr("mnemos.lab.compare.several.train_apart", lambda recipe, *_: runs.append(recipe))
+    with pytest.raises(InputError, match=r"result\.json: expected this file of a run, found none"):
+        compare([recipe({"classes": 0})], tmp_path / "c", quiet=True)
+    assert runs[0].model.classes == CLASSES
+
+
+def work(folder: str, recipe: Recipe, resume: bool = False) -> None:
+    """Train in a process of its own; exit code 130 where it was interrupted."""
+    try:
+        train(recipe, folder, resume=resume, quiet=True)
+    except Interrupted:
+        raise SystemExit(130) from None
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive  # tests/train/test_processes.py tests the same of tokens
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
+def test_two_processes_train_as_one(tmp_path):
+    for name, devices in {"one": 1, "two": 2}.items():
+        asked = recipe(STILL, {"soft": True}, precision="64-true", devices=devices)
+        for done in processes.launched(work, str(tmp_path / name), asked, world=devices):
+            assert done.returncode == 0, done.stderr
+    one, two = final(tmp_path / "one"), final(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-12)
+    for kind in ("train", "valid"):
+        for ours, theirs in zip(lines(tmp_path / "two", kind), lines(tmp_path / "one", kind), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
+    """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
+    asked = recipe(data={"workers": 2}, steps=80, log_every=4, eval_every=80, checkpoint_every=80)
+    process = processes.Process(work, str(tmp_path / "run"), asked)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
+    stopped = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert len(stopped) == 1
+    assert 0 < stopped[0] < 80
+    train(asked, tmp_path / "run", resume=True, quiet=True)
+    alone = recipe(steps=80, log_every=4, eval_every=80, checkpoint_every=80)
+    train(alone, tmp_path / "alone", quiet=True)
+    assert lines(tmp_path / "run", "train") == lines(tmp_path / "alone", "train")

@@ -1,0 +1,171 @@
+"""Several real processes: the same training as one, stopped and resumed like one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from test_resume import ended, measured, result
+from train_standins import Toys, work
+
+from mnemos.lab.run import checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes"),
+]
+
+DRIVER = Path(__file__).with_name("train_driver.py")
+STILL = {"dropout": 0.0, "noise": False, "cached": True}  # nothing that two processes draw differently
+
+
+def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0) -> tuple[int, str]:
+    """The exit code of the first of two processes and what was said; at `moment` the first sends itself a signal."""
+    ended = processes.launched(_member, str(folder), toys, resume, moment, number)
+    return ended[0].returncode, "".join(end.stderr for end in ended)
+
+
+def _member(folder: str, toys: Toys, resume: bool, moment: str, number: int) -> None:
+    first = os.environ["LOCAL_RANK"] == "0"
+    work(folder, toys, resume, moment if first else "", number, quiet=False)
+
+
+def launch_program(folder: Path, toys: Toys, torchrun: bool) -> tuple[int, str]:
+    """The same by a program that torchrun, or the program itself, starts a second time."""
+    program = [sys.executable]
+    if torchrun:
+        program += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+    done = subprocess.run(
+        [*program, str(DRIVER), str(folder), json.dumps(vars(toys))],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stderr
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", 12))["model"]
+
+
+def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: float) -> None:
+    ours, theirs = weights(folder), weights(other)
+    assert list(ours) == list(theirs)  # the names of the model itself
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=0, atol=weight_tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    assert len(measured(folder)) == len(measured(other))
+    for line, same in zip(measured(folder), measured(other), strict=True):
+        for key in ("loss", "auxiliary_loss", "accuracy", "grad_norm"):
+            if key in line:
+                assert line[key] == pytest.approx(same[key], rel=loss_tolerance)
+        assert line.get("tokens") == same.get("tokens")
+
+
+@pytest.mark.parametrize(
+    ("language", "launcher"),
+    [
+        (False, "as torchrun"),
+        pytest.param(False, "torchrun", marks=pytest.mark.exhaustive),  # three interpreters import everything
+        pytest.param(True, "itself", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, launcher):
+    data = {} if language else {"ignored": 3, "corpus": True}
+    model = {**STILL, "auxiliary": 0.3}
+    one = Toys(language, model, data, train={"precision": "64-true"})
+    two = Toys(language, model, data, train={"precision": "64-true", "devices": 2})
+    assert run_apart(tmp_path / "one", one) == 0
+    if launcher == "as torchrun":
+        code, said = launch(tmp_path / "two", two)
+    else:
+        code, said = launch_program(tmp_path / "two", two, launcher == "torchrun")
+    assert code == 0, said
+    assert "Initializing" not in said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
+    assert result(tmp_path / "two")["test"] == pytest.approx(result(tmp_path / "one")["test"], rel=1e-9)
+
+
+def test_two_ddp_processes_with_micro_batches(run_apart, tmp_path):
+    one = Toys(True, STILL, train={"precision": "64-true"})
+    four = Toys(True, STILL, train={"precision": "64-true", "devices": 2, "accumulate": 2})
+    assert run_apart(tmp_path / "one", one) == 0
+    assert launch(tmp_path / "four", four)[0] == 0
+    agree(tmp_path / "four", tmp_path / "one", 1e-12, 1e-6)
+
+
+ROLLOUTS = [
+    (True, {"segment_length": 5}, 2),
+    (True, {"segment_length": 5, "replay": False}, 1),
+    (False, {"segments": 3, "horizon": 2, "checkpoints": "sqrt"}, 1),
+]
+SEARCHED = {"devices": 2, "rollout": ROLLOUTS[2][1]}  # rollouts in which every parameter of the toy is used
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rows", "rollout", "accumulate"),
+    [
+        ("ddp", *ROLLOUTS[0]),
+        pytest.param("ddp", *ROLLOUTS[1], marks=pytest.mark.exhaustive),
+        pytest.param("ddp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
+        pytest.param("fsdp", *ROLLOUTS[0], marks=pytest.mark.exhaustive),
+        ("fsdp", *ROLLOUTS[2]),
+    ],
+)
+def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy, rows, rollout, accumulate):
+    model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
+    train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
+    assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
+    train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
+    code, said = launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
+    assert code == 0, said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
+
+
+def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
+    model = {**STILL, "late": True, "cached": False, "advances": True}
+    code, said = launch(tmp_path / "one", Toys(True, model, {"rows": False}, train=SEARCHED))
+    assert code == 0, said
+    assert "unused" not in said
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.exhaustive), "fsdp"])
+def test_two_processes_resume_exactly(tmp_path, strategy):
+    toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})
+    code, said = launch(tmp_path / "whole", toys)
+    assert code == 0, said
+    assert launch(tmp_path / "run", toys, moment="mid-update", number=6)[0] == -signal.SIGKILL
+    code, said = launch(tmp_path / "run", toys, resume=True, moment="SIGTERM", number=10)
+    assert code == 130, said
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 10
+    code, said = launch(tmp_path / "run", toys, resume=True)
+    assert code == 0, said
+    assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+def test_fsdp_trains_as_one(run_apart, tmp_path):
+    model = {**STILL, "late": False}
+    assert run_apart(tmp_path / "one", Toys(True, model)) == 0
+    code, said = launch(tmp_path / "two", Toys(True, model, train={"devices": 2, "strategy": "fsdp"}))
+    assert code == 0, said
+    assert "Warning" not in said
+    agree(tmp_path / "two", tmp_path / "one", 2e-6, 1e-5)
+
+
+def test_what_the_first_process_refuses_all_do(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    code, said = launch(tmp_path, Toys(True, train={"devices": 2}))
+    assert code == 1
+    assert said.count("expected a new or empty folder") >= 1
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]

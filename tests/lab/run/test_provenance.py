@@ -1,0 +1,209 @@
+"""Where a number comes from: the commit that trained each run, what counts as changed, and the exact data."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spoken_standins import write_recordings
+
+from mnemos.config import DataConfig, to_dict
+from mnemos.lab.run import provenance as module
+from mnemos.lab.run.provenance import data_read, shared, source, trained
+from mnemos.lab.speech.recordings.spoken import SpokenConfig
+from mnemos.lab.tasks.cifar import CIFARConfig
+from mnemos.lab.tasks.images import DigitsConfig
+from mnemos.lab.tasks.listops import ListOpsConfig
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.lab.tasks.text import TextConfig
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A repository with a package, that mnemos is taken to run from."""
+    package = tmp_path / "repository" / "src" / "package"
+    package.mkdir(parents=True)
+    for path in (package / "__init__.py", package.parents[1] / "results.json"):
+        path.write_text("first\n")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *command], cwd=package.parents[1], check=True)
+    monkeypatch.setattr(module.mnemos, "__file__", str(package / "__init__.py"))
+    return package
+
+
+def test_only_the_source_of_the_package_makes_a_run_dirty(checkout):
+    clean = source()
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (checkout / "notes.txt").write_text("untracked\n")
+    (checkout.parents[1] / "script.py").write_text("outside\n")
+    (checkout.parents[1] / "results.json").write_text("new numbers\n")
+    assert source() == clean
+    recipe = checkout / "recipes" / "mine.py"  # the registry reads it, tracked or not
+    recipe.parent.mkdir()
+    recipe.write_text("untracked\n")
+    assert source() == {**clean, "dirty": True}
+    recipe.unlink()
+    (checkout / "__init__.py").write_text("second\n")
+    assert source() == {**clean, "dirty": True}
+
+
+def test_a_source_without_git_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(module.mnemos, "__file__", str(tmp_path / "__init__.py"))
+    assert source() == {"commit": None, "dirty": None}
+
+
+def test_files_are_named_sized_and_hashed(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name, text in (("b/two.txt", "two"), ("one.txt", "one!")):
+        (tmp_path / name).write_text(text)
+    found = data_read(TextConfig(path=str(tmp_path)))
+    files = [
+        {"name": name, "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+        for name, text in (("b/two.txt", b"two"), ("one.txt", b"one!"))
+    ]
+    lines = "".join(f"{f['name']}\t{f['bytes']}\t{f['sha256']}\n" for f in files)
+    total = hashlib.sha256(lines.encode()).hexdigest()
+    assert found == {"count": 2, "bytes": 7, "sha256": total, "hashed": 2, "files": files}
+    (tmp_path / "one.txt").write_text("ONE!")  # as long as before
+    os.utime(tmp_path / "one.txt", ns=(1, 1))
+    assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != total
+
+
+def test_of_very_many_files_some_are_hashed_and_all_are_named_and_sized(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LISTED", 3)
+    for i in range(9):
+        (tmp_path / f"{i}.txt").write_text(f"text {i}")
+    found = data_read(TextConfig(path=str(tmp_path)))
+    assert (found["count"], found["hashed"], found["bytes"]) == (9, 3, 54)
+    assert "files" not in found
+    monkeypatch.setattr(module, "LISTED", 9)
+    assert len(data_read(TextConfig(path=str(tmp_path)))["files"]) == 9
+    monkeypatch.setattr(module, "LISTED", 3)
+    for name, text in (("1.txt", "text 11"), ("4.txt", "text 5"), ("8.txt", "text 0")):  # a size; hashed contents
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != found["sha256"], name
+        (tmp_path / name).write_text(before)
+    assert data_read(TextConfig(path=str(tmp_path)))["sha256"] == found["sha256"]
+
+
+def test_generated_data_are_their_settings_and_what_says_nothing_is_not_taken_for_generated():
+    config = RecallConfig(seed=3) if "seed" in {f.name for f in dataclasses.fields(RecallConfig)} else RecallConfig()
+    assert data_read(config) == {"generated": {"settings": to_dict(config), "version": 1}}
+    assert data_read(ListOpsConfig())["generated"]["settings"]["train_size"] == 96_000
+    assert data_read(DataConfig()) == {"files": None}
+
+
+def _photos(folder: Path) -> DataConfig:
+    image = pytest.importorskip("PIL.Image", reason="images are written by Pillow")
+    random = np.random.default_rng(0)
+    for split, kind, i in [(s, k, i) for s in ("train", "test") for k in ("hats", "shoes") for i in range(4)]:
+        place = folder / split / kind
+        place.mkdir(parents=True, exist_ok=True)
+        image.fromarray(random.integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(place / f"{i}.png")
+    (folder / "train" / "hats" / ".hidden.png").write_bytes(b"")
+    return PhotosConfig(folder=str(folder), size=8)
+
+
+def _cifar(folder: Path) -> DataConfig:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = [np.append(label, random.integers(0, 256, 3072)) for label in range(10)]
+        (folder / f"{name}.bin").write_bytes(np.stack(records).astype(np.uint8).tobytes())
+    (folder / "batches.meta.txt").write_text("\n".join(f"kind{i}" for i in range(10)))
+    (folder / "readme.html").write_text("not read")
+    return CIFARConfig(folder=str(folder), valid_size=5)
+
+
+def _spoken(folder: Path) -> DataConfig:
+    write_recordings(folder)
+    (folder / "notes.txt").write_text("not read")
+    return SpokenConfig(path=str(folder), rows=4, test_takes=1, valid_takes=1)
+
+
+def _listops(folder: Path) -> DataConfig:
+    small = ListOpsConfig(min_length=4, max_length=20, max_depth=3, train_size=8, valid_size=4, test_size=4)
+    small.export(folder)
+    return dataclasses.replace(small, path=str(folder))
+
+
+def _text(folder: Path) -> DataConfig:
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.txt").write_text(f"text {i} " * 200)
+    (folder / ".hidden").write_text("not read")
+    return TextConfig(path=str(folder), segment=16)
+
+
+@pytest.mark.parametrize("make", [_photos, _cifar, _spoken, _listops, _text])
+def test_the_listed_files_are_all_that_a_task_reads(make, tmp_path):
+    config = make(tmp_path / "whole")
+    field = "folder" if hasattr(config, "folder") else "path"
+    files = data_read(config)["files"]
+    assert [one["name"] for one in files] == sorted(
+        str(path.relative_to(tmp_path / "whole"))
+        for path in (tmp_path / "whole").rglob("*")
+        if path.is_file() and not path.name.startswith((".", "notes", "readme"))
+    )
+    for one in files:
+        copied = tmp_path / "listed" / one["name"]
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_bytes((tmp_path / "whole" / one["name"]).read_bytes())
+    other = dataclasses.replace(config, **{field: str(tmp_path / "listed")})
+    a, b = (each.build().train_batch(0, 2, 0) for each in (config, other))
+    assert a.inputs.equal(b.inputs)
+    assert a.targets.equal(b.targets)
+
+
+def test_digits_come_with_a_library_and_pixels_from_images():
+    pytest.importorskip("sklearn")
+    digits = DigitsConfig(layout="image")
+    assert [Path(path).name for path in digits.files()] == ["digits.csv.gz"]
+    assert data_read(PixelsConfig(images=digits)) == data_read(digits)
+
+
+def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_path):
+    data = {"count": 21, "bytes": 2, "sha256": "c", "hashed": 21, "files": [{"name": str(i)} for i in range(21)]}
+    same = {"device": "cpu", "data": data, "finished": "2026-01-02", "command": ["mnemos", "train"]}
+    runs = {
+        "a": {"seed": 0, "commit": "old", "dirty": True, "started": "2026-01-02", "resumed": []},
+        "b": {"seed": 1, "commit": "new", "dirty": False, "started": "2026-01-01"},
+    }
+    runs["b"]["resumed"] = [{"step": 3, "at": "2026-01-01", "commit": "newer", "dirty": False, "command": []}]
+    for name, about in runs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps(same | about))
+    assert [trained(tmp_path / name, name) for name in runs] == [
+        {"folder": "a", "seed": 0, "commit": "old", "dirty": True},
+        {
+            "folder": "b",
+            "seed": 1,
+            "commit": "new",
+            "dirty": False,
+            "resumed": [{"commit": "newer", "dirty": False}],
+        },
+    ]
+    found = shared([tmp_path / name for name in runs])
+    assert {"commit", "dirty", "seed", "resumed"}.isdisjoint(found)
+    assert found["reported"] == source()
+    assert found["data"] == {key: value for key, value in data.items() if key != "files"}
+    assert (found["device"], found["started"], found["finished"]) == ("cpu", "2026-01-01", "2026-01-02")
+
+
+def test_a_command_has_no_folder_of_this_machine(monkeypatch):
+    for found, words in (
+        (["/opt/somewhere/bin/mnemos", "train", "demo"], ["mnemos", "train", "demo"]),
+        (["/lib/mnemos/__main__.py", "train"], ["python", "-m", "mnemos", "train"]),
+        (["benchmarks/replay.py"], ["benchmarks/replay.py"]),
+    ):
+        monkeypatch.setattr("sys.argv", found)
+        assert module.command_line() == words

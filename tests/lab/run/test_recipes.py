@@ -1,0 +1,234 @@
+"""Every registered recipe fits together, and those small enough learn something in a few updates."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from spoken_standins import write_recordings
+from translation_standins import write_pairs
+
+from mnemos import registry
+from mnemos.config import DataConfig
+from mnemos.lab.measure.gradients import state_bytes
+from mnemos.lab.run.checks import check_settings, check_task, complete
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.session import run
+from mnemos.lab.speech.recordings.spoken import SpokenConfig
+from mnemos.lab.tasks.cifar import CIFARConfig
+from mnemos.lab.tasks.images import MNISTConfig
+from mnemos.lab.tasks.listops import ListOpsConfig
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.translation.translation import TranslationConfig
+from mnemos.lab.vision.detection.sources import COCOConfig, ShapesConfig
+from mnemos.types import InputError
+
+SHARED = Path(__file__).parents[3] / "../shared/data"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A few images: photos/ in class folders, and cifar/ with the official files; and recordings in spoken/."""
+    folder = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(0)
+    for kind in ("hats", "shoes"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        for i in range(4):
+            pixels = random.integers(0, 256, (5, 4, 3)).astype(np.uint8)
+            Image.fromarray(pixels).resize((90, 70)).save(folder / "photos" / kind / f"{i}.jpg")
+    write_recordings(folder / "spoken")
+    write_pairs(folder / "pairs", rows=40)
+    words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
+    (folder / "words.txt").write_text("\n".join([words, *["of the end"] * 2000, ""]))
+    _write_coco(folder / "coco")
+    (folder / "cifar").mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = [np.append(label, random.integers(0, 256, 3072)) for label in range(10)]
+        (folder / "cifar" / f"{name}.bin").write_bytes(np.stack(records).astype(np.uint8).tobytes())
+    (folder / "cifar" / "batches.meta.txt").write_text("\n".join(f"kind{i}" for i in range(10)))
+    return folder
+
+
+def _write_coco(folder: Path) -> None:
+    """One photo with one object in each split."""
+    (folder / "annotations").mkdir(parents=True)
+    polygon = [[5, 5, 60, 5, 60, 40, 5, 40]]
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 90, "height": 70}],
+        "categories": [{"id": 7, "name": "hat"}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 7, "bbox": [5, 5, 55, 35], "area": 1925, "iscrowd": 0}
+            | {"segmentation": polygon}
+        ],
+    }
+    for split in ("train2017", "val2017"):
+        (folder / split).mkdir()
+        Image.new("RGB", (90, 70)).save(folder / split / "a.jpg")
+        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def small(name: str, folder: Path) -> Recipe:
+    """The recipe with its data cut down to what a test can wait for; its model as it is, for as many classes."""
+    recipe = registry.load("recipe", name)()
+    if isinstance(recipe.data, PhotosConfig | COCOConfig):
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, classes=0))
+    recipe = dataclasses.replace(recipe, data=_cut(recipe.data, folder))
+    return complete(recipe, opened(recipe.data))
+
+
+@functools.cache
+def opened(data: DataConfig) -> Task:
+    """The task of some data, which is read once for all recipes of it."""
+    return data.build()
+
+
+def _cut(data: DataConfig, folder: Path) -> DataConfig:
+    if isinstance(data, PixelsConfig):
+        return dataclasses.replace(data, images=_cut(data.images, folder))
+    if isinstance(data, ListOpsConfig):
+        return dataclasses.replace(data, train_size=64, valid_size=8, test_size=8)
+    if isinstance(data, MNISTConfig):
+        if not (SHARED / "mnist").is_dir():
+            pytest.skip("MNIST's files are not here")
+        return dataclasses.replace(data, path=str(SHARED / "mnist"))
+    if isinstance(data, CIFARConfig):
+        return dataclasses.replace(data, folder=str(folder / "cifar"), valid_size=10)
+    if isinstance(data, PhotosConfig):
+        return dataclasses.replace(data, folder=str(folder / "photos"), workers=0)
+    if isinstance(data, COCOConfig):
+        return dataclasses.replace(data, folder=str(folder / "coco"))
+    if isinstance(data, ShapesConfig):
+        return dataclasses.replace(data, train=4, valid=1, test=1)
+    if isinstance(data, TextConfig) and data.tokens == "words":
+        return dataclasses.replace(data, path=str(folder / "words.txt"), held_out=0.01, segment=64)
+    if isinstance(data, TranslationConfig):
+        sides = {"source": "en", "target": "de", "valid": "", "test": "", "held_out": 0}
+        return dataclasses.replace(data, path=str(folder / "pairs"), subwords=80, **sides)
+    if isinstance(data, SpokenConfig):
+        return dataclasses.replace(data, path=str(folder / "spoken"), test_takes=1, valid_takes=1, rows=4)
+    return data
+
+
+def _names() -> list:
+    """All recipes. By default larger hosts, further languages, ablations and never-written baselines are left out."""
+
+    def marks(name: str) -> list:
+        like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
+        like_another |= name.startswith(("iwslt14-es-", "iwslt14-en-", "iwslt15-", "wikitext-xl-large", "wikitext-mt"))
+        left_out = (
+            like_another
+            or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-", "wikitext-bytes-"))
+            or name.endswith(("-unwritten", "-attention-cache"))
+            or name.startswith("text-state-")  # tested by themselves below
+        )
+        return [pytest.mark.exhaustive] * left_out + [pytest.mark.slow] * name.startswith("imagenet")
+
+    return [pytest.param(name, marks=marks(name)) for name in registry.names("recipe")]
+
+
+@pytest.mark.parametrize("name", _names())
+def test_model_and_task_fit(name, folder):
+    recipe = small(name, folder)
+    assert recipe.name == name
+    check_settings(recipe, processes=1)
+    task = opened(recipe.data)
+    check_task(recipe, task)
+    batch = task.train_batch(0, 2, 0)
+    if task.inputs == "frames":  # recurrent ones look at lengths, which shapes do not tell
+        logits, _ = (model := recipe.model.build().eval())(batch.inputs, None, batch.mask)
+        assert logits.shape[-1] == recipe.model.vocab_size + 1
+        assert model.right(logits, batch.targets, batch.mask)[1] == (batch.targets >= 0).sum()
+        return
+    if task.inputs == "pairs":  # the encoder-decoder checks the tokens, which shapes have not
+        model = recipe.model.build().eval()
+        logits, _ = task.forward(model, batch, None)
+        assert logits.shape == (*batch.targets.shape, task.vocab_size)
+        return
+    if task.inputs == "photos":  # tests/papers/test_claims.py builds the paper's sizes
+        if isinstance(recipe.data, ShapesConfig):
+            outputs, _ = task.forward(model := recipe.model.build(), batch, None)
+            assert task.loss(model, outputs, batch).isfinite()
+        return
+    with torch.device("meta"):  # shapes alone: the paper's size takes seconds
+        model = recipe.model.build()
+    if batch.targets.shape == batch.inputs.shape and batch.mask is None:  # a few tokens: an LSTM takes them one by one
+        batch = batch._replace(inputs=batch.inputs[:, :9], targets=batch.targets[:, :9])
+    inputs, mask = batch.inputs.to("meta"), None if batch.mask is None else batch.mask.to("meta")
+    logits, _ = model.eval()(inputs, None, mask)
+    soft = batch.targets.is_floating_point()  # mixed images have a mixture of classes
+    assert (logits.shape if soft else logits.shape[:-1]) == batch.targets.shape
+
+
+def test_memories_of_equal_state_have_equal_bytes_and_data():
+    """Two recipes differ by design: the LSTM's state is smaller, and that of attention to the whole document grows."""
+    names = [name for name in registry.names("recipe") if name.startswith("text-state-")]
+    recipes = {name: registry.load("recipe", name)() for name in names}
+    first = recipes["text-state-xl"]
+    assert {one.data for one in recipes.values()} == {first.data}
+    assert {one.train for one in recipes.values()} == {first.train}, "other batches would be scored on other bytes"
+    sizes = {}
+    for name, one in recipes.items():
+        sized = {"vocab_size": 256} | ({"max_length": first.data.segment} if hasattr(one.model, "max_length") else {})
+        model, state = dataclasses.replace(one.model, **sized).build().eval(), None
+        for _ in range(3):
+            _, state = model(torch.ones(1, first.data.segment, dtype=torch.int64), state)
+        sizes[name] = state_bytes(state)
+    assert sizes.pop("text-state-lstm") < 2**12
+    assert sizes.pop("text-state-full") > 3 * 64 * 2**12
+    assert len(sizes) == 9
+    for name, size in sizes.items():
+        assert size == pytest.approx(2**15, rel=0.1), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("text", "text-cached", "text-memformer", "text-rmt", "recall", "digits", "copy"),
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in (
+                *("text-linear", "text-xl", "text-compressive", "text-lstm"),
+                *("text-armt", "text-memory-transformer"),
+            )
+        ),
+    ],
+)
+def test_a_starter_learns(name, tmp_path, folder):
+    recipe = small(name, folder)
+    small_sizes = {"layers": 1, "encoder_layers": 1, "decoder_layers": 1, "dim": 32, "mlp": 32, "num_heads": 2}
+    fields = {f.name for f in dataclasses.fields(recipe.model)}
+    model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
+    data = recipe.data
+    if name.startswith("text"):
+        for i in range(4):
+            (tmp_path / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog; " * 24)
+        data = dataclasses.replace(data, path=str(tmp_path), segment=64)
+    train = dataclasses.replace(recipe.train, steps=12, batch_size=8, eval_every=12, log_every=3, accelerator="cpu")
+    if train.rollout.segments > 2:
+        train = dataclasses.replace(train, rollout=dataclasses.replace(train.rollout, segments=2))
+    optim = dataclasses.replace(recipe.optim, lr=1e-2)
+    recipe = dataclasses.replace(recipe, model=model, data=data, train=train, optim=optim)
+    run(recipe, tmp_path / "run", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_language_model_is_not_given_classes(folder):
+    recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
+    with pytest.raises(InputError, match=r"classes 10, .* lstm .* classes 0"):
+        check_task(recipe, recipe.data.build())
+
+
+def test_the_warm_up_of_small_images_fits_a_shorter_run():
+    recipe = registry.load("recipe", "photos-vit")()
+    schedule, steps = recipe.optim.schedule, recipe.train.steps
+    assert (schedule.warmup_steps(steps), schedule.warmup_steps(steps // 8)) == (100, 12)

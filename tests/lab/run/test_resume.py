@@ -1,0 +1,295 @@
+"""A run that is killed and resumed is the run that was not, bit for bit. The processes and the signals are real."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from train_standins import Toys
+
+from mnemos.lab.run import checkpoint
+from mnemos.lab.run.continuing import final_weights
+from mnemos.lab.run.loop import train
+from mnemos.lab.run.recipe import ScheduleConfig
+from mnemos.types import InputError
+
+LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
+CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
+SPLIT_CACHE = Toys(
+    language=True, model={"cached": True, "dim": 32}, train={"accumulate": 2, "checkpoint_every": 1, "keep": 12}
+)
+
+# At this rate the validation loss soon rises, and the rate is halved at every other look or so.
+PLATEAU = Toys(
+    language=True,
+    optim={"lr": 0.3, "schedule": ScheduleConfig("plateau", patience=1)},
+    train={"eval_every": 1, "checkpoint_every": 2, "log_every": 1, "keep": 12},
+)
+
+
+def moments(*pairs, fast):
+    """One of each kind runs by default; the others are for the exhaustive suite."""
+    return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in pairs]
+
+
+# (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
+KILLS = moments(
+    ("mid-update", 1),
+    ("mid-update", 2),
+    ("mid-update", 8),
+    ("saved", 3),
+    ("saved", 12),
+    ("half-written", 3),
+    ("half-written", 9),
+    ("fsync", 1),  # a file and its folder each: run.json, recipe.json, metrics.jsonl, then checkpoints
+    ("fsync", 7),
+    ("fsync", 8),
+    ("fsync", 11),
+    ("replace", 1),  # run.json, recipe.json, metrics.jsonl, then checkpoints
+    ("replace", 2),
+    ("replace", 3),
+    ("replace", 5),
+    ("pruning", 9),
+    ("half-a-line", 4),
+    ("half-a-line", 8),
+    ("looking", 2),
+    ("looking", 3),
+    ("looking", 4),  # the test split
+    fast=[
+        *[("mid-update", 8), ("half-written", 9), ("fsync", 8), ("replace", 1)],
+        *[("pruning", 9), ("half-a-line", 4), ("looking", 2)],
+    ],
+)
+
+
+def measured(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def ended(folder: Path, step: int = 12) -> str:
+    """A digest of everything in the last checkpoint that is not about time or memory."""
+    tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
+    for key in ("seconds", "peak_bytes"):
+        del tree["counters"][key]
+    assert {"model", "optimiser", "generators", "states", "tally", "plateau"} <= set(tree)
+    return checkpoint.digest(*checkpoint.encode(tree))
+
+
+def result(folder: Path) -> dict:
+    found = json.loads((folder / "result.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("seconds", "peak_bytes")}
+
+
+def same(folder: Path, reference: Path, step: int = 12) -> None:
+    assert measured(folder) == measured(reference)
+    assert ended(folder, step) == ended(reference, step)
+    assert result(folder) == result(reference)
+    assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.fixture(scope="module")
+def references(run_apart, tmp_path_factory) -> "References":
+    return References(run_apart, tmp_path_factory)
+
+
+class References(dict):
+    """The runs that nothing stopped, each made when it is first asked for."""
+
+    def __init__(self, run_apart, tmp_path_factory):
+        self.run_apart, self.make = run_apart, tmp_path_factory.mktemp
+
+    def __missing__(self, name):
+        toys = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU, "best": BEST}[
+            name
+        ]
+        folder = self.make(name) / "run"
+        assert self.run_apart(folder, toys) == 0
+        self[name] = folder
+        return folder
+
+
+@pytest.mark.slow
+def test_two_runs_are_the_same_and_seeds_differ(run_apart, references, tmp_path):
+    assert run_apart(tmp_path / "again", LANGUAGE) == 0
+    same(tmp_path / "again", references["language"])
+    other = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "seed": 1}})
+    assert run_apart(tmp_path / "other", other) == 0
+    assert measured(tmp_path / "other") != measured(references["language"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "number"), KILLS)
+def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, moment, number) == -9
+    assert not (folder / "result.json").exists()
+    begun = (folder / "recipe.json").exists()
+    assert begun == ((moment, number) not in [("replace", 1), ("replace", 2), ("fsync", 1)])
+    assert run_apart(folder, LANGUAGE, begun) == 0
+    same(folder, references["language"])
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, CLASSES, False, "mid-update", 2) == -9
+    for moment, number in [("mid-update", 5), ("half-written", 8), ("SIGTERM", 7), ("looking", 1), ("mid-update", 11)]:
+        assert run_apart(folder, CLASSES, True, moment, number) == (130 if moment == "SIGTERM" else -9)
+    assert run_apart(folder, CLASSES, True) == 0
+    same(folder, references["classes"])
+
+
+@pytest.mark.slow
+def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, SPLIT_CACHE, False, "SIGTERM", 7) == 130
+    assert run_apart(folder, SPLIT_CACHE, True) == 0
+    for step in range(8, 13):
+        assert ended(folder, step) == ended(references["split cache"], step)
+    same(folder, references["split cache"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    moments(
+        *[("mid-update", 8), ("saved", 6), ("looking", 6), ("SIGTERM", 7), ("SIGTERM-looking", 17), ("half-a-line", 9)],
+        fast=[("saved", 6), ("SIGTERM-looking", 17)],
+    ),
+)
+def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, moment, number):
+    """Looks 1 to 12, after every update; checkpoints after every other, each before the look at its own update."""
+    whole = references["plateau"]
+    rates = [line["lr"] for line in measured(whole) if line["kind"] == "train"]
+    assert rates[0] == 0.3
+    assert len(set(rates[:6])) > 1 < len(set(rates[6:])), "the rate must be halved before and after the run is stopped"
+    assert run_apart(tmp_path / "run", PLATEAU, False, moment, number) == (130 if "SIGTERM" in moment else -9)
+    assert run_apart(tmp_path / "run", PLATEAU, True) == 0
+    same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "precision",
+    ["16-mixed", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("bf16-true", "bf16-mixed", "64-true"))],
+)
+def test_every_precision(run_apart, tmp_path, precision):
+    toys = Toys(language=True, train={"precision": precision})
+    assert run_apart(tmp_path / "whole", toys) == 0
+    assert run_apart(tmp_path / "run", toys, False, "mid-update", 6) == -9
+    assert run_apart(tmp_path / "run", toys, True) == 0
+    same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    moments(
+        *itertools.product(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12)),
+        fast=[("SIGTERM", 1), ("SIGINT", 12)],
+    ),
+)
+def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, moment, number):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, moment, number) == 130
+    assert checkpoint.steps(folder / "checkpoints")[0] == number
+    assert run_apart(folder, LANGUAGE, True) == 0
+    same(folder, references["language"])
+
+
+# Batches looked at: three a split, validation after 4, 8, 12, then test.
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [1, pytest.param(2, marks=pytest.mark.exhaustive), 11])
+def test_signal_while_looking(run_apart, references, tmp_path, check):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, "SIGTERM-looking", check) == 130
+    assert checkpoint.steps(folder / "checkpoints")[0] == (4 if check < 4 else 12)
+    assert run_apart(folder, LANGUAGE, True) == 0
+    same(folder, references["language"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [pytest.param("truncated", marks=pytest.mark.exhaustive), "flipped", "empty"])
+def test_goes_on_from_the_newest_good_checkpoint(run_apart, references, tmp_path, damage):
+    folder = tmp_path / "run"
+    assert run_apart(folder, LANGUAGE, False, "mid-update", 8) == -9
+    newest = checkpoint.path_of(folder / "checkpoints", 6)
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 4
+    newest.write_bytes({"truncated": content[:-1000], "flipped": content, "empty": b""}[damage])
+    assert run_apart(folder, LANGUAGE, True) == 0
+    about = json.loads((folder / "run.json").read_text())
+    assert [entry["step"] for entry in about["resumed"]] == [3]
+    same(folder, references["language"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["half-written", "pruning"])
+def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, moment):
+    toys = Toys(language=True, train={"keep": 1})
+    assert run_apart(tmp_path / "run", toys, False, moment, 8) == -9
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == ([4] if moment == "half-written" else [8, 4])
+    assert run_apart(tmp_path / "run", toys, True) == 0
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [12]
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [entry["step"] for entry in about["resumed"]] == [4 if moment == "half-written" else 8]
+
+
+@pytest.mark.slow
+def test_looking_leaves_no_trace(run_apart, references, tmp_path):
+    often = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "eval_every": 1}})
+    assert run_apart(tmp_path / "run", often) == 0
+    lines = [line for line in measured(tmp_path / "run") if line["kind"] == "train"]
+    assert lines == [line for line in measured(references["language"]) if line["kind"] == "train"]
+
+
+# Evaluations after 2 and 4 are each the best so far; a checkpoint after 3 knows the first of them, one after 6 both.
+BEST = Toys(language=True, train={"keep_best": True, "eval_every": 2, "checkpoint_every": 3})
+
+
+def bests(folder: Path) -> list[int]:
+    return checkpoint.best_steps(folder / "checkpoints")
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(path)["model"]
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_those_that_the_checkpoint_knows(run_apart, references, tmp_path):
+    every = Toys(**{**vars(BEST), "train": {**BEST.train, "checkpoint_every": 1, "keep": 12}})
+    assert run_apart(tmp_path / "every", every) == 0
+    folder = tmp_path / "run"
+    assert run_apart(folder, BEST, False, "saved best", 4) == -9
+    assert (checkpoint.steps(folder / "checkpoints"), bests(folder)) == ([3], [4, 2])
+    # Stopped before it evaluates again, the run must not end with weights of an evaluation that it does not know.
+    assert run_apart(folder, BEST, True, "SIGTERM", 4) == 130
+    assert bests(folder) == [2]
+    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 2)))
+    assert run_apart(folder, BEST, True) == 0
+    same(folder, references["best"])
+    assert result(folder)["best_step"] == 4
+    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 4)))
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_path):
+    folder = tmp_path / "run"
+    assert run_apart(folder, BEST, False, "mid-update", 8) == -9
+    assert bests(folder) == [4, 2], "the checkpoint after 3 knows the older one"
+    checkpoint.path_of(folder / "checkpoints", 6).write_bytes(b"")
+    assert run_apart(folder, BEST, True) == 0
+    same(folder, references["best"])
+    checkpoint.best_path(folder / "checkpoints", 4).unlink()
+    (folder / "result.json").unlink()
+    with pytest.raises(
+        InputError, match=r"best-00000004.safetensors: expected .*; put the file back, or start another"
+    ):
+        train(BEST.recipe(), folder, resume=True)
+
+
+def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -1,0 +1,458 @@
+"""Updates that read in steps: the gradients of one whole sequence, however they are come by and wherever it is cut."""
+
+import contextlib
+import copy
+import dataclasses
+import gc
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning_fabric.plugins.precision.amp import MixedPrecision
+from test_loop import STILL, final, lines, one_thread  # noqa: F401
+from train_standins import LENGTH, Swift, Toy, Toys
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.run import devices
+from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.loop import train
+from mnemos.lab.run.rollout import Carry, ModelWithLoss
+from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
+from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.lab.tasks.task import SUPERVISED
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import InputError, detach, map_state, reset
+
+WIDE = {"precision": "64-true"}
+
+
+def toys(rows: bool, model: dict | None = None, precision: str = "64-true", accumulate: int = 1, **rollout) -> Toys:
+    settings = {"precision": precision, "accumulate": accumulate, "rollout": rollout}
+    return Toys(True, model or {}, {"rows": rows}, train=settings)
+
+
+def run(folder, *arguments, **rollout):
+    train(toys(*arguments, **rollout).recipe(), folder, quiet=True)
+    return final(folder)
+
+
+def close(ours, theirs, tolerance):
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+KINDS = [(True, {"segment_length": 5}), (False, {"segments": 4})]
+
+
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize(("rows", "reading"), KINDS)
+@pytest.mark.parametrize("horizon", [0, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-12), ("32-true", 1e-6)])
+def test_replay_trains_as_back_propagation_through_time(
+    tmp_path, rows, reading, horizon, accumulate, precision, tolerance
+):
+    """Dropout, noise of Python's and NumPy's and a stored cache: all drawn and written as without replay."""
+    found = {}
+    for replay in (True, False):
+        folder = tmp_path / str(replay)
+        settings = (rows, {"cached": True}, precision, accumulate)
+        found[replay] = run(folder, *settings, replay=replay, horizon=horizon, **reading)
+    assert found[True]["store.cache"].abs().max() > 0.01
+    close(found[True], found[False], tolerance)
+    for ours, theirs in zip(lines(tmp_path / "True", "train"), lines(tmp_path / "False", "train"), strict=True):
+        assert ours["tokens"] == theirs["tokens"]
+        for key in ("loss", "grad_norm", "accuracy"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize(("rows", "reading"), KINDS)
+def test_the_gradient_is_that_of_the_whole_sequence(tmp_path, monkeypatch, rows, reading, replay):
+    """Against the model on the sequence in one piece, and the definition of the loss."""
+    recipe = toys(rows, {**STILL, "cached": False}, replay=replay, **reading).recipe()
+    task = recipe.data.build()
+    batches = [task.train_batch(i, 4, 0) for i in range(recipe.train.rollout.segments)]
+    monkeypatch.setattr(task, "train_batch", lambda i, *_: batches[i]._replace(**fresh(batches[i], i == 0)))
+    fabric = devices.connect(recipe.train)
+    learner = Learner(fabric, recipe, task)
+    model = recipe.model.build().double()
+    model.load_state_dict(learner.model.state_dict())
+    found = learner.update()
+    logits, _ = model(torch.cat([b.inputs for b in batches], 1))
+    targets = torch.cat([b.targets for b in batches], 1)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)  # which is told in float32
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
+
+
+def fresh(batch: Batch, first: bool) -> dict:
+    return {} if batch.reset is None else {"reset": torch.full_like(batch.reset, first)}
+
+
+@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (False, 0), (True, 2), (False, 2), (True, 1)])
+@pytest.mark.parametrize("slide", [1, 2, 3])
+def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, horizon, slide):
+    """Update u reads batches u·slide … u·slide + 2, from the state after `slide` batches of the update before it."""
+    rollout = {"segments": 3, "slide": slide, "replay": replay, "horizon": horizon}
+    recipe = toys(False, {**STILL, "cached": False}, **rollout).recipe()
+    task = recipe.data.build()
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    model, start = recipe.model.build().double(), None
+    for update in range(4):
+        model.load_state_dict(learner.model.state_dict())
+        model.zero_grad()
+        batches = [task.train_batch(update * slide + i, 4, recipe.train.seed) for i in range(3)]
+        state, losses, count = start, [], sum((b.targets != IGNORE).sum() for b in batches)
+        for i, batch in enumerate(batches):
+            if horizon and i % horizon == 0 and state is not None:
+                state = detach(state)
+            state = state if state is None else reset(state, batch.reset)
+            logits, state = model(batch.inputs, state)
+            losses.append(F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"))
+            if i + 1 == slide:
+                start = detach(state)
+        (sum(losses) / count).backward()
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+        found = learner.update()
+        assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
+        assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
+        torch.testing.assert_close(learner._states[0].hidden, start.hidden, rtol=1e-12, atol=0)
+
+
+@pytest.mark.slow
+def test_a_sliding_run_goes_on_from_its_snapshot_bit_for_bit():
+    recipe = toys(False, {"cached": True}, "32-true", 2, segments=3, slide=1, horizon=2).recipe()
+
+    def learner():
+        return Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+
+    whole = learner()
+    for _ in range(3):
+        whole.update()
+    saved = copy.deepcopy(whole.snapshot())
+    wanted = [whole.update() for _ in range(3)]
+    resumed = learner()
+    resumed.restore(saved)
+    assert [resumed.update() for _ in range(3)] == wanted
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+
+
+def test_a_batch_that_two_updates_read_is_made_once(monkeypatch):
+    recipe = toys(False, segments=4, slide=1).recipe()
+    task = recipe.data.build()
+    original, made = task.train_batch, []
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    monkeypatch.setattr(task, "train_batch", lambda i, *rest: made.append(i) or original(i, *rest))
+    for _ in range(3):
+        learner.update()
+    assert made == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
+    """Its own state is fresh, and no gradient reaches what stood before it."""
+    recipe = toys(False, {**STILL, "cached": False}, replay=replay, segments=3).recipe()
+    task = recipe.data.build()
+    batches = [task.train_batch(i, 4, 0) for i in range(3)]
+    starts = torch.tensor([[True, True, True, True], [False, True, False, False], [False, False, True, False]])
+    batches = [batch._replace(reset=start) for batch, start in zip(batches, starts, strict=True)]
+    monkeypatch.setattr(task, "train_batch", lambda i, *_: batches[i])
+    learner = Learner(devices.connect(recipe.train), recipe, task)
+    model = recipe.model.build().double()
+    model.load_state_dict(learner.model.state_dict())
+    found = learner.update()
+    total = 0.0
+    for row in range(4):  # every document of every row on its own
+        begins = [*starts[:, row].nonzero().flatten().tolist(), 3]
+        for first, end in itertools.pairwise(begins):
+            logits, _ = model(torch.cat([b.inputs[row : row + 1] for b in batches[first:end]], 1))
+            targets = torch.cat([b.targets[row] for b in batches[first:end]])
+            total = total + F.cross_entropy(logits[0], targets, ignore_index=IGNORE, reduction="sum")
+    loss = total / sum((b.targets != IGNORE).sum() for b in batches)
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path, exhaustive):
+    whole = run(tmp_path / "whole", True, STILL, segment_length=4)
+    for horizon in (1, 2) if exhaustive else (1,):
+        cut = run(tmp_path / f"cut{horizon}", True, STILL, segment_length=4, horizon=horizon)
+        first, same = (lines(tmp_path / name, "train")[0] for name in (f"cut{horizon}", "whole"))
+        assert first["grad_norm"] != pytest.approx(same["grad_norm"], rel=1e-4)
+        assert max((cut[name] - whole[name]).abs().max() for name in whole) > 1e-4
+    close(run(tmp_path / "all", True, STILL, segment_length=4, horizon=3), whole, 1e-12)
+    # One update: the same forward, so the same loss.
+    for horizon in (0, 1):
+        recipe = toys(True, STILL, segment_length=4, horizon=horizon).recipe()
+        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=1, log_every=1))
+        train(recipe, tmp_path / f"one{horizon}", quiet=True)
+    losses = [lines(tmp_path / f"one{horizon}", "train")[0]["loss"] for horizon in (0, 1)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-14)
+
+
+@pytest.mark.slow
+def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
+    plain = run(tmp_path / "plain", True, {"cached": True}, "32-true")
+    one = run(tmp_path / "one", True, {"cached": True}, "32-true", segment_length=LENGTH + 5)
+    assert all(torch.equal(one[name], plain[name]) for name in plain)
+
+
+@pytest.mark.slow
+def test_fewer_stored_states_change_nothing(tmp_path):
+    all_of_them = run(tmp_path / "all", True, segment_length=2)
+    for few in (2, "sqrt"):
+        close(run(tmp_path / str(few), True, segment_length=2, checkpoints=few, offload=True), all_of_them, 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 2e-3)])
+def test_mixed_precision(tmp_path, precision, tolerance):
+    """In half precision sums are rounded in their order."""
+    found = {
+        replay: run(tmp_path / str(replay), True, {"dim": 16}, precision, segment_length=4, replay=replay)
+        for replay in (True, False)
+    }
+    close(found[True], found[False], tolerance)
+    for ours, theirs in zip(lines(tmp_path / "True", "train"), lines(tmp_path / "False", "train"), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
+def test_the_scaler_scales_the_loss_once(monkeypatch):
+    """And not what flows back once more at every step."""
+    norms = []
+    for replay in (True, False):
+        recipe = toys(True, STILL, "16-mixed", segment_length=2, replay=replay).recipe()
+        fabric = devices.connect(recipe.train)
+        learner = Learner(fabric, recipe, recipe.data.build())
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        monkeypatch.setattr(fabric.strategy, "_precision", MixedPrecision("16-mixed", "cpu", scaler))
+        monkeypatch.setattr(
+            learner, "_check_finite", lambda *_, learner=learner: norms.append(gradients(learner.model))
+        )
+        learner.update()
+    assert max(gradient.abs().max() for gradient in norms[1]) > 0.01
+    for ours, theirs in zip(*norms, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3 * theirs.abs().max().item())
+
+
+def gradients(model) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.slow
+def test_compiled_trains_as_eager(tmp_path, monkeypatch):
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
+    model = {**STILL, "late": False, "cached": False}
+    eager = run(tmp_path / "eager", True, model, "32-true", segment_length=2)
+    recipe = toys(True, model, "32-true", segment_length=2).recipe()
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=True))
+    train(recipe, tmp_path / "compiled", quiet=True)
+    close(final(tmp_path / "compiled"), eager, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
+    """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
+    model, calls = {**STILL, "cached": False, "dropout": dropout}, []
+    bptt = run(tmp_path / "bptt", True, model, segment_length=3, replay=False)
+    original = Swift.advance
+
+    def advance(self, x, state=None, mask=None):
+        calls.append(torch.is_grad_enabled())
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Swift, "advance", advance)
+    advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment_length=3)
+    assert calls == [False] * 12 * 3  # updates, steps but the last
+    if not dropout:
+        close(advanced, bptt, 1e-12)
+
+
+@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (True, 2), (True, 1), (False, 0), (False, 1)])
+def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, horizon):
+    """It is read by the model's `advance`, with the same loss and gradients; and so it is where a split is scored."""
+    found, evaluated, reads = {}, {}, []
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
+    for advances in (False, True):
+        model = {**STILL, "cached": False, "late": False, "advances": advances}
+        recipe = toys(True, model, segment_length=3, replay=replay, horizon=horizon).recipe()
+        task = recipe.data.build()
+        batch = task.train_batch(0, 4, 0)
+        for piece in (0, 1, 3):
+            batch.targets[:, 3 * piece : 3 * piece + 3] = IGNORE
+        monkeypatch.setattr(task, "train_batch", lambda *_, batch=batch: batch)
+        learner = Learner(devices.connect(recipe.train), recipe, task)
+        reads.clear()
+        update = learner.update()
+        weights = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+        found[advances] = {key: update[key] for key in ("loss", "grad_norm")}, weights, len(reads)
+        reads.clear()
+        evaluated[advances] = evaluate(learner.model, pieces([batch], 3)), len(reads)
+    (told, weights, once), (expected, wanted, _) = found[True], found[False]
+    assert told == pytest.approx(expected, rel=1e-12)
+    close(weights, wanted, 1e-12)
+    assert once == 1
+    assert evaluated[True] == (pytest.approx(evaluated[False][0], rel=1e-12), 1)
+    assert evaluated[False][1] == 4
+
+
+@pytest.mark.parametrize(("alone", "forwards"), [(True, 0), (False, 1)])
+def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
+    """Another's rows may have a target: it would wait for this one's share of the weights."""
+    reads = []
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
+    model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
+    inputs = torch.ones(2, 3, dtype=torch.int64)
+    batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
+    loss, sums = ModelWithLoss(model, SUPERVISED, alone)([batch], carry)
+    assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
+    assert carry.state.seen.tolist() == [3, 3]
+    with contextlib.suppress(InputError):  # nothing is counted
+        evaluate(model, [batch], total=None if alone else lambda x: x)
+    assert len(reads) == 2 * forwards
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precision):
+    """Whose autocast is inside the step: advance may take other kernels there, in float32 none that differ so."""
+    original = Swift.advance
+
+    def advance(self, x, state=None, mask=None):
+        return map_state(lambda x: x * (1 + 2e-3) if x.is_floating_point() else x, original(self, x, state, mask))
+
+    monkeypatch.setattr(Swift, "advance", advance)
+    model = {**STILL, "cached": False, "advances": True}
+    refused = pytest.raises(InputError, match=r"step \d: .* the state of the first pass")
+    with contextlib.nullcontext() if precision == "bf16-mixed" else refused:
+        run(tmp_path / "run", True, model, precision, segment_length=3)
+
+
+@contextlib.contextmanager
+def kept_bytes(learner: Learner):
+    """The most bytes that graphs have held since the last backward pass ended."""
+    held, most = [0], [0]
+    original = learner.fabric.backward
+
+    def backward(*arguments):
+        original(*arguments)
+        held[0] = 0
+
+    def pack(x):
+        held[0] += x.numel() * x.element_size()
+        most[0] = max(most[0], held[0])
+        return x
+
+    learner.fabric.backward = backward
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield most
+
+
+def norms(recipe, updates: int, hook=None) -> list[float]:
+    """The gradients' norms of so many updates, which may be those of a DDP of one process."""
+
+    def work() -> list[float]:
+        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        if hook is not None:
+            learner._wrapped._forward_module.register_comm_hook(None, hook)
+        return [learner.update()["grad_norm"] for _ in range(updates)]
+
+    try:
+        return work()
+    finally:
+        gc.collect()  # DDP goes before its processes do: the last to let go of them must not hold Python's lock
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"horizon": 2},
+        {"replay": False, "horizon": 2},
+        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ({}, {"horizon": 1}, {"replay": False})),
+    ],
+)
+def test_gradients_are_reduced_once_an_update(rollout):
+    recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy="ddp"))
+    reduced = []
+
+    def hook(_, bucket):
+        reduced.append(bucket.index())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    norms(recipe, 2, hook)
+    assert reduced == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
+@pytest.mark.parametrize(
+    "horizon", [pytest.param(0, marks=pytest.mark.exhaustive), 1, pytest.param(2, marks=pytest.mark.exhaustive)]
+)
+def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon):
+    """A writer's weights are in no step's own loss; DDP has to wait for their gradient all the same."""
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        logits, new = original(self, x, state, mask)
+        return logits, new._replace(hidden=(new.hidden[0] + self.late(new.hidden[0]),))
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    found = []
+    for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
+        model = {**STILL, "late": False, "cached": False}
+        recipe = toys(True, model, segment_length=4, horizon=horizon, replay=replay).recipe()
+        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy=strategy))
+        found.append(norms(recipe, 3))
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+    assert found[2] == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_activations_do_not_grow_with_the_rollout():
+    def kept(distance: int, replay: bool) -> int:
+        recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})
+        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        with kept_bytes(learner) as most:
+            learner.update()
+        return most[0]
+
+    short, long = (kept(16 * steps - 7, True) for steps in (4, 32))
+    assert long <= 1.01 * short
+    assert kept(16 * 32 - 7, False) > 7 * kept(16 * 4 - 7, False) > 20 * short / 1.5
+
+
+def transformer(distance: int, attention=None, precision="32-true", **settings):
+    """A small Transformer on recall: rows of `distance` + 7 tokens."""
+    data = RecallConfig(2, 4, 2, 0, 16, distance=distance)
+    model = TransformerConfig(
+        vocab_size=25 if distance else 9,
+        dim=16,
+        layers=2,
+        num_heads=2,
+        mlp=32,
+        max_length=distance + 7,
+        attention=attention or LinearConfig(),
+    )
+    recipe = Toys(True, train={"precision": precision, **settings}).recipe()
+    return dataclasses.replace(recipe, model=model, data=data)

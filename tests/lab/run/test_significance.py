@@ -1,0 +1,114 @@
+"""Intervals, Welch's test and Holm's correction against hand-computed cases and simulated comparisons."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mnemos.lab.compare.comparison import spread
+from mnemos.lab.compare.comparison_table import show
+from mnemos.lab.compare.significance import NO_SPREAD, ONE_SEED, differences, finding, holm, interval, welch
+
+T2 = 4.302652730  # the 97.5 % point of Student's t with two degrees of freedom
+
+
+def test_the_interval_of_a_mean():
+    assert interval([1, 2, 3]) == pytest.approx([2 - T2 / math.sqrt(3), 2 + T2 / math.sqrt(3)])
+    assert interval([0.5, 0.5]) is None  # equal seeds do not make the mean exactly known
+    assert interval([1.0]) is None
+    assert interval([1.0, math.nan]) is None
+
+
+def test_welch_by_hand():
+    # Variances 2 of two values each: standard error √2, two degrees of freedom, for which P(|t|) = 1 − |t|/√(2 + t²).
+    found = welch([0.0, 2.0], [4.0, 6.0])
+    assert found["difference"] == -4
+    assert found["interval"] == pytest.approx([-4 - T2 * math.sqrt(2), -4 + T2 * math.sqrt(2)])
+    assert found["p"] == pytest.approx(1 - math.sqrt(8) / math.sqrt(10))
+    # Unequal variances and numbers: v = 0.5/2 + (7/3)/3, t = −(19/6)/√v, degrees of freedom by Welch and Satterthwaite.
+    v, w = 0.5 / 2, 7 / 9
+    t, f = 19 / 6 / math.sqrt(v + w), (v + w) ** 2 / (v**2 / 1 + w**2 / 2)
+    x = np.arange(0, t, 1e-5) + 0.5e-5
+    density = math.gamma((f + 1) / 2) / (math.sqrt(f * math.pi) * math.gamma(f / 2)) * (1 + x**2 / f) ** (-(f + 1) / 2)
+    assert welch([1, 2], [3, 5, 6])["p"] == pytest.approx(1 - 2e-5 * density.sum(), abs=1e-4)
+    assert welch([1, 1], [1, 1, 1]) is welch([1, 1], [0.5, 0.5]) is None
+    # One side has no spread: the other's standard error 1, one degree of freedom, for which P(|t| > 1) = 1/2.
+    assert welch([0.17, 0.17], [0.17, 2.17])["p"] == pytest.approx(0.5)
+    for values in ([1.0], [1.0, math.inf]):
+        assert welch(values, [1, 2]) is welch([1, 2], values) is None
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def drawn(rng: np.random.Generator, means: dict[str, float]) -> dict[str, list[float]]:
+    return {name: rng.normal(mean, 1, 5).tolist() for name, mean in means.items()}
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_among_equal_rows_a_difference_is_shown_in_at_most_one_of_twenty_comparisons(count):
+    rng = np.random.default_rng(0)
+    false, uncorrected = 0, 0
+    for _ in range(count):
+        tests = differences(drawn(rng, dict.fromkeys("abcdef", 0.0)), "a")
+        false += any(finding(one, True) in ("better", "worse") for one in tests.values())
+        uncorrected += any(one["p"] < 0.05 for one in tests.values() if one)
+    assert false <= 0.05 * count
+    assert uncorrected > 0.1 * count  # the test is able to fail
+
+
+def test_true_differences_are_shown_in_the_metric_s_direction():
+    tests = differences(drawn(np.random.default_rng(1), {"a": 0.0, "b": 0.0, "c": 6.0, "d": -6.0}), "a")
+    assert tests["a"] is None
+    assert [finding(tests[name], True) for name in "abcd"] == ["", "no difference shown", "better", "worse"]
+    assert [finding(tests[name], False) for name in "cd"] == ["worse", "better"]
+
+
+def row(name: str, values: list[float], tests) -> dict:
+    costs = dict.fromkeys(("steps", "tokens", "train_flops", "flops", "state_bytes", "seconds", "peak_bytes"))
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    scores = {"mean": float(np.mean(values)), "std": std, "seeds": len(values), "interval": interval(values)}
+    return {"name": name, **scores, "against": tests[name], "parameters": 7, **costs}
+
+
+def comparison(scores: dict[str, list[float]], against: str) -> dict:
+    tests = differences(scores, against)
+    about = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "majority": None,
+        "reference": {},
+        "controls": [],
+        "against": against,
+    }
+    return {"rows": [row(name, values, tests) for name, values in scores.items()], **about}
+
+
+def test_the_table_says_what_the_seeds_show(capsys):
+    show(comparison({"plain": [0.5, 0.51, 0.49], "same": [0.5, 0.52, 0.48], "more": [0.8, 0.81, 0.79]}, "plain"))
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    assert "reference" in said
+    assert "no difference shown" in next(line for line in said.splitlines() if line.startswith("same"))
+    assert "better" in next(line for line in said.splitlines() if line.startswith("more"))
+    assert "+0.3000 (+0.2773 to +0.3227)" in said
+    assert "Welch's t-test against plain, p corrected over the rows by Holm" in said
+    assert lines
+    show(comparison({"plain": [0.17, 0.17], "more": [0.18, 0.19]}, "plain"))
+    said = capsys.readouterr().out
+    assert "0.1700 to 0.1700" not in said
+    assert NO_SPREAD in said
+    show(comparison({"plain": [0.5], "more": [0.8]}, "plain"))
+    said = capsys.readouterr().out
+    assert ONE_SEED in said
+    assert "better" not in said
+
+
+def test_scores_that_are_not_finite_have_no_spread():
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(math.sqrt(2)), "seeds": 2}
+    for values in ([math.inf, 1.0], [math.inf, -math.inf], [math.nan, 1.0]):
+        found = spread(values)
+        assert (found["std"], math.isfinite(found["mean"]), found["seeds"]) == (None, False, 2)

@@ -1,0 +1,70 @@
+"""`train.log`: TensorBoard and trackio have what metrics.jsonl has, once, also after a run was killed and resumed."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from trackio_standin import work_with_trackio
+from train_standins import Toys
+
+from mnemos import InputError
+from mnemos.lab.run.checks import check_settings
+from mnemos.lab.run.sinks import scalars
+
+
+def killed_and_finished(
+    run: Callable[..., int], folder: Path, log: str, kills: list[tuple[str, int]]
+) -> list[tuple[str, int, float]]:
+    """Train with kills (a checkpoint is saved every fourth update), and return the numbers in metrics.jsonl.
+
+    Returns [(name, step, value)].
+    """
+    toys = Toys(train={"log": log})
+    for resumed, (moment, number) in enumerate(kills):
+        assert run(folder, toys, resumed > 0, moment, number) == -9
+    assert run(folder, toys, True) == 0
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    found = [(name, line["step"], value) for line in lines for name, value in scalars(line)]
+    assert {"train/loss", "train/lr", "valid/loss", "gates/layers/0"} <= {name for name, _, _ in found}
+    return found
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    wanted = killed_and_finished(run_apart, tmp_path / "run", "tensorboard", [("half-a-line", 8)])
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0}).Reload()
+    found = [(name, event.step, event.value) for name in events.Tags()["scalars"] for event in events.Scalars(name)]
+    rounded = sorted((name, step, torch.tensor(value).item()) for name, step, value in wanted)  # to float32
+    assert [one[:2] for one in sorted(found)] == [one[:2] for one in rounded]
+    assert [one[2] for one in sorted(found)] == pytest.approx([one[2] for one in rounded], nan_ok=True)
+
+
+@pytest.mark.slow
+def test_trackio_has_the_metrics_of_a_resumed_run(forks, tmp_path):
+    file = tmp_path / "rows.jsonl"
+
+    def run(folder: Path, *arguments: object) -> int:
+        return processes.run(work_with_trackio, str(file), str(folder), *arguments, timeout=120).returncode
+
+    kills = [("mid-update", 7), ("half-a-line", 8), ("saved", 8)]
+    wanted = killed_and_finished(run, tmp_path / "run", "trackio", kills)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    name = json.loads((tmp_path / "run/trackio.json").read_text())["name"]
+    assert {row["run"] for row in rows} == {name}
+    assert rows.pop()["step"] is None  # finished
+    found = [(name, row["step"], value) for row in rows for name, value in row["metrics"].items()]
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize("log", ["tensorboard", "trackio"])
+def test_a_missing_library_is_one_line_before_the_run(monkeypatch, log):
+    monkeypatch.setitem(sys.modules, log, None)  # as if it were not installed
+    with pytest.raises(InputError, match=rf"library {log}, .*; run: pip install 'mnemos-torch\[{log}\]'"):
+        check_settings(Toys(train={"log": log}).recipe(), 1)
+    check_settings(Toys().recipe(), 1)

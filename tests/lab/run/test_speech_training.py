@@ -1,0 +1,137 @@
+"""Speech from recipe to report: what is trained, printed, compared and shown is the token error rate."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from spoken_standins import write_recordings
+
+from mnemos import load, registry
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.report import picture, report
+from mnemos.lab.run.checks import check_task
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.session import evaluate_run, run
+from mnemos.types import InputError
+
+pytestmark = pytest.mark.usefixtures("forked_comparisons")
+
+RATE = "token error rate"
+
+
+def small(variant: str, folder: Path, steps: int = 4) -> Recipe:
+    recipe = registry.load("recipe", f"spoken-digits-{variant}")()
+    data = replace(recipe.data, path=str(folder), longest=2, test_takes=1, valid_takes=1, rows=6)
+    model = replace(recipe.model, vocab_size=2, bands=40, layers=1, dim=16)
+    if variant != "bilstm":
+        model = replace(model, num_heads=2, mlp=32)
+    train = replace(recipe.train, steps=steps, batch_size=4, log_every=2, eval_every=2, checkpoint_every=steps)
+    return replace(recipe, model=model, data=data, train=replace(train, accelerator="cpu"))
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory) -> Path:
+    return write_recordings(tmp_path_factory.mktemp("spoken"), takes=4)
+
+
+def lines(folder: Path, kind: str) -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def test_a_run_tells_its_token_error_rate(spoken, tmp_path, capsys):
+    recipe = small("linear", spoken)
+    result = run(recipe, tmp_path / "run")
+    assert f"{RATE} {result['test'][RATE]:.4f}" in capsys.readouterr().out
+    for score in (
+        result["test"],
+        result["valid"],
+        *lines(tmp_path / "run", "train"),
+        *lines(tmp_path / "run", "valid"),
+    ):
+        assert score[RATE] == pytest.approx(1 - score["accuracy"])
+    # Four updates of four strings of one or two words; eight recordings are trained on.
+    assert result["epoch_seconds"] == pytest.approx(result["seconds"] / 4 * 8 / (4 * 1.5), rel=0.05, abs=2e-3)
+    task = recipe.data.build()
+    assert result["tokens"] == sum(_frames(task.train_batch(i, 4, 0)) for i in range(4))
+    assert result["transcriptions"]
+    assert set(" ".join(one["said"] for one in result["transcriptions"]).split()) <= {"low", "high"}
+    scores = evaluate_run(tmp_path / "run")
+    said = capsys.readouterr().out
+    assert scores["as trained"][RATE] == pytest.approx(result["test"][RATE])
+    assert f"{RATE} {result['test'][RATE]:.4f}" in said
+    assert "1 − accuracy" in said
+    assert f"said   {result['transcriptions'][0]['said']}\n  heard  {result['transcriptions'][0]['heard']}" in said
+    assert "perplexity" not in said
+    batch = next(task.batches("test", 3))
+    assert len(load(tmp_path / "run" / "model").transcribe(batch.inputs, batch.mask)) == 3
+
+
+def _frames(batch) -> int:
+    return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive  # tests/models/test_speech.py tests the loss
+def test_tones_are_learnt(spoken, tmp_path):
+    # Not a transformer: one layer of 16 channels learns them in so few updates with every second seed only.
+    recipe = small("bilstm", spoken, 150)
+    optim = replace(recipe.optim, name="adamw", lr=1e-2)
+    train = replace(recipe.train, batch_size=8, eval_every=150)
+    result = run(replace(recipe, optim=optim, train=train), tmp_path / "run", quiet=True)
+    assert result["test"][RATE] < 0.2
+    assert any(one["said"] == one["heard"] for one in result["transcriptions"])
+
+
+@pytest.mark.slow
+def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
+    variants = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
+    found = compare(variants, tmp_path / "all", seeds=1, quiet=True)
+    assert (found["metric"], found["higher_is_better"]) == (RATE, False)
+    for row in found["rows"]:
+        result = json.loads((tmp_path / "all" / row["name"] / "seed-0" / "result.json").read_text())
+        assert row["mean"] == result["test"][RATE]
+        assert row["flops"] > 3e4
+    page = report([tmp_path / "all"]).read_text()
+    assert f"Test {RATE} (lower is better)" in page
+    assert f"Validation {RATE}" in page
+    assert "Validation accuracy" not in page
+    assert "What was heard" in page
+    assert "1 − accuracy" in page
+    assert page.count(f">{result['transcriptions'][0]['said']}<") >= 1
+    alone = report([tmp_path / "all" / "spoken-digits-bilstm" / "seed-0"], tmp_path / "alone.html").read_text()
+    assert f"Test {RATE} (lower is better)" in alone
+    assert picture(tmp_path / "all", tmp_path / "all.png").stat().st_size > 10_000
+
+
+def test_what_does_not_fit_is_refused(spoken):
+    recipe = small("linear", spoken)
+    task = recipe.data.build()
+    for change, problem in (
+        ({"vocab_size": 1}, "model.vocab_size is 1, but the data needs at least 2"),
+        ({"bands": 39}, "model.bands is 39, but the data needs 40"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            check_task(replace(recipe, model=replace(recipe.model, **change)), task)
+    other = registry.load("recipe", "copy")()
+    with pytest.raises(InputError, match="takes tokens, but the data spoken gives frames"):
+        check_task(replace(recipe, model=other.model), task)
+
+
+def test_the_papers_sizes():
+    """9 layers, 6 heads of 32, RAdam at 1e-4, halved on a plateau; the LSTM has three layers of 320 a direction."""
+    for variant in ("softmax", "linear"):
+        recipe = registry.load("recipe", f"speech-{variant}")()
+        model = recipe.model
+        assert (model.layers, model.num_heads, model.dim, model.mlp, recipe.data.bands, model.stack) == (
+            9,
+            6,
+            192,
+            768,
+            40,
+            1,
+        )
+        assert (recipe.optim.name, recipe.optim.lr, recipe.optim.schedule.name) == ("radam", 1e-4, "plateau")
+    model = registry.load("recipe", "speech-bilstm")().model
+    assert (model.layers, model.dim) == (3, 320)

@@ -1,0 +1,263 @@
+"""A run that translates: trained, scored, resumed, and used from Python and the command line."""
+
+import io
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from sacrebleu.metrics import CHRF
+from translation_standins import sentences, write_pairs
+
+import mnemos
+from mnemos import InputError, registry
+from mnemos.lab.cli import main
+from mnemos.lab.report import report
+from mnemos.lab.report.examples import _differing
+from mnemos.lab.run.loop import train
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.session import run
+from mnemos.lab.translation.translation_vocabulary import SubWordTokens
+
+pytestmark = pytest.mark.slow
+
+
+def recipe(folder: Path, cached: bool = False) -> Recipe:
+    made = registry.load("recipe", "multi30k-en-de" + "-cached" * cached)()
+    return replace(
+        made,
+        model=replace(made.model, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32, dropout=0.1),
+        data=replace(
+            made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6, bpe_dropout=0.1
+        ),
+        optim=replace(made.optim, schedule=replace(made.optim.schedule, warmup=10)),
+        train=replace(made.train, steps=30, eval_every=15, checkpoint_every=10, average=2, log_every=10),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory) -> Path:
+    run(recipe(folder), out := tmp_path_factory.mktemp("runs") / "plain", quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def cached(folder, tmp_path_factory) -> Path:
+    run(recipe(folder, cached=True), out := tmp_path_factory.mktemp("runs") / "cached", quiet=True)
+    return out
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "translations.jsonl").read_text().splitlines()]
+
+
+def test_scores_are_those_of_the_translations_that_are_kept(plain, folder):
+    result, found = json.loads((plain / "result.json").read_text()), rows(plain)
+    assert [row["source"] for row in found] == (folder / "test.en").read_text().splitlines()
+    sides = [row["translation"] for row in found], [[row["reference"] for row in found]]
+    assert result["test"]["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(*sides, lowercase=True).score)
+    assert result["test"]["chrF"] == pytest.approx(CHRF(lowercase=True).corpus_score(*sides).score)
+    assert "case:lc" in result["signatures"]["BLEU"]
+    assert "case:lc" in result["metrics"]["BLEU"]["about"]
+    assert result["cleaning"]["train"] == {"read": 300, "empty": 0, "long": 0, "uneven": 0, "kept": 300}
+    losses = [line["loss"] for line in map(json.loads, (plain / "metrics.jsonl").read_text().splitlines())]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_an_interrupted_run_continues_bit_for_bit(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    (tmp_path / "run/result.json").unlink()
+    for name in ("step-00000030", "averaged-00000030"):
+        (tmp_path / f"run/checkpoints/{name}.safetensors").unlink()
+    run(None, tmp_path / "run", resume=True, quiet=True)
+    one, other = mnemos.load(plain).state_dict(), mnemos.load(tmp_path / "run").state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert rows(tmp_path / "run") == rows(plain)
+
+
+def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, capsys, tmp_path):
+    found = rows(plain)[:5]
+    sentences = [row["source"] for row in found]
+    done = []
+    ours = mnemos.translate(plain, [*sentences, ""], progress=lambda *count: done.append(count))
+    assert [one[0].text for one in ours] == [*(row["translation"] for row in found), ""]
+    assert [one[0].score for one in ours[:5]] == pytest.approx([row["score"] for row in found], abs=1e-3)
+    assert done[-1] == (6, 6)
+    several = mnemos.translate(mnemos.TrainedTranslator(plain), sentences, beams=4, n_best=3)
+    assert all(len(one) == 3 and one[0].score >= one[1].score >= one[2].score for one in several)
+
+    class Given:
+        buffer = io.BytesIO("\n".join(sentences).encode())
+
+    monkeypatch.setattr(sys, "stdin", Given)
+    assert main(["translate", str(plain)]) == 0
+    assert capsys.readouterr().out.splitlines() == [row["translation"] for row in found]
+    (tmp_path / "a.txt").write_text("\n".join(sentences))
+    assert main(["translate", str(plain), str(tmp_path / "a.txt"), "--beams", "4", "--n-best", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ||| ")[:2] for line in lines[3:6]] == [["1", one.text] for one in several[1]]
+    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [row["translation"] for row in found[1:]]
+
+
+def test_the_commands_divide_text_into_the_same_lines(plain, capsys, tmp_path):
+    """U+2028 and a form feed are part of a line, in text and in the translations that a run keeps."""
+    (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 0
+    translated = capsys.readouterr().out
+    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert capsys.readouterr().out.split("\n")[1:] == translated.split("\n")[1:]
+    assert translated.count("\n") == 2
+    shutil.copytree(plain, tmp_path / "run")
+    kept = tmp_path / "run" / "translations.jsonl"
+    kept.write_text(kept.read_text(encoding="utf-8").replace("one", "one\u2028", 1), encoding="utf-8")
+    assert main(["score", str(tmp_path / "run")]) == 0
+
+
+def test_translations_are_written_as_utf8_in_every_locale(plain, monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("five.\n")
+    monkeypatch.setattr(SubWordTokens, "decode", lambda self, tokens: "fünf")
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 0
+    assert written.buffer.getvalue().decode() == "fünf\n"
+
+
+def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
+    shutil.copytree(plain / "model", tmp_path / "model")
+    path = tmp_path / "model" / "preprocessing.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"tokenizer": SubWordTokens.train(["one two three"] * 2, 16).content}))
+    (tmp_path / "a.txt").write_text("one.\n")
+    for command in ("translate", "predict"):
+        assert main([command, str(tmp_path / "model"), str(tmp_path / "a.txt")]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said.err
+
+
+def test_a_run_starts_from_one_with_the_same_sub_words_alone(plain, folder, tmp_path):
+    made = recipe(folder)
+    made = replace(made, train=replace(made.train, steps=1, average=0, init_from=str(plain)))
+    train(made, tmp_path / "same", quiet=True)
+    SubWordTokens.train([text for pair in sentences(100, 9) for text in pair], 80).write(tmp_path / "other.json")
+    other = replace(made, data=replace(made.data, tokenizer=str(tmp_path / "other.json"), lowercase=False))
+    with pytest.raises(InputError, match=r"^train\.init_from: expected a run with the 80 sub-words of the data"):
+        train(other, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one.\n" * 3 + "one " * 60)
+    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
+    with pytest.raises(InputError, match="sentence 2: expected a sentence"):
+        mnemos.translate(plain, ["one", "one " * 60])
+    for settings, message in (
+        ({"n_best": 6}, "n_best: expected 1 to 5, the number of beams, found 6; change n_best"),
+        ({"beams": 0}, "^beams: expected 1 to 1,000, .* found 0; raise it"),
+        ({"beams": 10_000}, "^beams: .* found 10,000; lower it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mnemos.translate(plain, ["one"], **settings)
+    with pytest.raises(InputError, match=r"sentence 1: expected a text \(str\), found bytes"):
+        mnemos.translate(plain, [b"one"])
+    for command in ("translate", "score", "average"):
+        assert main([command, str(tmp_path / "nothing")]) == 2
+        assert "nothing: expected" in (said := capsys.readouterr().err)
+        assert "no such folder" in said
+
+
+def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
+    """Batches by tokens have any number of rows; the loss is the mean over all targets, however rows are divided."""
+    base = recipe(folder)
+    base = replace(base, model=replace(base.model, dropout=0.0), data=replace(base.data, bpe_dropout=0.0))
+    found = []
+    for name, fields in (("one", {}), ("five", {"accumulate": 5}), ("half", {"precision": "bf16-mixed"})):
+        settings = {"steps": 2, "batch_size": 30, "average": 0, "log_every": 1, **fields}
+        train(replace(base, train=replace(base.train, **settings)), tmp_path / name, quiet=True)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        found.append([(line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "train"])
+    few = replace(base, train=replace(base.train, batch_size=20, accumulate=20))
+    with pytest.raises(InputError, match=r"data\.batch_tokens: expected training batches of at least 20 rows"):
+        train(few, tmp_path / "few", quiet=True)
+    assert not (tmp_path / "few").exists()
+    sizes = [len(recipe(folder).data.build().train_batch(i, 30, 0).rows) for i in range(2)]
+    assert any(size % 5 for size in sizes)
+    assert found[1] == [pytest.approx(one, rel=1e-4) for one in found[0]]
+    assert found[2] == [pytest.approx(one, rel=0.05) for one in found[0]]
+
+
+def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, tmp_path):
+    page = report([plain, cached], tmp_path / "page.html").read_text()
+    part = page[page.index("Sentences of the test split") :]
+    assert rows(plain)[0]["source"] in part
+    assert "words that the first variant does not have there" in part
+    assert "Validation BLEU" in page
+    both = [json.loads((run / "result.json").read_text())["alignment"] for run in (plain, cached)]
+    for found in both:
+        assert [len(row) for row in found["weights"]] == [len(found["columns"])] * len(found["rows"])
+        assert found["rows"][-1] == found["columns"][-1] == "</s>"
+    assert page.count('class="weight"') == sum(len(row) for found in both for row in found["weights"])
+    assert _differing("a b x d", "a b c d e") == "a b <b>x</b> d"
+
+
+def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_path):
+    assert main(["score", str(plain), str(cached), "--samples", "50"]) == 0
+    out = capsys.readouterr().out
+    assert "p = " in out
+    assert "sacremoses" in out
+    result = json.loads((cached / "result.json").read_text())
+    assert f"BLEU {result['test']['BLEU']:.2f}" in out
+    assert {"emptied", "frozen"} & set(result["controls"])
+    shutil.copytree(cached, tmp_path / "other")
+    lines = (cached / "translations.jsonl").read_text().splitlines()
+    (tmp_path / "other/translations.jsonl").write_text("\n".join(lines[1:]))
+    assert main(["score", str(plain), str(tmp_path / "other")]) == 2
+    assert "expected translations of the sentences of" in capsys.readouterr().err
+
+
+def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, capsys):
+    """The run's model is the average of its last two checkpoints, so all three have its scores."""
+    run = tmp_path / "run"
+    shutil.copytree(plain, run)
+    assert main(["average", str(run), "--last", "2"]) == 0
+    averaged, written = run / "averaged-2", tmp_path / "out.de"
+    result = json.loads((run / "result.json").read_text())
+    assert main(["eval", str(averaged)]) == 0
+    assert f"loss {result['test']['loss']:.4f}  BLEU {result['test']['BLEU']:.2f}" in capsys.readouterr().out
+    (averaged / "model_recipe.json").unlink()  # as an older version wrote it
+    written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
+    assert main(["score", str(run), str(averaged), str(written), "--samples", "20"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"BLEU {result['test']['BLEU']:.2f}, chrF {result['test']['chrF']:.2f}") == 3
+    assert "searched with" not in said
+    about = json.loads((averaged / "preprocessing.json").read_text())
+    (averaged / "preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
+    assert main(["score", str(run), str(averaged), "--samples", "20"]) == 0
+    assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in capsys.readouterr().out
+    written.write_text("a\n")
+    assert main(["score", str(run), str(written)]) == 2
+    assert "out.de: expected a line for each of the 16 test sentences" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, capsys):
+    assert main(["eval", str(plain), "--split", "valid"]) == 0
+    assert "nrefs:1|case:lc" in capsys.readouterr().out
+    other = write_pairs(tmp_path / "other", rows=50)
+    (other / "val.de").unlink()
+    assert main(["eval", str(plain), "--data.path", str(other), "--split", "valid"]) == 2
+    assert "expected val.de beside val.en" in capsys.readouterr().err
+    assert main(["eval", str(plain), "--data.path", str(other)]) == 0
+    assert "BLEU" in capsys.readouterr().out

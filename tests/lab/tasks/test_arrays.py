@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+
+from mnemos.lab.tasks.arrays import ArrayTask, Rows
+from mnemos.types import InputError
+
+
+def ragged(count, seed=0, longest=9):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, longest + 1, count)
+    return Rows.ragged(
+        random.integers(1, 7, lengths.sum()).astype(np.uint8), lengths, (np.arange(count) % 3).astype(np.uint8)
+    )
+
+
+def task(**change):
+    splits = {"train": ragged(50), "valid": ragged(11, 1), "test": ragged(13, 2)} | change.pop("splits", {})
+    return ArrayTask(**splits, **({"vocab_size": 7, "classes": 3, "max_length": 9} | change))
+
+
+def test_a_batch_is_padded_at_its_end():
+    rows = Rows.ragged(np.array([1, 2, 3, 4, 5, 6], np.uint8), np.array([3, 1, 2]), np.array([0, 1, 2], np.uint8))
+    batch = rows.batch(np.array([2, 0, 1, 0]))
+    assert batch.inputs.tolist() == [[5, 6, 0], [1, 2, 3], [4, 0, 0], [1, 2, 3]]
+    assert batch.mask.tolist() == [[True, True, False], [True] * 3, [True, False, False], [True] * 3]
+    assert batch.targets.tolist() == [2, 0, 1, 0]
+    assert rows.batch(np.array([0, 0])).mask is None
+
+
+def test_parts_and_joined():
+    rows = ragged(20)
+    again = Rows.joined([rows.part(0, 3), rows.part(3, 4), rows.part(4, 20)])
+    assert len(again) == 20
+    assert all(np.array_equal(again.row(i), rows.row(i)) for i in range(20))
+    assert np.array_equal(again.labels, rows.labels)
+
+
+@pytest.mark.parametrize("bucketed", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_evaluation_visits_every_row_once(bucketed, batch_size):
+    made = task(bucketed=bucketed)
+    rows = ragged(13, 2)
+    expected = sorted((rows.row(i).tolist(), int(rows.labels[i])) for i in range(13))
+    found = []
+    for batch in made.batches("test", batch_size):
+        mask = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.mask is None else batch.mask
+        found += [(x[m].tolist(), int(y)) for x, y, m in zip(batch.inputs, batch.targets, mask, strict=True)]
+    assert sorted(found) == expected
+
+
+def test_train_batches_visit_every_row_once_an_epoch():
+    made = task(bucketed=True)
+    labels = torch.cat([made.train_batch(i, 10, 0).targets for i in range(5)])
+    assert labels.bincount().tolist() == [17, 17, 16]
+    again = task(bucketed=True).train_batch(4, 10, 0)
+    assert torch.equal(again.inputs, made.train_batch(4, 10, 0).inputs)
+
+
+def test_majority_and_sizes():
+    made = task()
+    assert made.reference == {"majority class": 5 / 13}
+    assert [made.size(split) for split in ("train", "valid", "test")] == [50, 11, 13]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": 2}, "train .*labels .*2, found 2"),
+        ({"vocab_size": 6}, "train .*tokens .*6, found 6"),
+        ({"splits": {"valid": ragged(5).part(0, 0)}}, r"valid .*rows.*\b0\b"),
+        (
+            {"splits": {"test": Rows.ragged(np.ones(1, np.uint8), np.array([1, 0]), np.zeros(2, np.uint8))}},
+            "test .*rows.*token",
+        ),
+    ],
+)
+def test_wrong_data(change, words):
+    with pytest.raises(InputError, match=words) as error:
+        task(**change)
+    assert "\n" not in str(error.value)

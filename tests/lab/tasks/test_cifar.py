@@ -1,0 +1,312 @@
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="images are read by Pillow")
+
+from image_standins import REAL, need_timm, photo
+
+from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.lab.tasks import cifar_files
+from mnemos.lab.tasks.augment import AugmentConfig, normalise
+from mnemos.lab.tasks.cifar import COLOURS, CIFARConfig
+from mnemos.lab.tasks.cifar_files import OFFICIAL, download_cifar, read_cifar
+from mnemos.types import InputError
+
+NAMES = {
+    "cifar10": [f"kind{i}" for i in range(10)],
+    "cifar100": [f"kind_{i:02d}" for i in range(100)],
+}
+
+
+def images(variant, rows, seed):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (rows, 3, 32, 32)).astype(np.uint8), random.permutation(rows) % len(NAMES[variant])
+
+
+def files(variant, kind, seed=0):
+    """The content of the official files, few images in each."""
+    about = OFFICIAL[variant]
+    *batches, test, names = about.binary if kind == "binary" else about.python
+    found = {}
+    for i, name in enumerate([*batches, test]):
+        pixels, labels = images(variant, 110, seed + i)
+        if kind == "binary":
+            coarse = [labels // 5] if variant == "cifar100" else []
+            record = [*coarse, labels, *pixels.reshape(110, -1).T]
+            found[name] = np.stack(record, 1).astype(np.uint8).tobytes()
+        else:
+            key = b"fine_labels" if variant == "cifar100" else b"labels"
+            found[name] = pickle.dumps({b"data": pixels.reshape(110, -1), key: labels.tolist()}, protocol=2)
+    key = b"fine_label_names" if variant == "cifar100" else b"label_names"
+    listed = {key: [name.encode() for name in NAMES[variant]]}
+    found[names] = "\n".join(NAMES[variant]).encode() if kind == "binary" else pickle.dumps(listed, protocol=2)
+    return found
+
+
+def pack(path, contents):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(f"cifar-batches/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def expected(variant):
+    batches = len(OFFICIAL[variant].binary) - 2
+    parts = [images(variant, 110, i) for i in range(batches + 1)]
+    train = [np.concatenate(x) for x in zip(*parts[:-1], strict=True)]
+    return (train[0].transpose(0, 2, 3, 1), train[1]), (parts[-1][0].transpose(0, 2, 3, 1), parts[-1][1])
+
+
+@pytest.mark.parametrize("variant", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("kind", ["binary", "python"])
+@pytest.mark.parametrize("form", ["archive", "below", "here"])
+def test_official_files(tmp_path, variant, kind, form):
+    contents = files(variant, kind)
+    if form == "archive":
+        pack(tmp_path / (OFFICIAL[variant].archive if kind == "binary" else OFFICIAL[variant].python_archive), contents)
+    else:
+        place = tmp_path / "unpacked" if form == "below" else tmp_path
+        place.mkdir(exist_ok=True)
+        for name, data in contents.items():
+            (place / name).write_bytes(data)
+    found = read_cifar(tmp_path, variant)
+    assert list(found.names) == NAMES[variant]
+    for ours, theirs in zip((found.train, found.test), expected(variant), strict=True):
+        assert np.array_equal(ours[0], theirs[0])
+        assert ours[1].tolist() == theirs[1].tolist()
+
+
+def jpegs(path, split, classes=10, each=3, side=32):
+    contents = {"README.txt": b"about"}
+    for label in range(classes):
+        for i in range(each):
+            data = io.BytesIO()
+            photo(1000 * (split == "test") + 10 * label + i, side, side).save(data, "JPEG", quality=95)
+            contents[f"{split}/class{label}/{i:04d}.jpg"] = data.getvalue()
+    pack(path, contents)
+
+
+def test_tars_of_jpegs(tmp_path):
+    jpegs(tmp_path / "cifar10-train50k-jpg.tar.gz", "train")
+    jpegs(tmp_path / "cifar10-test5k-jpg.tar.gz", "test", each=2)
+    found = read_cifar(tmp_path, "cifar10")
+    assert found.names == tuple(f"class{i}" for i in range(10))
+    assert found.train[1].tolist() == sorted([*range(10)] * 3)
+    assert found.test[1].tolist() == sorted([*range(10)] * 2)
+    assert np.abs(found.train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
+    with pytest.raises(InputError, match=r"test\.tar\.gz|train.*\.tar\.gz: .*\b100\b.*\b10\b"):
+        read_cifar(tmp_path, "cifar100")
+
+
+def test_the_task(tmp_path):
+    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10", "binary"))
+    settings = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("none"))
+    task = settings.build()
+    assert (task.classes, task.inputs, task.names) == (10, "images", NAMES["cifar10"])
+    assert [task.size(split) for split in ("train", "valid", "test")] == [450, 100, 110]
+    assert task.reference == {"majority class": 0.1}
+    (_, _), (pixels, labels) = expected("cifar10")
+    batch = next(task.batches("test", 110))
+    order = np.lexsort(pixels.reshape(110, -1).T[:4])
+    shown = np.stack([task.picture("test", i) for i in range(110)])
+    again = np.lexsort(shown.reshape(110, -1).T[:4])
+    assert np.array_equal(shown[again], pixels[order])
+    assert batch.targets[again].tolist() == labels[order].tolist()
+    assert torch.equal(batch.inputs, normalise(shown, *COLOURS["cifar10"]))
+    known = torch.cat([next(task.batches("valid", 100)).inputs, task.train_batch(0, 450, 0).inputs])
+    assert len(known.flatten(1).unique(dim=0)) == 550
+    assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().sample().shape == (1, 3, 24, 24)
+    assert from_dict(DataConfig, to_dict(settings)) == settings
+
+
+def test_the_papers_augmentation(tmp_path):
+    need_timm()
+    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10", "binary"))
+    settings = {"folder": str(tmp_path), "valid_size": 100, "augment": AugmentConfig("timm")}
+    alone, helped = CIFARConfig(**settings).build(), CIFARConfig(**settings, workers=1).build()
+    for i in range(3):
+        ours, theirs = alone.train_batch(i, 8, 0), helped.train_batch(i, 8, 0)
+        assert ours.inputs.shape == (8, 3, 32, 32)
+        assert ours.targets.shape == (8, 10)
+        assert torch.equal(ours.inputs, theirs.inputs)
+        assert torch.equal(ours.targets, theirs.targets)
+    helped.close()
+
+
+def as_python_2(pixels, labels):
+    """The bytes of the official pickles, which Python 2 and an old NumPy wrote."""
+    rows, columns = (b"M" + struct.pack("<H", n) for n in pixels.shape)
+    shape = b"(K\x01" + rows + columns + b"\x86"
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
+    raw = pixels.tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    array += shape + kind + b"\x89T" + struct.pack("<i", len(raw)) + raw + b"tb"
+    listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + listed + b"u."
+
+
+def test_pickles_of_python_2(tmp_path):
+    pixels, labels = images("cifar10", 20, 4)
+    contents = files("cifar10", "python")
+    write(tmp_path, {**contents, "test_batch": as_python_2(pixels.reshape(20, -1), labels)})
+    found = read_cifar(tmp_path, "cifar10").test
+    assert np.array_equal(found[0], pixels.transpose(0, 2, 3, 1))
+    assert found[1].tolist() == labels.tolist()
+
+
+def write(folder, contents):
+    folder.mkdir(exist_ok=True)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("/nonexistent/evil",)
+
+
+ROW = np.arange(3072, dtype=np.uint8)[None]
+
+
+def batch(labels, data=ROW):
+    return pickle.dumps({b"data": data, b"labels": labels}, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "data", "words"),
+    [
+        ("binary", "data_batch_2.bin", b"\0" * 3072, "data_batch_2.bin: .*3073 bytes, found 3072"),
+        ("binary", "data_batch_2.bin", b"", "data_batch_2.bin: .*3073 bytes, found 0"),
+        ("binary", "test_batch.bin", b"\x0a" * 3073, "test_batch.bin: .*labels 0 to 9 .*found 10 to 10"),
+        ("binary", "batches.meta.txt", b"one\ntwo\n", "batches.meta.txt: .*10 .*found 2"),
+        ("python", "test_batch", b"no pickle", "test_batch: .*pickle"),
+        ("python", "test_batch", pickle.dumps(Evil(), 2), r"test_batch: .*\w+\.mkdir"),
+        ("python", "test_batch", pickle.dumps([1], 2), "test_batch: .*found a list"),
+        ("python", "test_batch", pickle.dumps({b"fine_labels": [1]}, 2), "test_batch: .*N labels.*cifar10"),
+        ("python", "test_batch", batch([3, 4]), "test_batch: .*expected 1 labels.*found 2"),
+        ("python", "test_batch", batch([10]), "test_batch: .*labels 0 to 9 .*found 10 to 10"),
+        ("python", "test_batch", batch([-1]), "test_batch: .*labels 0 to 9 .*found -1 to -1"),
+        ("python", "test_batch", batch([3.5]), "test_batch: .*integers, found a float"),
+        ("python", "test_batch", batch([None]), "test_batch: .*integers, found a NoneType"),
+        ("python", "test_batch", batch([True]), "test_batch: .*integers, found a bool"),
+        ("python", "test_batch", batch([[3]]), "test_batch: .*integers, found a list"),
+        ("python", "test_batch", batch("3"), "test_batch: .*list of integers, found a str"),
+        ("python", "test_batch", batch(7), "test_batch: .*list of integers, found a int"),
+        ("python", "test_batch", batch(np.array([[3]])), "test_batch: .*list of integers, found a ndarray"),
+        ("python", "test_batch", batch(np.array([3.0])), "test_batch: .*dtype f8"),
+        (
+            "python",
+            "test_batch",
+            pickle.dumps({b"data": ROW[:0], b"labels": []}, 3),
+            "test_batch: .*labels 0 to 9 .*found no labels",
+        ),
+        ("python", "test_batch", batch([3], ROW.astype(np.int64)), r"test_batch: .*data \[N, 3072\].*int64"),
+        ("python", "test_batch", batch([3], ROW[0]), r"test_batch: .*data \[N, 3072\].*shape \(3072,\)"),
+        ("python", "batches.meta", pickle.dumps({b"label_names": 10}, 2), "batches.meta: .*label_names"),
+    ],
+)
+def test_damaged_files(tmp_path, kind, name, data, words):
+    write(tmp_path, {**files("cifar10", kind), name: data})
+    with pytest.raises(InputError, match=words) as error:
+        read_cifar(tmp_path, "cifar10")
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_archives(tmp_path):
+    path = tmp_path / OFFICIAL["cifar10"].archive
+    contents = files("cifar10", "binary")
+    pack(path, {name: data for name, data in contents.items() if name != "data_batch_3.bin"})
+    with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*data_batch_3.bin"):
+        read_cifar(tmp_path, "cifar10")
+    pack(path, contents)
+    whole = path.read_bytes()
+    # Cut short it must not pass for a smaller one, wherever the cut is.
+    cut = [whole[: len(whole) * i // 20] for i in range(1, 20)]
+    for broken in (*cut, b"nothing", whole[:5000] + b"\0" * 99 + whole[5099:]):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*(truncated|damaged|cut short)") as error:
+            read_cifar(tmp_path, "cifar10")
+        assert "\n" not in str(error.value)
+    path.unlink()
+    jpegs(tmp_path / "test.tar.gz", "test")
+    jpegs(tmp_path / "train.tar.gz", "train")
+    whole = (tmp_path / "train.tar.gz").read_bytes()
+    for i in range(2, 20):
+        (tmp_path / "train.tar.gz").write_bytes(whole[: len(whole) * i // 20])
+        with pytest.raises(InputError, match=r"train.tar.gz: .*gzip.*offset \d+"):
+            read_cifar(tmp_path, "cifar10")
+    (tmp_path / "train.tar.gz").write_bytes(gzip.decompress(whole)[:-6000])
+    with pytest.raises(InputError, match=r"train.tar.gz: .*truncated"):
+        read_cifar(tmp_path, "cifar10")
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(InputError, match=r"none: .*cifar-10-binary.tar.gz.*data.download"):
+        CIFARConfig(str(tmp_path / "none")).build()
+    with pytest.raises(InputError, match=r"cifar-100-binary.tar.gz.*cifar-100-python.tar.gz.*data.download") as error:
+        CIFARConfig(str(tmp_path), "cifar100").build()
+    assert "\n" not in str(error.value)
+    jpegs(tmp_path / "train.tar.gz", "train", side=31, each=1)
+    jpegs(tmp_path / "test.tar.gz", "test", each=1)
+    with pytest.raises(InputError, match=r"train/class0/0000.jpg: .*32 x 32.*\(31, 31\)"):
+        read_cifar(tmp_path, "cifar10")
+    with pytest.raises(InputError, match=r"data.size .*0"):
+        CIFARConfig(str(tmp_path), size=0).build()
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A folder that replaces the download server."""
+    folder, about = tmp_path / "mirror", OFFICIAL["cifar10"]
+    folder.mkdir()
+    pack(folder / about.archive, files("cifar10", "binary"))
+    digest = hashlib.sha256((folder / about.archive).read_bytes()).hexdigest()
+    monkeypatch.setattr(cifar_files, "URL", folder.as_uri() + "/")
+    monkeypatch.setitem(OFFICIAL, "cifar10", about._replace(sha256=digest))
+    return folder
+
+
+def test_download(tmp_path, mirror):
+    place = tmp_path / "new" / "cifar"
+    assert CIFARConfig(str(place), download=True, valid_size=100).build().size("test") == 110
+    assert [path.name for path in place.iterdir()] == [OFFICIAL["cifar10"].archive]
+    (mirror / OFFICIAL["cifar10"].archive).unlink()
+    download_cifar(place, "cifar10")  # what is there is not fetched again
+
+
+@pytest.mark.parametrize("fault", ["another", "gone"])
+def test_a_download_that_fails_stores_nothing(tmp_path, mirror, fault):
+    archive = mirror / OFFICIAL["cifar10"].archive
+    archive.write_bytes(b"another") if fault == "another" else archive.unlink()
+    words = "cifar-10-binary.tar.gz: .*" + ("SHA-256" if fault == "another" else str(tmp_path / "new"))
+    with pytest.raises(InputError, match=words) as error:
+        download_cifar(tmp_path / "new", "cifar10")
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "cifar10-jpg").is_dir(), reason="the images are not here")
+def test_real_images(tmp_path, exhaustive):
+    if not exhaustive:  # the test split's file twice: the training split takes ten times as long
+        for name in ("train", "test"):
+            (tmp_path / f"{name}.tar.gz").symlink_to(*(REAL / "cifar10-jpg").glob("*test*.tar.gz"))
+    task = CIFARConfig(str(REAL / "cifar10-jpg" if exhaustive else tmp_path), valid_size=2_000).build()
+    assert task.names[0] == "airplane"
+    train = 48_000 if exhaustive else 3_000
+    assert [task.size(split) for split in ("train", "valid", "test")] == [train, 2_000, 5_000]
+    assert task.reference == {"majority class": 0.1}
+    batch = next(task.batches("valid", 2000))
+    assert batch.inputs.mean((0, 2, 3)).abs().max() < 0.15
+    assert (batch.inputs.std((0, 2, 3)) - 1).abs().max() < 0.1
+    assert batch.targets.bincount().min() > 150

@@ -1,0 +1,250 @@
+"""The copy task, associative recall, and what they share."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import config, registry
+from mnemos.lab.tasks import generated
+from mnemos.lab.tasks.associative_retrieval import AssociativeRetrievalConfig
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.copying import CopyConfig
+from mnemos.lab.tasks.facts import FactsConfig
+from mnemos.lab.tasks.generated import distinct, smallest
+from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
+from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.lab.tasks.mqar import MQARConfig
+from mnemos.lab.tasks.needle import NeedleConfig
+from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.types import InputError
+
+CONFIGS = [
+    CopyConfig(rows=40),
+    CopyConfig(length=7, symbols=3, rows=40),
+    RecallConfig(rows=40),
+    RecallConfig(3, 5, 2, 4, 40),
+    RecallConfig(3, 5, 2, 1, 40, distance=30, shortest=2, distractors=4),
+    MQARConfig(32, 4, 64, rows=40),
+    MQARConfig(32, 4, 64, noise=True, rows=40),
+    AssociativeRetrievalConfig(5, vary=False, rows=40),
+    AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
+    MADRecallConfig(32, examples=0, rows=40),
+    MADRecallConfig(32, noise=0.3, examples=0, rows=40),
+    MADFuzzyRecallConfig(40, examples=0, rows=40),
+    MADCopyingConfig(40, 8, 5, examples=0, rows=40),
+    MADCopyingConfig(40, 8, 5, selective=False, examples=0, rows=40),
+    MADCompressionConfig(examples=0, rows=40),
+    MADMemorisationConfig(examples=0, rows=40),
+    NeedleConfig(450, rows=40),
+    FactsConfig(rows=40, path=str(Path(__file__).parents[3] / "CHANGELOG.md")),
+]
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+def test_a_pure_function_of_its_arguments(settings):
+    task, again = settings.build(), settings.build()
+    batch = task.train_batch(5, 8, 2)
+    assert torch.equal(batch.inputs, again.train_batch(5, 8, 2).inputs)
+    assert torch.equal(batch.targets, again.train_batch(5, 8, 2).targets)
+    for other in (task.train_batch(6, 8, 2), task.train_batch(5, 8, 3)):
+        assert not torch.equal(batch.inputs, other.inputs)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert batch.inputs.shape == batch.targets.shape == (8, task.max_length)
+    assert batch.inputs.min() >= 0
+    assert batch.inputs.max() < task.vocab_size
+    assert (task.metrics[0].name, task.classes, task.splits_rows, task.carries_state) == ("accuracy", 0, True, False)
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+    assert registry.load("data", settings.name) is type(settings)
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+def test_held_out_splits(settings):
+    task = settings.build()
+    whole = {split: torch.cat([b.inputs for b in task.batches(split, 40)]) for split in ("valid", "test")}
+    assert whole["valid"].shape == (40, task.max_length)
+    assert torch.equal(whole["test"], torch.cat([b.inputs for b in task.batches("test", 7)]))
+    assert not torch.equal(whole["valid"], whole["test"])
+    assert task.size("test") == sum(int((b.targets != IGNORE).sum()) for b in task.batches("test", 7))
+    assert task.size("train") == 0
+
+
+@pytest.mark.parametrize(("length", "shortest", "longest"), [(128, 32, 63), (7, 1, 2), (4, 1, 1), (40, 10, 19)])
+def test_copy(length, shortest, longest):
+    task = CopyConfig(length=length, rows=4000).build()
+    batch = next(task.batches("test", 4000))
+    seen = set()
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        n = inputs.index(0)
+        seen.add(n)
+        word = inputs[:n]
+        assert inputs == [*word, 0, *word] + [0] * (length - 2 * n - 1)
+        assert targets == [IGNORE] * n + word + [IGNORE] * (length - 2 * n)
+    assert seen == set(range(shortest, longest + 1))
+    assert task.vocab_size == 11
+
+
+def test_copy_draws_lengths_and_symbols_evenly():
+    batch = next(CopyConfig(rows=8000).build().batches("test", 8000))
+    lengths = np.bincount((batch.targets != IGNORE).sum(1).numpy())[32:]
+    symbols = np.bincount(batch.targets[batch.targets != IGNORE].numpy())[1:]
+    for counts in (lengths, symbols):
+        expected = counts.sum() / len(counts)
+        freedom = len(counts) - 1
+        assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "settings", [RecallConfig(rows=200), RecallConfig(4, 4, 4, 0, 200), RecallConfig(3, 9, 1, 5, 200)]
+)
+def test_recall(settings):
+    task = settings.build()
+    pairs, symbols = settings.pairs, settings.symbols
+    batch = next(task.batches("test", 200))
+    assert batch.inputs.shape[1] == task.max_length == 2 * pairs + settings.gap + 2 * settings.queries - 1
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        keys, values = inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2]
+        told = dict(zip(keys, values, strict=True))
+        assert len(told) == pairs
+        assert all(1 <= key <= symbols < value <= 2 * symbols for key, value in told.items())
+        start = 2 * pairs + settings.gap
+        assert inputs[2 * pairs : start] == [0] * settings.gap
+        queries = inputs[start::2]
+        assert len(set(queries)) == settings.queries
+        answers = [told[query] for query in queries]
+        assert inputs[start + 1 :: 2] == answers[:-1]
+        assert targets[start::2] == answers
+        assert [x for i, x in enumerate(targets) if i < start or (i - start) % 2] == [IGNORE] * (
+            len(targets) - len(answers)
+        )
+    assert task.size("test") == 200 * settings.queries
+
+
+def far(inputs: torch.Tensor, settings: RecallConfig) -> list[int]:
+    """How many distractors each row has between fact and questions; what is no distractor is checked."""
+    noise = inputs > 2 * settings.symbols
+    fact = 2 * settings.pairs + settings.gap
+    found = []
+    for row, hidden in zip(inputs.tolist(), noise.tolist(), strict=True):
+        start = hidden.index(False)
+        begun = row[start : start + fact]
+        assert all(1 <= key <= settings.symbols for key in begun[0 : 2 * settings.pairs : 2])
+        assert all(settings.symbols < value <= 2 * settings.symbols for value in begun[1 : 2 * settings.pairs : 2])
+        assert begun[2 * settings.pairs :] == [0] * settings.gap
+        questions = 2 * settings.queries - 1
+        assert sum(hidden) == settings.distance
+        assert not any(hidden[-questions:])
+        found.append(len(row) - questions - start - fact)
+        told = dict(zip(begun[0 : 2 * settings.pairs : 2], begun[1 : 2 * settings.pairs : 2], strict=True))
+        asked = row[-questions:]
+        assert [told[key] for key in asked[:-1:2]] == asked[1::2]
+    return found
+
+
+@pytest.mark.parametrize("shortest", [0, 1, 4])
+def test_recall_over_distractors(shortest):
+    settings = RecallConfig(2, 5, 2, 3, 200, distance=100, shortest=shortest, distractors=7)
+    task = settings.build()
+    assert task.vocab_size == 18
+    assert task.max_length == settings.length == 2 * 2 + 3 + 100 + 3
+    for split in ("valid", "test"):
+        assert far(next(task.batches(split, 200)).inputs, settings) == [100] * 200
+    batch = task.train_batch(0, 4000, 0)
+    distances = np.array(far(batch.inputs, settings))
+    assert (batch.targets[:, : -2 * 2 + 1] == IGNORE).all()
+    if not shortest:
+        assert (distances == 100).all()
+        return
+    assert (distances.min(), distances.max()) == (shortest, 100)
+    # As many rows in every octave.
+    counts, _ = np.histogram(distances, shortest * (101 / shortest) ** np.linspace(0, 1, 4))
+    assert (abs(counts / 4000 - 1 / 3) < 0.1).all()
+    noise = batch.inputs[batch.inputs > 10].numpy() - 11
+    assert np.bincount(noise).min() > 0.9 * len(noise) / 7
+
+
+def test_recall_grows_from_near_to_far():
+    settings = RecallConfig(2, 5, 2, 3, 8, distance=100, shortest=4, grow=10, distractors=7)
+    task = settings.build()
+    lengths = [task.train_batch(i, 64, 0).inputs.shape[1] for i in range(12)]
+    assert lengths[0] == settings.length - 96
+    assert lengths[10] == lengths[11] == settings.length
+    assert lengths == sorted(lengths)
+    assert lengths[5] == settings.length - 80, "half-way there in the logarithm: 4·√25 of 100"
+    half = replace(settings, distance=20)
+    distances = far(task.train_batch(5, 64, 0).inputs, half)
+    assert min(distances) == 4
+    assert max(distances) == 20
+    assert set(far(task.train_batch(10, 64, 0).inputs, settings)) == {100}
+
+
+def test_recall_without_distance_is_what_it_was():
+    batch = RecallConfig(2, 4, 1, 1, 2).build().train_batch(0, 2, 0)
+    assert batch.inputs.tolist() == [[3, 6, 1, 8, 0, 3], [4, 7, 1, 5, 0, 1]]
+    assert task_of(RecallConfig()) == task_of(RecallConfig(distractors=3))
+
+
+def task_of(settings: RecallConfig) -> tuple:
+    task = settings.build()
+    return task.vocab_size, task.max_length, task.train_batch(3, 2, 1).inputs.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (CopyConfig(length=3), "data.length.*found 3 and 10"),
+        (CopyConfig(symbols=0), "data.symbols.*found 128 and 0"),
+        (CopyConfig(rows=0), "data.rows: .*found 0"),
+        (CopyConfig(seed=-1), "seed: .*found -1"),
+        (RecallConfig(pairs=40), "queries <= pairs <= symbols.*found 4, 40, 32"),
+        (RecallConfig(queries=0), "1 <= queries.*found 0, 16, 32"),
+        (RecallConfig(gap=-1), "gap >= 0.* -1"),
+        (RecallConfig(distance=-1), "shortest <= distance.*found 0, -1"),
+        (RecallConfig(distance=4, shortest=5), "shortest <= distance.*found 5, 4"),
+        (RecallConfig(distance=4, grow=5), "grow.*shortest >= 1.*found 5 and 0"),
+        (RecallConfig(distance=4, distractors=0), "distractors >= 1.* 0"),
+    ],
+)
+def test_wrong_settings_are_named(settings, words):
+    with pytest.raises(InputError, match=words) as error:
+        settings.build()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_distinct_numbers_are_uniform(few, monkeypatch):
+    if few:  # independent draws, of which repeated numbers are left out: here most rows draw again
+        monkeypatch.setattr(generated, "MANY", 5)
+        monkeypatch.setattr(generated, "FEW", 1)
+    drawn = distinct(np.random.default_rng(3), 60_000, 5, 3)
+    found, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(found) == 5 * 4 * 3
+    assert all(len({*one}) == 3 for one in found.tolist())
+    assert abs(counts - 1000).max() < 5 * 1000**0.5  # binomial
+
+
+def test_few_distinct_numbers_of_many_need_few_draws():
+    class Counting:
+        drawn = 0
+
+        def integers(self, low, high, shape):
+            self.drawn += math.prod(shape)
+            return np.random.default_rng(4).integers(low, high, shape)
+
+    counting = Counting()
+    assert distinct(counting, 10, 4095, 64).shape == (10, 64)
+    assert counting.drawn < 2 * 10 * 64
+
+
+def test_distinct_numbers_are_drawn_in_little_memory(monkeypatch):
+    whole = smallest(np.random.default_rng(3).random((7, 10)), 4)
+    sizes = []
+    monkeypatch.setattr(generated, "BLOCK", 30)
+    monkeypatch.setattr(
+        generated, "smallest", lambda values, count: sizes.append(values.size) or smallest(values, count)
+    )
+    assert np.array_equal(distinct(np.random.default_rng(3), 7, 10, 4), whole)
+    assert max(sizes) == 30

@@ -1,0 +1,220 @@
+"""Data folders and archives that are not as they should be: nothing waits, expands or goes in circles."""
+
+import gzip
+import io
+import os
+import socket
+import tarfile
+import warnings
+
+import numpy as np
+import pytest
+from limited import limited
+from spoken_standins import wav, write_recordings
+
+pytest.importorskip("PIL", reason="images are read by Pillow")
+
+from image_standins import write_photos
+
+from mnemos.errors import SkippedFile
+from mnemos.lab.cli import verbs as cli
+from mnemos.lab.speech.recordings.audio import read_recordings
+from mnemos.lab.tasks.cifar_files import OFFICIAL, read_cifar
+from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, special
+from mnemos.lab.tasks.folders import scan
+from mnemos.lab.tasks.image_files import check_image_files
+from mnemos.lab.tasks.listops_text import read_tsv
+from mnemos.lab.tasks.preprocessing import files_below
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.types import InputError
+
+WORDS = b"one two three four five " * 300
+
+
+def special_files(folder, ending):
+    """A named pipe, links to it and to a device, and a socket."""
+    os.mkfifo(folder / f"pipe{ending}")
+    (folder / f"link{ending}").symlink_to(folder / f"pipe{ending}")
+    (folder / f"zeros{ending}").symlink_to("/dev/zero")
+    socket.socket(socket.AF_UNIX).bind(str(folder / f"socket{ending}"))
+    return rf"(pipe|link|zeros|socket){ending}: skipped, because it is a (named pipe|socket|device)"
+
+
+def texts(folder):
+    for name in ("a", "b", "c", "d"):
+        (folder / f"{name}.txt").write_bytes(WORDS)
+    return lambda: {path.name for path in TextConfig(str(folder)).files()}, {"a.txt", "b.txt", "c.txt", "d.txt"}
+
+
+def photos(folder):
+    write_photos(folder, {"cat": 2, "dog": 2})
+    return lambda: {scan(str(folder)).name(i) for i in range(4)}, {b"000.png", b"001.png"}
+
+
+def recordings(folder):
+    write_recordings(folder, takes=1)
+    return lambda: len(read_recordings(folder)), 4
+
+
+def predicted(folder):
+    (folder / "a.wav").write_bytes(wav(np.arange(800), 8000))
+    return lambda: [path.name for path in files_below([folder], (".wav",), "recordings")], ["a.wav"]
+
+
+@pytest.mark.parametrize(
+    ("make", "ending", "below"),
+    [(texts, ".txt", ""), (photos, ".png", "cat"), (recordings, ".wav", ""), (predicted, ".wav", "")],
+)
+def test_what_is_no_file_is_skipped_with_a_warning(tmp_path, make, ending, below):
+    """A named pipe without a writer made training wait without end."""
+    read, expected = make(tmp_path)
+    words = special_files(tmp_path / below, ending)
+    with pytest.warns(SkippedFile, match=words) as warned:
+        assert read() == expected
+    assert {str(one.message).split(":")[0].rsplit("/", 1)[1] for one in warned} == {
+        f"{name}{ending}" for name in ("pipe", "link", "zeros", "socket")
+    }
+
+
+def test_a_pipe_that_is_named_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert special(tmp_path / "pipe") == "a named pipe"
+    for read in (lambda path: TextConfig(str(path)).build(), read_tsv):
+        with pytest.raises(InputError, match=r"pipe: expected .*, found a named pipe"):
+            read(tmp_path / "pipe")
+
+
+def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):
+    def shown(_):
+        print(warnings.formatwarning("a/pipe: skipped", SkippedFile, "text_files.py", 109), end="")
+        print("Source" in warnings.formatwarning("other", UserWarning, "x.py", 1, "Source"))
+
+    monkeypatch.setitem(cli.VERBS, "list", shown)
+    cli.main(["list"])
+    assert capsys.readouterr().out == "mnemos: warning: a/pipe: skipped\nTrue\n"
+
+
+def test_links_that_lead_to_themselves(tmp_path):
+    photos(tmp_path)
+    dog = tmp_path / "dog"
+    (dog / "round").symlink_to(dog)
+    (dog / "again").symlink_to(tmp_path)
+    with pytest.raises(InputError, match=r"dog/.*: expected each folder once.*symbolic link"):
+        scan(str(tmp_path))
+    for name in ("round", "again"):
+        (dog / name).unlink()
+    (dog / "itself").symlink_to(dog / "itself")
+    with pytest.raises(InputError, match=r"itself: expected a file or a folder.*leads to itself"):
+        scan(str(tmp_path))
+    (dog / "itself").unlink()
+    (dog / "itself.png").symlink_to(dog / "itself.png")
+    with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
+        check_image_files([scan(str(tmp_path)).path(i) for i in range(5)])
+    with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
+        TextConfig(str(tmp_path), pattern="*.png").build()
+
+
+def test_two_folders_of_a_class_may_be_links(tmp_path):
+    write_photos(tmp_path / "kept", {"cat": 1, "dog": 1})
+    (tmp_path / "used" / "cat").mkdir(parents=True)
+    (tmp_path / "used" / "cat" / "first").symlink_to(tmp_path / "kept" / "cat")
+    (tmp_path / "used" / "cat" / "second").symlink_to(tmp_path / "kept" / "dog")
+    (tmp_path / "used" / "dog").symlink_to(tmp_path / "kept" / "dog")
+    assert len(scan(str(tmp_path / "used"))) == 3
+
+
+def bomb(path):
+    """Two mebibytes that expand to two gibibytes."""
+    block = gzip.compress(bytes(2**26), 9)
+    path.write_bytes(block * 32)
+
+
+def expand(path):
+    with pytest.raises(InputError, match=r"expected at most 134,217,728 bytes .* MNEMOS_UNPACKED_GIB"):
+        read_bytes(path)
+
+
+def test_expansion_is_bounded(tmp_path, monkeypatch):
+    assert most_unpacked(10) == 2**30
+    assert most_unpacked(2**30) == 2**35, "a large file may be a large corpus"
+    bomb(tmp_path / "a.gz")
+    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "0.125")
+    assert limited(500 * 2**20, expand, tmp_path / "a.gz") == 0
+    small = b"abc" * 1000
+    (tmp_path / "b.gz").write_bytes(gzip.compress(small) + gzip.compress(small))
+    assert read_bytes(tmp_path / "b.gz") == small * 2
+    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(5999 / 2**30))
+    with pytest.raises(InputError, match=r"b.gz: expected at most 5,999 bytes"):
+        read_bytes(tmp_path / "b.gz")
+    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(6000 / 2**30))
+    assert read_bytes(tmp_path / "b.gz") == small * 2
+    with pytest.raises(InputError, match=r"c.gz: expected at most 10 bytes"):
+        Unpacked(io.BytesIO(small), "c.gz", 10).seek(11)
+    for wrong in ("many", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("MNEMOS_UNPACKED_GIB", wrong)
+        with pytest.raises(InputError, match="MNEMOS_UNPACKED_GIB: expected a number of gibibytes"):
+            read_bytes(tmp_path / "b.gz")
+
+
+def packed(path, *entries, **headers):
+    with tarfile.open(path, "w:gz", **headers) as archive:
+        for member, data in entries:
+            archive.addfile(member, io.BytesIO(data))
+
+
+def entry(name, data=b"", kind=tarfile.REGTYPE, link="", **headers):
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.linkname, member.pax_headers = len(data), kind, link, headers
+    return member, data
+
+
+HOLES = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**40)}
+ODD = {
+    "a link to itself": [entry("b/NAME", kind=tarfile.SYMTYPE, link="NAME")],
+    "two links in a circle": [
+        entry("b/NAME", kind=tarfile.SYMTYPE, link="other"),
+        entry("b/other", kind=tarfile.SYMTYPE, link="NAME"),
+    ],
+    "a hard link": [entry("b/NAME", kind=tarfile.LNKTYPE, link="b/NAME")],
+    "a named pipe": [entry("b/NAME", kind=tarfile.FIFOTYPE)],
+    "a device": [entry("b/NAME", kind=tarfile.CHRTYPE)],
+    "holes": [entry("b/NAME", b"0\n".ljust(512, b"\0"), **HOLES)],
+    "a size that is no number": [entry("b/NAME", b"", **{"size": "x"})],
+    "a size beyond the archive": [entry("b/NAME", b"", **{"size": str(2**62)})],
+    "a size below zero, which leads to the same file again": [entry("b/one"), entry("b/other", **{"size": "-1536"})],
+    "headers of headers": [entry("x" * 200, kind=tarfile.GNUTYPE_LONGNAME)] * 3_000,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_archives_end_in_one_line(tmp_path, name, monkeypatch):
+    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "1")
+
+    def refused(path, read):
+        with pytest.raises(InputError, match=path.name) as error:
+            read(tmp_path)
+        assert str(error.value).isprintable()
+        assert name != "holes" or "found a file with holes" in str(error.value)
+
+    for file, inside, read in (
+        ("all.tar.gz", "7_george_1.wav", read_recordings),
+        (OFFICIAL["cifar10"].archive, "data_batch_1.bin", lambda folder: read_cifar(folder, "cifar10")),
+    ):
+        entries = []
+        for member, data in ODD[name]:
+            other = member.replace(name=member.name.replace("NAME", inside), deep=True)
+            entries.append((other.replace(linkname=member.linkname.replace("NAME", inside), deep=True), data))
+        packed(tmp_path / file, *entries, format=tarfile.PAX_FORMAT)
+        assert limited(500 * 2**20, refused, tmp_path / file, read) == 0
+        (tmp_path / file).unlink()
+
+
+def test_links_that_are_not_read_do_not_matter(tmp_path):
+    sound = wav(np.arange(800), 8000)
+    packed(
+        tmp_path / "all.tar.gz",
+        entry("latest", kind=tarfile.SYMTYPE, link="latest"),
+        entry("a/7_george_1.wav", sound),
+        entry("pipe", kind=tarfile.FIFOTYPE),
+    )
+    assert len(read_recordings(tmp_path)) == 1

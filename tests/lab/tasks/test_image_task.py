@@ -1,0 +1,260 @@
+import copy
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="images are read by Pillow")
+
+from image_standins import need_timm, photo, write_photos
+
+from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.lab.tasks.ahead import ahead
+from mnemos.lab.tasks.augment import AugmentConfig, normalise
+from mnemos.lab.tasks.image_task import IMAGENET, _Key, _keys
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.types import InputError
+
+POLICIES = ["none", "light", "timm"]
+CLASSES = {"ant": 9, "bee": 14, "cow": 6}  # held out: 1, 1 and 1 each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("photos"), CLASSES)
+
+
+def task(folder, policy="light", workers=0, size=16, **settings):
+    if policy == "timm":
+        need_timm()
+    return PhotosConfig(str(folder), size, workers=workers, augment=AugmentConfig(policy), **settings).build()
+
+
+def same(a, b):
+    return torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+
+
+def test_what_it_is(folder):
+    made = task(folder)
+    assert (made.metrics[0].name, made.inputs, made.vocab_size, made.classes, made.carries_state) == (
+        "accuracy", "images", 0, 3, False,
+    )  # fmt: skip
+    assert made.names == ["ant", "bee", "cow"]
+    assert [made.size(split) for split in ("train", "valid", "test")] == [23, 3, 3]
+    assert made.reference == {"majority class": 1 / 3}
+    assert made.sample().shape == (1, 3, 16, 16)
+    assert made.sample().dtype == torch.float32
+    settings = PhotosConfig("x", augment=AugmentConfig("timm", mixup=0.2))
+    assert from_dict(DataConfig, to_dict(settings)) == settings
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_evaluation_sees_every_picture_once_as_it_is(folder, policy):
+    made = task(folder, policy)
+    for split, batch_size in (("test", 2), ("valid", 3), ("test", 100)):
+        batches = list(made.batches(split, batch_size))
+        assert [len(b.targets) for b in batches] == {2: [2, 1], 3: [3], 100: [3]}[batch_size]
+        inputs, targets = torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches])
+        assert sorted(targets.tolist()) == [0, 1, 2]
+        pictures = np.stack([made.picture(split, i) for i in range(3)])
+        assert pictures.dtype == np.uint8
+        assert torch.equal(inputs, normalise(pictures, *IMAGENET)), "in the order of `picture`"
+        assert all(b.mask is None and b.reset is None for b in batches)
+
+
+def test_pictures_are_the_files(folder):
+    made = task(folder, size=30)
+    found = sorted(made.picture(s, i).tobytes() for s in ("train", "valid", "test") for i in range(made.size(s)))
+    middle = [np.array(photo(100 * label + i))[:, 5:35] for label, n in enumerate(CLASSES.values()) for i in range(n)]
+    assert found == sorted(picture.tobytes() for picture in middle)
+
+
+def test_without_augmentation_an_epoch_is_the_training_split(folder):
+    made = task(folder, "none")
+    batches = [made.train_batch(i, 23, 4) for i in range(2)]
+    rows = [sorted(zip(b.inputs.flatten(1).tolist(), b.targets.tolist(), strict=True)) for b in batches]
+    pictures = np.stack([made.picture("train", i) for i in range(23)])
+    assert rows[0] == rows[1]
+    assert [x for x, _ in rows[0]] == sorted(normalise(pictures, *IMAGENET).flatten(1).tolist())
+    assert not same(*batches), "another order"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_training_batch_is_a_pure_function(folder, policy):
+    made, other = task(folder, policy), task(folder, policy)
+    asked = [(0, 4, 0), (5, 4, 0), (5, 4, 1), (2, 6, 0), (5, 4, 0), (7, 50, 3), (0, 1, 0)]
+    first = [made.train_batch(*key) for key in asked]
+    torch.manual_seed(99), random.seed(99), np.random.seed(99)  # noqa: NPY002
+    again = [other.train_batch(*key) for key in reversed(asked)][::-1]
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+    assert same(first[1], first[4])
+    assert not same(first[1], first[2])
+    assert first[5].inputs.shape == (50, 3, 16, 16), "more than there are"
+    if policy == "timm":
+        assert first[3].targets.shape == (6, 3)
+        torch.testing.assert_close(first[3].targets.sum(1), torch.ones(6))
+
+
+@pytest.mark.parametrize("settings", [AugmentConfig("light"), AugmentConfig("timm", mixup=0, cutmix=0)])
+def test_an_image_is_augmented_differently_each_time(folder, settings):
+    """From batch to batch at one place of it, within a batch, and with another seed."""
+    if settings.policy == "timm":
+        need_timm()
+    made = PhotosConfig(str(folder), 16, augment=settings).build()
+    everything = np.arange(23)
+    keys = [(everything, (seed, index)) for seed in (0, 1) for index in range(5)]
+    versions = torch.stack([made._maker(_Key(*key)).inputs for key in keys])
+    for row in range(23):
+        assert len(versions[:, row].flatten(1).unique(dim=0)) > 6
+    twins = made._maker(_Key(np.zeros(10, np.int64), (0, 0))).inputs
+    assert len(twins.flatten(1).unique(dim=0)) > 6
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_are_left_alone(folder, policy, workers):
+    made = task(folder, policy, workers)
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+    expected = torch.rand(2).tolist(), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+    for i in range(3):
+        made.train_batch(i, 4, 0)
+    list(made.batches("valid", 2))
+    made.close()
+    assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == expected  # noqa: NPY002
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["light", "timm"])
+def test_workers_make_the_same_batches(folder, policy):
+    alone, helped = task(folder, policy), task(folder, policy, workers=2)
+    # In order, twice at once, back (a resume), another seed and size, and on from where the workers were.
+    asked = [(i, 4, 0) for i in range(6)] + [(5, 4, 0), (6, 4, 0), (2, 4, 0), (3, 4, 0), (4, 4, 0)]
+    asked += [(0, 5, 1), (1, 5, 1), (9, 5, 1), (2, 5, 1), (3, 5, 1)]
+    before = len(multiprocessing.active_children())
+    for key in asked:
+        assert same(helped.train_batch(*key), alone.train_batch(*key)), key
+        assert len(multiprocessing.active_children()) <= before + 2
+    assert len(multiprocessing.active_children()) == before + 2
+    helped.close()
+    assert len(multiprocessing.active_children()) == before
+    assert same(helped.train_batch(4, 5, 1), alone.train_batch(4, 5, 1)), "it can still be asked"
+    for split in ("valid", "test"):
+        for a, b in zip(helped.batches(split, 2), alone.batches(split, 2), strict=True):
+            assert same(a, b)
+    assert len(multiprocessing.active_children()) == before
+
+
+@pytest.mark.slow
+def test_no_process_is_left_behind(folder):
+    before = len(multiprocessing.active_children())
+    made = task(folder, workers=2)
+    made.train_batch(0, 4, 0), made.train_batch(1, 4, 0)
+    next(made.batches("test", 1))
+    assert len(multiprocessing.active_children()) == before + 2
+    del made
+    assert len(multiprocessing.active_children()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("", marks=pytest.mark.exhaustive),
+        pytest.param("raise KeyError", marks=pytest.mark.exhaustive),
+        "os.kill(os.getpid(), 9)",
+    ],
+)
+def test_processes_end_with_the_program(folder, end):
+    program = f"""
+import multiprocessing, os
+from torch.utils.data._utils import worker
+from mnemos.lab.tasks.photos import PhotosConfig
+worker.MP_STATUS_CHECK_INTERVAL = 0.5  # a worker looks every 5 s whether its program still runs
+task = PhotosConfig({str(folder)!r}, 16, workers=2).build()
+task.train_batch(0, 4, 0), task.train_batch(1, 4, 0)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(alive(pid) for pid in pids):
+        time.sleep(0.2)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_photo_is_named_in_one_line(tmp_path, workers):
+    write_photos(tmp_path, CLASSES)
+    for path in tmp_path.glob("*/*.png"):
+        path.write_bytes(path.read_bytes()[:90] + path.read_bytes()[-12:])  # begins and ends as an image does
+    made = task(tmp_path, workers=workers)
+    for _ in range(3):
+        with pytest.raises(InputError, match=r"\w+/\d+\.png: ") as error:
+            made.train_batch(0, 4, 0)
+        assert "\n" not in str(error.value)
+        with pytest.raises(InputError, match=r"\.png: ") as error:
+            made.train_batch(1, 4, 0)
+        assert "\n" not in str(error.value)
+        with pytest.raises(InputError, match=r"\.png: "):
+            list(made.batches("test", 2))
+    assert not [c for c in multiprocessing.active_children() if c.name.startswith("Process")]
+
+
+def square(number):
+    return number * number
+
+
+def die(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_results_of_workers_are_in_order_and_a_dead_worker_raises():
+    assert list(ahead(square, iter(range(20)), 3)) == [n * n for n in range(20)]
+    with pytest.raises(InputError, match=r"data.workers: .*\(DataLoader.*\)") as error:
+        list(ahead(die, iter(range(5)), 2))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_makes_batches_goes_to_processes_that_are_not_forked(folder, policy):
+    made = task(folder, policy)
+    key = next(_keys(made._views["train"].rows, made._order, (3, 4, 0)))
+    assert same(pickle.loads(pickle.dumps(made._maker))(key), made.train_batch(3, 4, 0))
+    assert same(copy.deepcopy(made._maker)(key), made.train_batch(3, 4, 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"size": 0}, "data.size .*found 0"),
+        ({"workers": -1}, "data.workers: .*found -1"),
+        ({"held_out": 0.7}, "data.held_out .*found 0.7"),
+        ({"augment": AugmentConfig(mixup=-1)}, "data.augment.mixup .*found -1"),
+    ],
+)
+def test_wrong_settings(folder, settings, words):
+    with pytest.raises(InputError, match=words):
+        PhotosConfig(**{"folder": str(folder), **settings}).build()
+
+
+def test_small_photos_are_enlarged(folder):
+    assert task(folder, size=64).train_batch(0, 2, 0).inputs.shape == (2, 3, 64, 64)

@@ -1,0 +1,255 @@
+import gzip
+import hashlib
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import config
+from mnemos.lab.tasks import idx
+from mnemos.lab.tasks.augment import AugmentConfig
+from mnemos.lab.tasks.idx import download_mnist, find_mnist, read_idx, read_images
+from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.types import InputError
+
+REAL = Path(__file__).parents[3] / "../shared/data/mnist"
+
+
+def images(count, seed=0, size=28):
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size)).astype(np.uint8)
+
+
+def pack(array):
+    return struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def labels(count):
+    return (np.arange(count) % 10).astype(np.uint8)
+
+
+def write_mnist(folder, train=60, test=20, ending="", test_name="t10k"):
+    folder.mkdir(exist_ok=True)
+    for name, count in (("train", train), (test_name, test)):
+        for what, array in (("images-idx3", images(count)), ("labels-idx1", labels(count))):
+            data = pack(array)
+            (folder / f"{name}-{what}-ubyte{ending}").write_bytes(gzip.compress(data) if ending else data)
+    return folder
+
+
+@pytest.mark.parametrize(("ending", "test_name"), [("", "t10k"), (".gz", "t10k"), (".gz", "t10k-first5k")])
+def test_mnist(tmp_path, ending, test_name):
+    folder = write_mnist(tmp_path / "mnist", ending=ending, test_name=test_name)
+    task = MNISTConfig(str(folder), valid_size=10).build()
+    assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("accuracy", 256, 10, 784)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
+    batch = next(task.batches("test", 20))
+    assert batch.mask is None
+    assert np.array_equal(batch.inputs.numpy(), images(20).reshape(20, 784))
+    assert batch.targets.tolist() == labels(20).tolist()
+    rows = [next(task.batches("valid", 10)), *(task.train_batch(i, 10, 0) for i in range(5))]
+    found = torch.cat([b.inputs for b in rows]).numpy()
+    assert sorted(map(bytes, found.astype(np.uint8))) == sorted(map(bytes, images(60).reshape(60, 784)))
+
+
+def test_the_validation_split_is_always_the_same(tmp_path):
+    settings = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10)
+    first, again = (next(settings.build().batches("valid", 10)) for _ in range(2))
+    assert torch.equal(first.inputs, again.inputs)
+    assert first.targets.unique().numel() > 3  # drawn, not the file's last ten
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+
+
+def test_official_names_come_first(tmp_path):
+    write_mnist(tmp_path, test=20)
+    write_mnist(tmp_path, test=7, test_name="t10k-first5k")
+    assert [path.name for path in find_mnist(tmp_path, "t10k")] == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+def test_other_names_of_the_kind(tmp_path):
+    for name in ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "train-images-idx3-ubyte.gz.tmp"):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_mnist(tmp_path, "train")] == [
+        "train-images.idx3-ubyte",
+        "train-labels.idx1-ubyte",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "header of 16 bytes, found 0"),
+        (pack(images(3))[:10], "header of 16 bytes, found 10"),
+        (pack(labels(30)), "offset 0: .*2051, found 2049"),
+        (pack(images(3))[:-5], "2368 bytes, found 2363"),
+        (pack(images(3)) + b"x", "2368 bytes, found 2369"),
+        (gzip.compress(pack(images(3)))[:-100], r"gzip.*offset \d+"),
+        (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip.*damaged"),
+        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "18446744073709551632 bytes"),
+    ],
+)
+def test_broken_files(tmp_path, data, words):
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=words) as error:
+        read_idx(path, 3)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InputError, match=r"train-images-idx3-ubyte: .*data\.path") as error:
+            MNISTConfig(str(folder)).build()
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"x: .*No such file"):
+        read_idx(tmp_path / "x", 1)
+
+
+def test_labels_that_do_not_fit(tmp_path):
+    (tmp_path / "i").write_bytes(pack(images(12)))
+    (tmp_path / "l").write_bytes(pack(labels(11)))
+    with pytest.raises(InputError, match=r"l: .*12 labels.*i, found 11"):
+        read_images(tmp_path / "i", tmp_path / "l", 10)
+    (tmp_path / "l").write_bytes(pack(np.array([*range(10), 10, 3], np.uint8)))
+    with pytest.raises(InputError, match=r"l: offset 18: .*0 to 9, found 10"):
+        read_images(tmp_path / "i", tmp_path / "l", 10)
+    assert (tmp_path / "l").read_bytes()[18] == 10
+
+
+def test_images_of_two_sizes(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20, size=14)))
+    with pytest.raises(InputError, match=r"test .*784 pixels.*found 196"):
+        MNISTConfig(str(tmp_path), valid_size=10).build()
+
+
+@pytest.mark.parametrize("size", [0, 60, 100])
+def test_held_out_sizes_that_leave_nothing(tmp_path, size):
+    with pytest.raises(InputError, match=rf"mnist: .*60 images.*found {size}"):
+        MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=size).build()
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A folder that replaces the download server."""
+    folder = write_mnist(tmp_path / "mirror", ending=".gz")
+    monkeypatch.setattr(idx, "MNIST_URL", folder.as_uri() + "/")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in idx.MNIST_SHA256}
+    monkeypatch.setattr(idx, "MNIST_SHA256", sums)
+    return folder
+
+
+def test_download(tmp_path, mirror):
+    settings = MNISTConfig(str(tmp_path / "a" / "mnist"), download=True, valid_size=10)
+    assert settings.build().size("test") == 20
+    (mirror / "train-images-idx3-ubyte.gz").unlink()
+    assert settings.build().size("train") == 50  # what is there is not fetched again
+    assert not list((tmp_path / "a" / "mnist").glob("*.tmp"))
+
+
+def test_download_refuses_what_is_not_the_file(tmp_path, mirror):
+    (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"something else")
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz: .*SHA-256"):
+        download_mnist(tmp_path / "new")
+    assert not (tmp_path / "new" / "t10k-labels-idx1-ubyte.gz").exists()
+
+
+def test_download_that_fails(tmp_path, mirror):
+    (mirror / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"idx\d-ubyte\.gz: ") as error:
+        download_mnist(tmp_path / "new")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST files are not here")
+def test_the_real_files():
+    train, test = find_mnist(REAL, "train"), find_mnist(REAL, "t10k")
+    for path in train:
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == idx.MNIST_SHA256[path.name]
+    task = MNISTConfig(str(REAL)).build()
+    assert [task.size(split) for split in ("train", "valid", "test")] == [55_000, 5_000, len(read_idx(test[1], 1))]
+    batch = task.train_batch(0, 4, 0)
+    assert batch.inputs.shape == (4, 784)
+    assert batch.inputs.max() > 200
+    assert 0.1 < task.reference["majority class"] < 0.13
+
+
+def test_digits():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    task = DigitsConfig().build()
+    assert (task.vocab_size, task.classes, task.max_length) == (17, 10, 64)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [1257, 180, 360]
+    rows = [*task.batches("valid", 64), *task.batches("test", 64), task.train_batch(0, 1257, 0)]
+    found = torch.cat([b.inputs for b in rows])
+    assert (found.shape, found.max().item()) == ((1797, 64), 16)
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    expected = sorted(zip(digits.data.astype(int).tolist(), digits.target.tolist(), strict=True))
+    assert sorted(zip(found.tolist(), torch.cat([b.targets for b in rows]).tolist(), strict=True)) == expected
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'mnemos-torch\[data\]'"):
+        DigitsConfig().build()
+
+
+def test_mnist_as_images(tmp_path):
+    settings = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image")
+    task = settings.build()
+    assert (task.inputs, task.vocab_size, task.classes, task.names) == ("images", 0, 10, list("0123456789"))
+    assert task.sample().shape == (1, 1, 28, 28)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
+    shown = np.stack([task.picture("test", i) for i in range(20)])
+    assert sorted(map(bytes, shown)) == sorted(map(bytes, images(20)))
+    batch = next(task.batches("test", 20))
+    expected = (shown.transpose(0, 3, 1, 2) / 255 - 0.1307) / 0.3081
+    np.testing.assert_allclose(batch.inputs.numpy(), expected, rtol=1e-5, atol=1e-6)
+    tokens = MNISTConfig(settings.path, valid_size=10).build()
+    labels = {bytes(row): y for row, y in zip(images(20), range(20), strict=True)}
+    assert batch.targets.tolist() == [labels[bytes(picture)] % 10 for picture in shown]
+    # The splits are those of the pixels.
+    ours = sorted(bytes(task.picture("valid", i)) for i in range(10))
+    assert ours == sorted(map(bytes, next(tokens.batches("valid", 10)).inputs.numpy().astype(np.uint8)))
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+
+
+def test_digits_as_images():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    task, tokens = DigitsConfig(layout="image").build(), DigitsConfig().build()
+    assert task.sample().shape == (1, 1, 8, 8)
+    for split in ("valid", "test"):
+        assert task.size(split) == tokens.size(split)
+        ours = sorted((np.rint(task.picture(split, i) / 255 * 16).flatten().tolist()) for i in range(task.size(split)))
+        assert ours == sorted(next(tokens.batches(split, 1000)).inputs.tolist())
+    batch = task.train_batch(0, 1257, 0)
+    assert abs(batch.inputs.mean()) < 0.01
+    assert abs(batch.inputs.std() - 1) < 0.01
+    varied = DigitsConfig(layout="image", augment=AugmentConfig("light", flip=False)).build().train_batch(0, 1257, 0)
+    assert torch.equal(varied.targets, batch.targets)
+    assert not torch.equal(varied.inputs, batch.inputs)
+
+
+def test_pixels_are_not_augmented(tmp_path):
+    with pytest.raises(InputError, match=r"data.augment.policy: .*'light'.*data.layout image"):
+        MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10, augment=AugmentConfig("light")).build()
+
+
+def test_images_that_are_not_square(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20)[:, :14]))
+    with pytest.raises(InputError, match=r"test .*28 x 28 pixels, found 14 x 28"):
+        MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
+
+
+def test_every_task_has_a_sample(tmp_path):
+    task = MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10).build()
+    assert task.inputs == "tokens"
+    assert task.sample().shape == (1, 784)
+    assert task.sample().dtype == torch.int64
+    task.close()

@@ -1,0 +1,367 @@
+"""Benchmarks of memory: each drawn row against its published definition, by a slow and independent reading."""
+
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos.lab.tasks import facts, needle
+from mnemos.lab.tasks.associative_retrieval import END, QUESTION, SEPARATOR, AssociativeRetrievalConfig
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.facts import FactsConfig
+from mnemos.lab.tasks.haystack import SENTENCE
+from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
+from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.lab.tasks.metrics import right_predictions
+from mnemos.lab.tasks.mqar import MIXTURE, MQARConfig
+from mnemos.lab.tasks.needle import NeedleConfig
+from mnemos.lab.tasks.task import Task
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.transformer import TransformerConfig
+from mnemos.types import InputError, leaves
+
+
+def rows(settings, split="test"):
+    batch = next(settings.build().batches(split, settings.rows))
+    return list(zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True))
+
+
+def drawn_as(counts, probabilities):
+    """χ² of counts against probabilities, in standard deviations above its mean."""
+    counts, probabilities = np.asarray(counts), np.asarray(probabilities)
+    expected = counts.sum() * probabilities / probabilities.sum()
+    freedom = len(counts) - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_mqar_is_as_published(noise):
+    settings = MQARConfig(48, 5, 40, noise=noise, rows=3000)
+    places = []
+    for inputs, targets in rows(settings):
+        keys, values = inputs[0:10:2], inputs[1:10:2]
+        assert len({*keys}) == len({*values}) == 5
+        assert all(1 <= key < 20 <= value < 40 for key, value in zip(keys, values, strict=True))
+        told = dict(zip(keys, values, strict=True))
+        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        assert len(asked) == 5
+        assert all(i >= 10 and i % 2 == 0 for i in asked)
+        assert {inputs[i] for i in asked} == {*keys}
+        assert all(targets[i] == told[inputs[i]] for i in asked)
+        if not noise:
+            assert all(inputs[i] == 0 for i in range(10, 48) if i not in asked)
+        places.append([(inputs.index(key, 10) if not noise else -1, key) for key in keys])
+    if noise:
+        filler = [
+            t for inputs, targets in rows(settings) for t, y in zip(inputs[10:], targets[10:], strict=True) if y < 0
+        ]
+        assert drawn_as(np.bincount(filler, minlength=40), np.ones(40)) < 5
+        return
+    # The first key takes gap g with probability p_g, the second with Σ_h p_h·p_g/(1 − p_h), h ≠ g.
+    p = 0.01 * np.arange(1, 20) ** (0.01 - 1)
+    p /= p.sum()
+    second = [sum(p[h] * p[g] / (1 - p[h]) for h in range(19) if h != g) for g in range(19)]
+    for number, expected in ((0, p), (1, second)):
+        gaps = np.bincount([(row[number][0] - 10) // 2 for row in places], minlength=19)
+        assert drawn_as(gaps, expected) < 5
+
+
+def test_the_example_of_a_task_has_the_targets_of_a_row():
+    example = MQARConfig(64, 4, rows=2).build().example()  # FLOPs are counted on it, and logits where targets are
+    assert example.inputs.shape == (1, 64)
+    assert (example.targets != IGNORE).sum() == 4
+
+
+def test_mqar_mixes_lengths_as_based():
+    task = MQARConfig(1024, 256, mixed=True, noise=True, rows=2).build()
+    found = Counter()
+    for i in range(60):
+        batch = task.train_batch(i, 1, 0)
+        found[batch.inputs.shape[1], int((batch.targets != IGNORE).sum())] += 1
+    assert {*found} == {(length, pairs) for length, pairs, _ in MIXTURE}
+    assert 20 <= found[64, 4] <= 46, "5/9 of the rows"
+    assert task.max_length == 1024
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_associative_retrieval(rewrite):
+    settings = AssociativeRetrievalConfig(12, 1 if rewrite else 2, 2, rewrite, rows=2000)
+    width, k = settings.segment, settings.key_digits
+    recent = Counter()
+    for inputs, targets in rows(settings):
+        pairs = [inputs[i : i + width] for i in range(0, 12 * width, width)]
+        assert all(pair[k] == SEPARATOR and pair[-1] == END and max(pair[:k] + pair[k + 1 : -1]) < 16 for pair in pairs)
+        told = {tuple(pair[:k]): pair[k + 1 : -1] for pair in pairs}  # the last value of a key stays
+        assert rewrite or len(told) == 12
+        asked = inputs[12 * width :]
+        assert asked[k] == QUESTION
+        answer = told[tuple(asked[:k])]
+        assert asked[k + 1 :] == answer[:-1]
+        assert targets == [IGNORE] * (len(targets) - 2) + answer
+        recent[[*told].index(tuple(asked[:k]))] += 1 / len(told) if rewrite else 1
+    assert len(inputs) == settings.length
+    if not rewrite:
+        assert drawn_as([recent[i] for i in range(12)], np.ones(12)) < 5
+
+
+def test_associative_retrieval_varies_the_number_of_pairs():
+    settings = AssociativeRetrievalConfig(4, rows=2)
+    lengths = Counter(settings.build().train_batch(i, 2, 0).inputs.shape[1] for i in range(80))
+    assert sorted(lengths) == [n * settings.segment + 3 for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_mad_recall(noise):
+    settings = MADRecallConfig(32, 8, noise, 5, examples=0, rows=1500)
+    hidden, probes = 0, Counter()
+    for inputs, targets in rows(settings):
+        told = {}
+        assert len(inputs) == 31
+        for i in range(0, 31, 2):
+            key, value = inputs[i], targets[i] if i == 30 else inputs[i + 1]
+            if key >= 8:
+                hidden += 1
+                assert 8 <= value < 13
+                assert targets[i] == IGNORE
+                assert noise
+                continue
+            assert 0 <= key < 4 <= value < 8
+            assert targets[i] == (value if key in told else IGNORE)
+            assert told.setdefault(key, value) == value
+            assert i == 30 or targets[i + 1] == IGNORE
+        probes[inputs[30]] += 1
+    assert abs(hidden / (14 * 1500) - noise) < 0.02, "15 pairs, and one of them is spared"
+    assert drawn_as([probes[i] for i in range(4)], np.ones(4)) < 5
+    batch = settings.build().train_batch(0, 4, 0)
+    assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all(), "training counts all next tokens"
+
+
+def test_mad_fuzzy_recall():
+    settings = MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=400)
+    sizes = Counter()
+    for inputs, targets in rows(settings):
+        whole = [*inputs, targets[-1]]
+        asked = [False, *(target != IGNORE for target in targets)]
+        start = next(i for i, token in enumerate(whole) if token != 11)
+        kinds = [("key" if token < 5 else "value", token, mark) for token, mark in zip(whole, asked, strict=True)][
+            start:
+        ]
+        assert all(token < 11 for _, token, _ in kinds)
+        groups = [(kind, list(group)) for kind, group in itertools.groupby(kinds, key=lambda one: one[0])]
+        told = {}
+        for (key_kind, key), (value_kind, value) in zip(groups[::2], groups[1::2], strict=True):
+            assert (key_kind, value_kind) == ("key", "value")
+            name, tokens = tuple(t for _, t, _ in key), tuple(t for _, t, _ in value)
+            assert len({*name}) == len(name) == 2, "held-out keys have the full length"
+            assert len({*tokens}) == len(tokens)
+            known = name in told
+            assert told.setdefault(name, tokens) == tokens
+            assert [mark for _, _, mark in key] == [False] * 2
+            assert [mark for _, _, mark in value] == [known] * len(tokens)
+            sizes[len(tokens)] += 1
+        assert value[0][2], "the probe was told before"
+    assert abs(sizes[1] / sizes.total() - 0.5) < 0.05
+    batch = settings.build().train_batch(0, 64, 0)
+    assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all()
+
+
+@pytest.mark.parametrize("selective", [True, False])
+def test_mad_copying(selective):
+    settings = MADCopyingConfig(40, 9, 6, selective, examples=0, rows=2000)
+    before = np.zeros(6)
+    for inputs, targets in rows(settings):
+        word = [token for token in inputs[:33] if token != 7]
+        assert inputs[33:] == [8] + [7] * 6
+        assert targets == [IGNORE] * 34 + word
+        assert len(word) == 6
+        assert max(word) < 7
+        blanks = np.diff([-1, *(i for i, token in enumerate(inputs[:33]) if token != 7)]) - 1
+        before += blanks
+        assert sum(blanks) == (27 if selective else 0)
+    if selective:
+        assert drawn_as(before, np.ones(6)) < 5
+
+
+def test_mad_compression_and_memorisation():
+    for inputs, targets in rows(MADCompressionConfig(8, 5, rows=50)):
+        assert inputs[7:] == [4] * 7
+        assert max(inputs[:7]) < 4
+        assert targets == [IGNORE] * 7 + inputs[:7]
+    settings = MADMemorisationConfig(16, 12, rows=200)
+    table = {}
+    for split in ("valid", "test"):
+        for inputs, targets in rows(settings, split):
+            assert inputs[1::2] == [11] * 8
+            assert targets[::2] == [IGNORE] * 8
+            for key, value in zip(inputs[::2], targets[1::2], strict=True):
+                assert 0 <= key < 5 <= value < 11
+                assert table.setdefault(key, value) == value
+    assert len(table) == len({*table.values()}) == 5
+
+
+def test_a_fixed_training_set_is_read_once_an_epoch():
+    task = MADMemorisationConfig(8, 64, examples=10, rows=4).build()
+    assert task.epoch(4) == 2.5
+    assert task.size("train") == 40
+    read = [tuple(row) for i in range(5) for row in task.train_batch(i, 4, 0).inputs.tolist()]
+    assert sorted(read[:10]) == sorted(read[10:])
+    assert read[:10] != read[10:], "in an order of its own"
+    assert task.train_batch(3, 4, 0).inputs.tolist() == [list(row) for row in read[12:16]]
+    assert sorted(tuple(r) for i in range(2) for r in task.train_batch(i, 5, 9).inputs.tolist()) == sorted(read[:10])
+
+
+def text_of(inputs, targets):
+    whole = [*inputs, targets[-1]]
+    return bytes(whole).decode()
+
+
+@pytest.mark.parametrize("path", [None, "books"])
+def test_needle_in_rulers_words(path, tmp_path):
+    if path:
+        for i in range(30):
+            (tmp_path / f"{i}.txt").write_text(f"Sentence number {i} of the book.\nIt is not long! Is it? " * 60)
+    settings = NeedleConfig(4500, str(tmp_path) if path else None, rows=300)
+    depths = []
+    for inputs, targets in rows(settings):
+        row = text_of(inputs, targets)
+        assert len(row) == 4507
+        found = re.fullmatch(
+            r"A special magic number is hidden within the following text\. Make sure to memorize it\. I will quiz you "
+            r"about the number afterwards\.\n(.*)One of the special magic numbers for ([a-z]{5}-[a-z]{5}) is: "
+            r"([1-9]\d{6})\.[\n ](.*)What is the special magic number for (\S+) mentioned in the provided text\? "
+            r"The special magic number for (\S+) mentioned in the provided text is (\d{7})",
+            row,
+            re.DOTALL,
+        )
+        before, key, number, after, *rest = found.groups()
+        assert rest == [key, key, number]
+        assert targets == [IGNORE] * 4499 + [ord(digit) for digit in number]
+        if path is None:
+            assert (SENTENCE * 60).decode().endswith(before + after)
+            depths.append(before.count(SENTENCE.decode()))
+        else:
+            assert before == "" or before[-2:] in (". ", "! ", "? ")
+            depths.append(len(before) / len(before + after))
+    if path is None:
+        lines = max(depths)
+        assert {*depths} <= {lines * int(depth) // 100 for depth in needle.DEPTHS}
+        assert len({*depths}) == 40
+    else:
+        assert min(depths) < 0.05
+        assert max(depths) > 0.9
+        assert abs(np.mean(depths) - 0.5) < 0.1
+
+
+def answered(text):
+    """The first letter of the place that a row's question asks for, found by reading its facts in order."""
+    body, question = re.fullmatch(r"(.*) (Where .*\?) ", text, re.DOTALL).groups()
+    where, holder, stays = {}, {}, {}
+    people, things = "|".join(facts.PEOPLE), "|".join(facts.THINGS)
+    for name, verb, what in re.findall(rf"({people}) (went to|took|left) the (\w+)\.", body):
+        if verb == "went to":
+            where[name] = what
+            for thing, by in holder.items():
+                if by == name and stays[thing][-1] != what:
+                    stays[thing].append(what)
+        elif verb == "took":
+            holder[what] = name
+            stays.setdefault(what, [where[name]])
+            assert stays[what][-1] == where[name], "a thing is taken where it is"
+        else:
+            assert holder.pop(what) == name
+    if found := re.fullmatch(rf"Where is ({people})\?", question):
+        return where[found[1]]
+    if found := re.fullmatch(rf"Where is the ({things})\?", question):
+        return stays[found[1]][-1]
+    thing, place = re.fullmatch(rf"Where was the ({things}) before the (\w+)\?", question).groups()
+    assert stays[thing][-1] == place
+    return stays[thing][-2]
+
+
+@pytest.mark.parametrize(("task", "count"), [(1, 6), (2, 9), (3, 14)])
+def test_facts_in_books(task, count, tmp_path):
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text(f"Sentence number {i} of the book. It is not long! Is it? " * 60)
+    settings = FactsConfig(task, 900, count, str(tmp_path), rows=200)
+    letters = Counter()
+    seen = {split: set() for split in ("valid", "test")}
+    for split, books in seen.items():
+        for inputs, targets in rows(settings, split):
+            text = bytes(inputs).decode()
+            assert len(text) == 900
+            assert targets[:-1] == [IGNORE] * 899
+            assert chr(targets[-1]) == answered(text)[0]
+            letters[chr(targets[-1])] += 1
+            books |= {*re.findall(r"number (\d+) of", text)}
+            said = [m.start() for m in re.finditer(rf"({'|'.join(facts.PEOPLE)}) (went|took|left)", text)]
+            assert len(said) == count
+            assert all(i == 0 or text[i - 2 : i] in (". ", "! ", "? ") for i in said)
+    assert not seen["valid"] & seen["test"], "the splits have books of their own"
+    assert {*letters} == {place[0] for place in facts.PLACES}
+    assert len({place[0] for place in facts.PLACES}) == len(facts.PLACES) == len(facts.PEOPLE) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (MQARConfig(63), "even data.length.*found length 63"),
+        (MQARConfig(64, 17), "at least 4·pairs.*pairs 17"),
+        (MQARConfig(512, 64, 64), "data.vocabulary.*vocabulary 64"),
+        (MQARConfig(power=0), "data.power: .*found 0"),
+        (MQARConfig(mixed=True, examples=3), "data.examples: .*found 3"),
+        (AssociativeRetrievalConfig(17, 1), "16.key_digits = 16, found 17"),
+        (AssociativeRetrievalConfig(key_digits=0), "1 to 5 data.key_digits.*found 0"),
+        (MADRecallConfig(31), "even data.length.*found 31"),
+        (MADRecallConfig(noise=1.0), "data.noise < 1.*found 1.0"),
+        (MADRecallConfig(examples=-1), "data.examples: .*found -1"),
+        (MADFuzzyRecallConfig(motif=8), "vocabulary > 2·motif.*found 8, 16"),
+        (MADCopyingConfig(32), "length > 2·tokens.*found 16, 32"),
+        (MADCompressionConfig(1), "data.length >= 2.*found 1"),
+        (MADMemorisationConfig(31), "even data.length.*found 31"),
+        (NeedleConfig(100), "data.length: expected at least 3.. bytes.*found 100"),
+        (NeedleConfig(path="/no/such/place"), "/no/such/place"),
+        (FactsConfig(4), "data.task 1, 2 or 3.*found task 4"),
+        (FactsConfig(length=100), "data.length: .*found 100"),
+        (FactsConfig(length=20_000, path=__file__), "data.path: expected at least .* bytes.*add text"),
+    ],
+)
+def test_wrong_settings_are_named(settings, words):
+    with pytest.raises(InputError, match=words) as error:
+        settings.build()
+    assert "\n" not in str(error.value)
+
+
+def test_files_are_recorded(tmp_path):
+    (tmp_path / "a.txt").write_text("One. Two. " * 200)
+    assert FactsConfig(path=str(tmp_path)).files() == [tmp_path / "a.txt"]
+    assert NeedleConfig().files() == []
+    assert [Path(file).name for file in NeedleConfig(path=str(tmp_path)).files()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("model", [TransformerConfig(1024, 8, 1, 2, 0), LSTMConfig(1024, 8, 1)])
+def test_a_large_vocabulary_is_scored_where_targets_are(model):
+    task = MQARConfig(16, 2, 1024, rows=6).build()
+    torch.manual_seed(0)
+    built = model.build()
+    batch = next(task.batches("test", 6))
+    found = {}
+    for name, forward in (("few", task.forward), ("all", lambda *given: Task.forward(task, *given))):
+        built.zero_grad()
+        outputs, state = forward(built, batch, None)
+        loss = task.loss(built, outputs, batch)
+        loss.backward()
+        right = [x.item() for x in right_predictions(built, outputs, batch)]
+        found[name] = outputs.shape, right, loss, [p.grad for p in built.parameters()], leaves(state)
+    few, every = found["few"], found["all"]
+    assert few[0] == (12, 1024)
+    assert every[0] == (6, 16, 1024)
+    assert few[1] == every[1] == [few[1][0], 12]
+    torch.testing.assert_close(few[2:], every[2:])
+    assert not built.head._forward_pre_hooks
+    part = batch._replace(inputs=batch.inputs[:, :2], targets=batch.targets[:, :2])
+    outputs, _ = task.forward(built, part, None)
+    assert (outputs.shape, task.loss(built, outputs, part).item()) == ((0, 1024), 0), "a segment without targets"

@@ -1,0 +1,154 @@
+"""Parallel text: every format gives the same pairs, and every fault is named with its file and line."""
+
+import gzip
+import io
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mnemos.lab.translation.parallel_files import find_pairs
+from mnemos.lab.translation.parallel_text import lines_of, pairs, read_lines
+from mnemos.types import InputError
+
+PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]
+SAID = [tuple(" ".join(side.split()) for side in pair) for pair in PAIRS]
+LANGUAGES = ("en", "de")
+
+
+def read(folder: Path, split: str = "train", stem: str = "", languages: tuple[str, str] = LANGUAGES) -> list:
+    return [tuple(pair[:2]) for pair in pairs(find_pairs(folder, split, languages, stem))]
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    for name, content in files.items():
+        path = folder / name.replace("__", "-").replace("_", ".")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def sides(end: str = "\n") -> list[str]:
+    return ["".join(pair[side] + end for pair in PAIRS) for side in (0, 1)]
+
+
+def test_two_files_of_lines_gzipped_or_not_with_any_line_ends(tmp_path):
+    en, _ = sides()
+    _, de = sides("\r\n")
+    write(tmp_path, train_en_gz=gzip.compress(en.encode()), train_de=b"\xef\xbb\xbf" + de.encode())
+    assert read(tmp_path) == SAID
+    assert read(tmp_path, languages=("de", "en")) == [(b, a) for a, b in SAID]
+    write(tmp_path, train_de=de.rstrip().encode())  # no line end at the end
+    assert read(tmp_path) == SAID
+
+
+def test_a_table(tmp_path):
+    table = "".join(f"{' '.join(a.split())}\t{b}\n" for a, b in PAIRS)
+    assert read(write(tmp_path, train_tsv_gz=gzip.compress(table.encode()))) == SAID
+    write(tmp_path, dev_tsv="a\tb\nc\td\te\n")
+    with pytest.raises(InputError, match=r"dev\.tsv: line 2: expected two columns .* found 3"):
+        read(tmp_path, "valid")
+
+
+def test_the_files_of_iwslt(tmp_path):
+    for language, side in (("en", 0), ("de", 1)):
+        segments = "".join(f'<seg id="{i}"> {p[side].replace("&", "&amp;")} </seg>\n' for i, p in enumerate(PAIRS))
+        whole = f'<?xml version="1.0"?>\n<mteval>\n<doc docid="7">\n<title>T</title>\n{segments}</doc>\n</mteval>\n'
+        for year in (2010, 2011):
+            (tmp_path / f"IWSLT14.TED.tst{year}.de-en.{language}.xml").write_text(whole)
+        tagged = f"<url>http://ted</url>\n<title>Title {language}</title>\n<talkid>7</talkid>\n" + sides()[side]
+        (tmp_path / f"train.tags.de-en.{language}").write_text(tagged)
+    assert read(tmp_path, "test") == SAID * 2
+    assert read(tmp_path, "test", "*2011*") == SAID
+    assert read(tmp_path) == [("Title en", "Title de"), *SAID]
+    one = (tmp_path / "IWSLT14.TED.tst2011.de-en.en.xml").read_text()
+    (tmp_path / "IWSLT14.TED.tst2011.de-en.en.xml").write_text(one.replace("</seg>\n", "</seg>"))
+    assert read(tmp_path, "test", "*2011*") == SAID  # several in a line
+    (tmp_path / "IWSLT14.TED.tst2010.de-en.en.xml").write_text('<doc>\n<seg id="1"> half\n</seg>')
+    with pytest.raises(InputError, match=r"tst2010\.de-en\.en\.xml: line 2: expected <seg .* in one line"):
+        read(tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train_de": "a\nb\n"}, r"train\.de: expected 4 sentences, as train\.en has, found 2: line 3 of train\.en"),
+        ({"train_en": "a\n"}, r"train\.en: expected 3 sentences, as train\.de has, found 1: line 2 of train\.de"),
+        ({"train_en": b"a\nna\xefve\nc\nd\n"}, r"train\.en: line 2: expected UTF-8, found the byte 0xef at place 3"),
+        ({"train_de": "a\nb\nc\n".encode("utf-16")[2:]}, r"train\.de: line 1: expected UTF-8 text, found a byte 0"),
+        ({"train_de": b"a\n" + b"x" * (2**20 + 1)}, r"train\.de: line 2: expected a sentence of at most 1,048,576"),
+        ({"train_de": gzip.compress(b"a\nb\nc\n")[:-6]}, r"train\.de: expected a whole gzip file"),
+    ],
+)
+def test_a_fault_is_named_with_its_file_and_line(tmp_path, files, message):
+    write(tmp_path, **{"train_en": "a\nb\nc\nd\n", "train_de": "a\nb\nc\n", **files})
+    with pytest.raises(InputError, match=message):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    for name, content in (("plain", b"one\ntwo\n"), ("packed", gzip.compress(b"one\ntwo\n"))):
+        os.mkfifo(tmp_path / name)
+        writer = threading.Thread(target=(tmp_path / name).write_bytes, args=(content,), daemon=True)
+        writer.start()
+        assert list(read_lines(tmp_path / name)) == ["one", "two"]
+        writer.join()
+
+
+def test_a_pair_of_languages_without_its_file(tmp_path):
+    write(tmp_path, train_en="a\n", train_fr="a\n", test__2016_en="a\n", test__2017_en="a\n")
+    with pytest.raises(InputError, match=r"expected train\.de beside train\.en, found none"):
+        read(tmp_path)
+    with pytest.raises(InputError, match=r"expected one test split, found test-2016, test-2017"):
+        find_pairs(write(tmp_path, **{"test__2016_de": "", "test__2017_de": ""}), "test", LANGUAGES)
+    with pytest.raises(InputError, match=r"expected news\.en and news\.de .* found test-2016, test-2017, train"):
+        read(tmp_path, "test", "news")
+    with pytest.raises(InputError, match="found no folder"):
+        read(tmp_path / "none")
+    assert find_pairs(tmp_path, "valid", LANGUAGES) == []
+
+
+def test_a_table_beside_other_files_of_its_text_is_an_error(tmp_path):
+    write(tmp_path, train_en="a\n", train_de="b\n", train_tsv="a\tb\n")
+    with pytest.raises(InputError, match=r"expected one form of train, found train\.de, train\.en, train\.tsv"):
+        read(tmp_path)
+
+
+def test_a_large_file_is_read_in_bounded_memory(tmp_path):
+    """16 MiB of text in a gzip of a few kilobytes: the lines pass by."""
+    packed = io.BytesIO()
+    with gzip.open(packed, "wb") as file:
+        for _ in range(16):
+            file.write(b"the same sentence again and again, to 64 bytes with its end ....\n" * 16_132)
+    (tmp_path / "train.en").write_bytes(packed.getvalue())
+    tracemalloc.start()
+    assert sum(1 for _ in read_lines(tmp_path / "train.en")) == 16 * 16_132
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", "ü".encode(), b"\xff"]), max_size=12), st.data()
+)
+def test_any_bytes_are_lines_or_an_error_wherever_blocks_end(parts, data):
+    text = b"".join(parts)
+
+    def read(blocks: list[bytes]) -> list[str] | str:
+        try:
+            return list(lines_of(iter(blocks), "here"))
+        except InputError as error:
+            return str(error)
+
+    whole = read([text])
+    cut = data.draw(st.integers(0, len(text)))
+    assert read([text[:cut], text[cut:]]) == whole
+    if isinstance(whole, str):
+        assert whole.startswith("here: line ")
+    else:
+        assert len(whole) == text.count(b"\n") + (not text.endswith(b"\n") and text != b"")

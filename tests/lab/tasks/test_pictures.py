@@ -1,0 +1,183 @@
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="images are read by Pillow")
+
+from image_standins import need_timm, photo, write_photos
+from PIL import Image
+
+from mnemos.lab.tasks import pictures
+from mnemos.lab.tasks.folders import scan
+from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, fit, parse_image, read_image
+from mnemos.types import InputError
+
+
+def saved(image, kind, **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def slowly(image, size, centre):
+    """The definition: scale the whole, then cut out its middle."""
+    width, height = image.size
+    short = math.floor(size / centre)
+    across, down = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+    whole = image.resize((across, down), Image.Resampling.BICUBIC)
+    left, top = round((across - size) / 2), round((down - size) / 2)
+    return np.array(whole.crop((left, top, left + size, top + size)))
+
+
+@pytest.mark.parametrize("extent", [(40, 30), (30, 41), (33, 33), (7, 5), (3, 200), (101, 97)])
+@pytest.mark.parametrize(("size", "centre"), [(8, 1.0), (17, 0.875), (64, 0.875), (1, 1.0)])
+def test_fit_is_scaling_and_cutting(extent, size, centre):
+    image = photo(3, *extent)
+    found, expected = fit(image, size, centre), slowly(image, size, centre)
+    assert found.shape == (size, size, 3)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+    grey = fit(image.convert("L"), size, centre)
+    assert grey.shape == (size, size, 1)
+
+
+def test_fit_is_what_timm_evaluates_on():
+    need_timm()
+    from timm.data import create_transform
+
+    judge = create_transform(48, is_training=False, interpolation="bicubic", crop_pct=0.875, normalize=False)
+    for extent in ((100, 75), (61, 203), (50, 50)):
+        image = photo(1, *extent)
+        expected = judge(image).numpy().transpose(1, 2, 0)
+        assert np.abs(fit(image, 48, 0.875).astype(int) - expected.astype(int)).max() <= 1
+
+
+def test_a_long_image_is_cut_before_it_is_scaled():
+    """Scaled as a whole it would have 2·10⁹ pixels."""
+    assert fit(Image.new("RGB", (1, 40_000), (9, 8, 7)), 224, 1.0).tolist()[0][0] == [9, 8, 7]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF"])
+def test_formats(kind):
+    image = photo(5)
+    found = np.array(parse_image(saved(image, kind), "x")).astype(int)
+    assert found.shape == (30, 40, 3)
+    assert np.abs(found - np.array(image)).mean() < 8  # lossy, or of 256 colours
+
+
+def test_colours():
+    image = photo(5)
+    grey = np.array(parse_image(saved(image.convert("L"), "PNG"), "x"))
+    assert (grey == np.array(image.convert("L"))[..., None]).all()
+    assert np.array_equal(np.array(parse_image(saved(image.convert("1"), "PNG"), "x"))[..., 0] > 0, image.convert("1"))
+    cmyk = np.array(parse_image(saved(image.convert("CMYK"), "TIFF"), "x"))
+    assert np.abs(cmyk.astype(int) - np.array(image)).max() < 3
+    palette = image.quantize(8)
+    assert np.array_equal(parse_image(saved(palette, "PNG"), "x"), palette.convert("RGB"))
+    deep = np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40)
+    assert np.array_equal(parse_image(saved(Image.fromarray(deep), "PNG"), "x").getchannel(1), (deep // 257))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_places_are_white(mode):
+    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    image.putpixel((1, 2), (10, 10, 10, 255))
+    if mode == "P":
+        small = Image.new("P", (4, 4), 0)
+        small.putpalette([0, 0, 0, 10, 10, 10])
+        small.putpixel((1, 2), 1)
+        data = saved(small, "PNG", transparency=0)
+    else:
+        data = saved(image.convert(mode), "PNG")
+    found = np.array(parse_image(data, "x"))
+    assert found[2, 1].tolist() == [10, 10, 10]
+    assert (np.delete(found.reshape(16, 3), 9, 0) == 255).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright(orientation):
+    """A camera's sideways photo, as its EXIF says."""
+    image = photo(7, 48, 32)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turn = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }.get(orientation)
+    expected = np.array(image if turn is None else image.transpose(turn)).astype(int)
+    found = np.array(parse_image(saved(image, "JPEG", exif=exif, quality=95), "x"))
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).mean() < 4
+    assert parse_image(saved(image, "JPEG", exif=exif), "x", 10).size == tuple(n // 2 for n in expected.shape[1::-1])
+
+
+def test_a_damaged_exif_block_is_ignored(recwarn):
+    data = saved(photo(1), "JPEG", exif=b"Exif\x00\x00MM\x00\x2a\xff\xff\xff\xff")
+    assert parse_image(data, "x").size == (40, 30)
+    assert not recwarn.list
+
+
+def test_a_large_jpeg_is_decoded_smaller_but_not_too_small():
+    data = saved(photo(1, 400, 300), "JPEG")
+    for least, size in ((0, 400), (300, 400), (151, 400), (150, 200), (100, 200), (75, 100), (30, 50), (1, 50)):
+        assert parse_image(data, "x", least).size[0] == size
+    assert parse_image(saved(photo(1, 400, 300), "PNG"), "x", 30).size == (400, 300)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", "cut", "noise"])
+def test_an_unreadable_file_is_named(tmp_path, content):
+    whole = saved(photo(1), "JPEG")
+    path = tmp_path / "broken.jpg"
+    path.write_bytes({"cut": whole[: len(whole) // 2], "noise": whole[:20] + bytes(400)}.get(content, content))
+    with pytest.raises(InputError, match=r"broken.jpg: .*\(\w.*\)") as error:
+        read_image(path)
+    assert "\n" not in str(error.value)
+    assert "BytesIO" not in str(error.value)
+    with pytest.raises(InputError, match=r"gone.jpg: .*\(No such file"):
+        read_image(tmp_path / "gone.jpg")
+
+
+def test_without_pillow(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(InputError, match=r"Pillow.*pip install 'mnemos-torch\[vision\]'"):
+        pictures.pillow()
+
+
+def test_pictures_from_files_are_kept_while_they_fit(tmp_path, monkeypatch):
+    files = scan(str(write_photos(tmp_path, {"a": 3, "b": 2})))
+    reads = []
+    original = pictures.read_image
+    monkeypatch.setattr(pictures, "read_image", lambda *a: (reads.append(a), original(*a))[1])
+    found = FilePictures(files, 8, 1.0)
+    expected = [fit(original(files.path(i)), 8, 1.0) for i in range(5)]
+    for _ in range(2):
+        for i in (4, 0, 2, 1, 3):
+            assert np.array_equal(found.fitted(i), expected[i])
+    assert len(reads) == 5
+    again = pickle.loads(pickle.dumps(found))
+    assert np.array_equal(again.fitted(2), expected[2])
+    monkeypatch.setattr(pictures, "KEPT", 5 * 193 - 1)
+    lazy = FilePictures(files, 8, 1.0)
+    for _ in range(2):
+        assert np.array_equal(lazy.fitted(1), expected[1])
+    assert len(reads) == 8
+
+
+def test_pictures_from_arrays():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 10, 10, 3)).astype(np.uint8)
+    whole, small = ArrayPictures(pixels, np.zeros(4), 10, 0.875), ArrayPictures(pixels, np.zeros(4), 6, 0.875)
+    assert whole.stored
+    assert not small.stored
+    assert np.array_equal(whole.fitted(2), pixels[2]), "stored at the size asked for: as it is"
+    assert np.array_equal(small.fitted(2), fit(Image.fromarray(pixels[2]), 6, 0.875))
+    assert np.array_equal(whole.image(1), pixels[1])
+    grey = ArrayPictures(pixels[..., :1], np.zeros(4), 6, 1.0)
+    assert grey.image(0).mode == "L"
+    assert grey.fitted(0).shape == (6, 6, 1)

@@ -1,0 +1,70 @@
+"""Pictures as sequences of bytes."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_images import images, write_mnist
+
+from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.types import InputError
+
+
+def test_mnist_is_read_row_by_row(tmp_path):
+    folder = write_mnist(tmp_path / "mnist")
+    task = PixelsConfig(MNISTConfig(str(folder), valid_size=10, layout="image")).build()
+    assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("loss", 256, 0, 783)
+    assert [task.images(split) for split in ("train", "valid", "test")] == [50, 10, 20]
+    assert task.size("test") == 20 * 783
+    batches = list(task.batches("test", 8))
+    assert [len(b.inputs) for b in batches] == [8, 8, 4]
+    inputs, targets = torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches])
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    whole = torch.cat([inputs, targets[:, -1:]], 1)
+    assert sorted(map(bytes, whole.numpy().astype(np.uint8))) == sorted(map(bytes, images(20).reshape(20, 784)))
+    again = task.pictures(whole)
+    assert again.shape == (20, 28, 28, 1)
+    assert np.array_equal(again[3].reshape(-1), task.bytes("test", 3))
+
+
+def test_with_a_start_token_every_byte_is_predicted(tmp_path):
+    images = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image")
+    plain, task = PixelsConfig(images).build(), PixelsConfig(images, start=True).build()
+    assert (task.vocab_size, task.max_length, task.size("test")) == (256, 784, 20 * 784)
+    assert task.sample().shape == (1, 784)
+    batch, without = next(task.batches("test", 20)), next(plain.batches("test", 20))
+    assert (batch.inputs[:, 0] == 0).all()
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert torch.equal(batch.inputs[:, 2:], without.inputs[:, 1:])
+    assert torch.equal(batch.targets[:, 1:], without.targets)
+    assert np.array_equal(task.pictures(batch.targets)[3].reshape(-1), task.bytes("test", 3))
+
+
+def test_training_batches_are_pure_and_cover_the_split(tmp_path):
+    config = PixelsConfig(MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image"))
+    task = config.build()
+    epoch = torch.cat([task.train_batch(i, 10, 3).inputs for i in range(5)])
+    assert torch.equal(config.build().train_batch(4, 10, 3).inputs, epoch[40:])
+    assert len({bytes(row) for row in epoch.numpy().astype(np.uint8)}) == 50
+
+
+def test_colours_come_after_each_other(tmp_path):
+    random = np.random.default_rng(0)
+    for kind in "ab":
+        (tmp_path / kind).mkdir()
+        for i in range(5):
+            Image.fromarray(random.integers(0, 256, (4, 4, 3)).astype(np.uint8)).save(tmp_path / kind / f"{i}.png")
+    task = PixelsConfig(PhotosConfig(str(tmp_path), size=4, held_out=0.2)).build()
+    assert (task.shape, task.max_length) == ((4, 4, 3), 47)
+    picture = task.pictures(torch.from_numpy(task.bytes("train", 0)[None].astype(np.int64)))[0]
+    assert np.array_equal(task.bytes("train", 0)[:6], [*picture[0, 0], *picture[0, 1]])
+
+
+def test_tasks_that_are_no_images_are_refused():
+    with pytest.raises(InputError, match=r"data.images: .*'digits'.*data.images.layout image"):
+        PixelsConfig(DigitsConfig()).build()
+    with pytest.raises(InputError, match=r"data.images: .*'text'.*mnist, cifar or photos"):
+        PixelsConfig(TextConfig(__file__, held_out=0.4)).build()

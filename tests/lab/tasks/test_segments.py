@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.segments import SegmentedTask
+from mnemos.types import InputError
+
+START = 0
+
+
+def documents(lengths):
+    """Documents whose tokens tell them apart: document d is the numbers 1000·(d + 1) + 0, 1, 2, …"""
+    return [1000 * (d + 1) + np.arange(n) for d, n in enumerate(lengths)]
+
+
+def task(lengths, segment, held_out=(5, 9)):
+    docs = documents(lengths)
+    return SegmentedTask(docs, documents(held_out), documents(held_out), vocab_size=10**6, segment=segment)
+
+
+def read(batches):
+    """Follow every row through the batches: the documents read, as (step begun, row, [targets]), in that order.
+
+    On the way every input is checked to be the target before it, or the start token behind a reset.
+    """
+    begun, current = [], {}
+    for step, batch in enumerate(batches):
+        mask = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.mask is None else batch.mask
+        for row in range(len(batch.inputs)):
+            valid = int(mask[row].sum())
+            assert mask[row, :valid].all()
+            assert valid > 0
+            inputs, targets = batch.inputs[row].tolist(), batch.targets[row].tolist()
+            assert targets[valid:] == [IGNORE] * (len(targets) - valid)
+            if batch.reset[row]:
+                current[row] = (step, row, [])
+                begun.append(current[row])
+            if targets[0] == IGNORE:  # an idle row: the start token of an empty document
+                assert (batch.reset[row], valid, inputs[0]) == (True, 1, START)
+                begun.pop()
+                continue
+            seen = current[row][2]
+            expected = [seen[-1] if seen else START, *targets[: valid - 1]]
+            assert inputs[:valid] == expected
+            seen += targets[:valid]
+    return begun
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 7), st.integers(0, 3))
+def test_training_reads_every_document_once_an_epoch(lengths, segment, batch_size, seed):
+    made = task(lengths, segment)
+    steps = 3 * sum(-(-n // segment) for n in lengths)
+    begun = read(made.train_batch(i, batch_size, seed) for i in range(steps))
+    whole = {document[0]: document.tolist() for document in documents(lengths)}
+    numbers = []
+    for start, _, tokens in sorted(begun, key=lambda item: item[:2]):
+        complete = whole[tokens[0]]
+        assert tokens == complete[: len(tokens)]
+        if len(tokens) < len(complete):  # only where the streams were left
+            assert start + -(-len(complete) // segment) > steps
+        numbers.append(tokens[0])
+    epochs = [sorted(numbers[i : i + len(lengths)]) for i in range(0, len(numbers) - len(lengths) + 1, len(lengths))]
+    assert epochs
+    assert all(epoch == sorted(whole) for epoch in epochs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 7))
+def test_evaluation_reads_every_document_once(lengths, segment, batch_size):
+    made = task([3], segment, held_out=lengths)
+    batches = list(made.batches("valid", batch_size))
+    assert {len(batch.inputs) for batch in batches} == {min(batch_size, len(lengths))}
+    found = sorted(tokens for _, _, tokens in read(batches))
+    assert found == sorted(document.tolist() for document in documents(lengths))
+    predicted = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
+    assert predicted == made.size("valid") == sum(lengths)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=10), st.integers(1, 5))
+def test_train_batches_are_pure_functions_of_the_index(indices, batch_size):
+    lengths = [7, 1, 30, 12, 5, 5]
+    in_order = [task(lengths, 4).train_batch(i, batch_size, 1) for i in range(61)]
+    made = task(lengths, 4)
+    for i in indices:
+        for a, b in zip(made.train_batch(i, batch_size, 1), in_order[i], strict=True):
+            assert (a is b is None) or torch.equal(a, b)
+        made.train_batch(3, batch_size + 1, 2)  # another order asked for in between changes nothing
+
+
+def test_no_row_is_idle_and_only_last_segments_are_padded():
+    made = task([100, 3, 8, 41, 17], 8)
+    batches = [made.train_batch(i, 4, 0) for i in range(60)]
+    assert all((batch.targets[:, 0] != IGNORE).all() for batch in batches)
+    assert batches[0].reset.all()
+    assert any(batch.mask is None for batch in batches)
+    assert all(batch.mask is None or not batch.mask.all() for batch in batches)
+
+
+def test_a_small_example():
+    docs = [np.array([5, 6, 7, 8, 9])]
+    made = SegmentedTask(docs, docs, docs, vocab_size=10, segment=3, start=1)
+    first, second = made.batches("test", 4)
+    assert (first.inputs.tolist(), first.targets.tolist()) == ([[1, 5, 6]], [[5, 6, 7]])
+    assert (second.inputs.tolist(), second.targets.tolist()) == ([[7, 8, 0]], [[8, 9, IGNORE]])
+    assert (first.mask, second.mask.tolist()) == (None, [[True, True, False]])
+    assert (first.reset.tolist(), second.reset.tolist()) == ([True], [False])
+    assert first.inputs.dtype == first.targets.dtype == torch.int64
+    assert (made.metrics[0].name, made.carries_state, made.max_length, dict(made.reference)) == ("loss", True, 3, {})
+
+
+def test_seeds_and_epochs_give_other_orders():
+    lengths = [1] * 12
+    made = task(lengths, 4)
+    orders = {
+        tuple(int(made.train_batch(12 * epoch + i, 1, seed).targets[0, 0]) for i in range(12))
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(orders) == 4
+
+
+def test_batch_size_of_nothing():
+    made = task([3, 4], 2)
+    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
+        made.train_batch(0, 0, 0)
+    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
+        next(made.batches("valid", 0))
+
+
+@pytest.mark.parametrize(
+    ("train", "change", "words"),
+    [
+        ([], {}, "train .*document.*found none"),
+        ([np.array([1]), np.array([], np.int64)], {}, "train .*document 1: .*token"),
+        ([np.array([1]), np.array([1, 2, 10])], {}, "train .*document 1, offset 2: .*0 to 9, found 10"),
+        ([np.array([1, -1])], {}, "document 0, offset 1: .* found -1"),
+        ([np.array([1])], {"segment": 0}, "data.segment .*found 0"),
+    ],
+)
+def test_wrong_documents(train, change, words):
+    good = [np.array([1, 2])]
+    with pytest.raises(InputError, match=words) as error:
+        SegmentedTask(train, good, good, **({"vocab_size": 10, "segment": 4} | change))
+    assert "\n" not in str(error.value)

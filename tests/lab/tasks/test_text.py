@@ -1,0 +1,274 @@
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import Transformer, config
+from mnemos.attention import SoftmaxConfig
+from mnemos.lab.tasks.text import TextConfig, read_documents, split_documents
+from mnemos.lab.tasks.text_files import find_text
+from mnemos.lab.tasks.written_text import GIVEN, TEXTS, WRITTEN, written_texts
+from mnemos.models.transformer import HeadConfig
+from mnemos.types import InputError
+
+CYRILLIC = "Привет, мир. "  # two bytes for most characters
+SHARED = Path(__file__).parents[3] / "../shared/data"
+BOOKS = SHARED / "books/train"
+
+
+def write(folder, count=40):
+    for i in range(count):
+        file = folder / f"part{i % 3}" / f"{i:02d}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([65 + i]) * (300 + i))
+    return folder
+
+
+def texts(task, split):
+    """The documents of a split, put together from what is predicted in evaluation."""
+    found, rows = [], {}
+    for batch in task.batches(split, 3):
+        for row, (targets, reset) in enumerate(zip(batch.targets, batch.reset, strict=True)):
+            data = bytes(targets[targets >= 0].tolist())
+            if reset:
+                rows[row] = []
+                found.append(rows[row])
+            rows[row].append(data)
+    return {b"".join(pieces) for pieces in found} - {b""}
+
+
+def test_a_folder(tmp_path):
+    settings = TextConfig(str(write(tmp_path)), segment=8, held_out=0.1)
+    task = settings.build()
+    assert (task.vocab_size, task.max_length, task.carries_state) == (256, 8, True)
+    valid, test = texts(task, "valid"), texts(task, "test")
+    assert (len(valid), len(test)) == (4, 4)
+    everything = {bytes([65 + i]) * (300 + i) for i in range(40)}
+    assert valid | test < everything
+    assert not valid & test
+    assert task.size("train") == sum(map(len, everything - valid - test))
+    again = settings.build()
+    assert (texts(again, "valid"), texts(again, "test")) == (valid, test)
+    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+
+
+def test_documents_have_names_and_need_not_be_unpacked(tmp_path):
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"packed"))
+    (tmp_path / "a").write_bytes(b"plain")
+    (tmp_path / "empty").touch()
+    (tmp_path / ".hidden").write_bytes(b"x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x").write_bytes(b"x")
+    found = read_documents(find_text(tmp_path))
+    assert {name: data.tobytes() for name, data in found.items()} == {"a": b"plain", "b.gz": b"packed"}
+    assert list(read_documents(find_text(tmp_path / "b.gz"))) == ["b.gz"]
+
+
+def test_one_document_is_cut(tmp_path):
+    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
+    (tmp_path / "one").write_bytes(data)
+    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
+    assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
+    assert (texts(task, "valid"), texts(task, "test")) == ({data[8000:9000]}, {data[9000:]})
+
+
+def test_a_document_has_a_byte_in_every_split(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name, data in {"a": b"abc", "b": b"x" * 2000}.items():
+        (tmp_path / "train" / name).write_bytes(data)
+    found = split_documents(find_text(tmp_path, "*"), 0.4)
+    assert [next(iter(found[split].values())).tobytes() for split in ("train", "valid", "test")] == [b"a", b"b", b"c"]
+
+
+def test_a_long_document_goes_on_afresh(tmp_path):
+    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
+    (tmp_path / "one").write_bytes(data)
+    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=700).build()
+    assert texts(task, "valid") == {data[8000:8700], data[8700:9000]}
+    assert task.size("train") == 8000
+
+
+def corpus(folder: Path, *names: str) -> Path:
+    """A folder of texts, each of its own byte; pictures and the like hold what such files hold."""
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        picture = name.endswith((".jpg", ".png"))
+        (folder / name).write_bytes(b"\xff\xd8\0\0" * 300 if picture else bytes([65 + i]) * 2000)
+    return folder
+
+
+BESIDE = ("README.md", "SHA256SUMS", "LICENSE", "BOOKS-LICENSE.txt", "a.sha256", "cover.jpg")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train.txt", "dev.txt", "test.txt"),
+        ("train/a.txt", "validation/b.txt", "test/c.txt"),
+        ("wikitext/wiki.train.tokens", "wikitext/wiki.valid.tokens", "wikitext/wiki.test.tokens"),
+        ("corpus/train/a.txt", "corpus/val/b.txt", "corpus/test/c.txt"),
+    ],
+)
+def test_the_splits_of_a_folder_are_the_splits(tmp_path, names):
+    folder = corpus(tmp_path, *names, "notes.txt", *BESIDE)
+    task = TextConfig(str(folder), segment=64).build()
+    assert texts(task, "valid") == {b"B" * 2000}
+    assert texts(task, "test") == {b"C" * 2000}
+    assert task.size("train") == 2000
+    assert [line.split()[-1] for line in task.about[:3]] == [*names]
+    assert "2,000 bytes" in task.about[0]
+    assert "README.md" in task.about[3]
+    assert [file.relative_to(folder).as_posix() for file in TextConfig(str(folder)).files()] == sorted(names)
+
+
+def test_a_split_that_is_missing_is_a_share_of_train(tmp_path):
+    folder = corpus(tmp_path / "one", "wiki.train.tokens", "wiki.valid.tokens", "README.md")
+    (folder / "wiki.train.tokens").write_bytes(b"a" * 18_000 + b"b" * 2_000)
+    task = TextConfig(str(folder), held_out=0.1).build()
+    assert (task.size("train"), texts(task, "valid"), texts(task, "test")) == (18_000, {b"B" * 2000}, {b"b" * 2000})
+    assert "test   1 file, 2,000 bytes, a share of train: wiki.train.tokens" in task.about
+    names = "train/a", "train/b", "train/c", "test/d"
+    task = TextConfig(str(corpus(tmp_path / "many", *names))).build()
+    assert (task.size("train"), texts(task, "test")) == (4000, {b"D" * 2000})
+    assert texts(task, "valid") < {b"A" * 2000, b"B" * 2000, b"C" * 2000}
+
+
+def test_what_lies_beside_texts_is_not_text(tmp_path):
+    folder = corpus(tmp_path, "a.txt", "b.md", "part/c", "part/README.md", *BESIDE)
+    chosen = lambda pattern: [file.relative_to(folder).as_posix() for file in find_text(folder, pattern).read]  # noqa: E731
+    assert chosen(None) == ["a.txt", "b.md", "part/README.md", "part/c"]
+    assert chosen("*.MD c") == ["README.md", "b.md", "part/README.md", "part/c"]
+    folder = corpus(tmp_path / "parts", "train-00.txt", "train-01.txt", "train-notes.txt", "valid-00.txt")
+    given = {split: [file.name for file in files] for split, files in find_text(folder).given.items()}
+    assert given == {"train": ["train-00.txt", "train-01.txt"], "valid": ["valid-00.txt"]}
+    # Files that are not read give no splits: checksums of splits, tokens as binary numbers, what a pattern leaves out.
+    folder = corpus(tmp_path / "sums", "train.txt", "test.txt", "train.txt.md5", "test.txt.md5", "notes.md", "news.md")
+    assert [file.name for file in find_text(folder).read] == ["test.txt", "train.txt"]
+    assert [file.name for file in find_text(folder, "*.md").read] == ["news.md", "notes.md"]
+    folder = corpus(tmp_path / "binary", "train.png", "valid.png", "input.txt")
+    assert (find_text(folder).given, [file.name for file in find_text(folder).read]) == ({}, ["input.txt"])
+    # A test folder of a program's source, or a file about trains, is not a split.
+    folder = corpus(tmp_path / "code", "src/train.py", "train.md", "test/check.py")
+    assert find_text(folder).given == {}
+    # Photos beside a text give no splits of it; several corpora in a folder are joined.
+    folder = corpus(tmp_path / "photos", "photos/train/a.jpg", "photos/test/b.jpg", "book.txt")
+    assert (find_text(folder).given, [file.name for file in find_text(folder).read]) == ({}, ["book.txt"])
+    folder = corpus(tmp_path / "two", "a/train.txt", "a/test.txt", "b/train.txt", "b/valid.txt", "c/train.txt", "d.txt")
+    given = {split: [file.parent for file in files] for split, files in find_text(folder).given.items()}
+    assert given == {"train": [folder / "a", folder / "b"], "test": [folder / "a"], "valid": [folder / "b"]}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
+def test_splits_of_real_corpora():
+    task = TextConfig(str(SHARED / "wikitext-2")).build()
+    assert task.size("valid") == 1_121_681
+    assert task.size("train") + task.size("test") == 10_797_148
+    files = TextConfig(str(SHARED / "books")).files()
+    assert [file.parent.name for file in files] == ["train"] * 9 + ["valid"]
+
+
+def test_the_standard_library():
+    task = TextConfig(segment=256).build()
+    sizes = [task.size(split) for split in ("train", "valid", "test")]
+    assert sizes[0] > 5e6
+    assert min(sizes) > 1e4
+    names = list(read_documents(find_text(None)))
+    assert "argparse.py" in names
+    assert names == sorted(names)
+    assert not [
+        name for name in names if not name.endswith(".py") or {"test", "tests", "site-packages"} & {*name.split("/")}
+    ]
+    batch = task.train_batch(0, 4, 0)
+    assert batch.inputs.shape == (4, 256)
+    assert (batch.inputs[:, 0] == 0).all()
+
+
+@pytest.mark.skipif(not BOOKS.is_dir(), reason="the books are not here")
+def test_real_books():
+    task = TextConfig(str(BOOKS), segment=512).build()
+    assert sum(task.size(split) for split in ("train", "valid", "test")) == sum(
+        len(gzip.decompress(file.read_bytes())) for file in BOOKS.iterdir()
+    )
+    assert min(task.size("valid"), task.size("test")) > 10**6
+
+
+@pytest.mark.parametrize(
+    ("files", "change", "words"),
+    [
+        (None, {}, "text: .*data.path"),
+        ({}, {}, "found 0 files and none with text"),
+        ({"a": b"", "b": b""}, {}, "found 2 files"),
+        ({"a": b"ab"}, {}, "a: .*3 bytes.*found 2"),
+        ({"a": b"ab" * 9000}, {}, "valid split of at least 1,000 bytes.*found 900; .*data.held_out"),
+        ({"train.txt": b"a" * 9999, "test.txt": b"a" * 999}, {"held_out": 0.2}, "test split .*found 999; add text to"),
+        ({"train.txt": b"a", "val.txt": b"a", "dev.txt": b"a"}, {}, "one valid split, found dev.txt and val.txt"),
+        ({"a.jpg": b"\xff\0", "b.jpg": b"\xff\0"}, {}, "2 pictures among 2 files; .*photos-vit"),
+        ({"train/a.jpg": b"\xff\0", "val/b.txt": b"b"}, {}, "train: .*train split, found 1 pictures"),
+        ({"a.txt": b"a"}, {"pattern": "*.md"}, "1 files and none with text; .*data.pattern"),
+        ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, r"a.gz: .*gzip.*offset \d+"),
+        ({"a": b"abc" * 9999}, {"segment": 0}, "data.segment .*found 0"),
+        ({"a": b"abc"}, {"longest": 0}, "data.longest .*found 0"),
+        ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out .*found 0.5"),
+    ],
+)
+def test_wrong_text(tmp_path, files, change, words):
+    folder = tmp_path / "text"
+    if files is not None:
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+    with pytest.raises(InputError, match=words) as error:
+        TextConfig(str(folder), **change).build()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} \x01 {CYRILLIC * 300}", encoding="utf-8")
+    task = TextConfig(str(tmp_path), segment=32, longest=1500).build()
+    torch.manual_seed(0)
+    model = Transformer(dim=8, layers=1, num_heads=2, mlp=8, max_length=32, attention=SoftmaxConfig(window=16)).train()
+    random = torch.get_rng_state()
+    found = task.artifacts(model, tmp_path, "test")
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert found == task.artifacts(model, tmp_path, "test"), "the same weights write the same text"
+    assert found["examples"]["texts"]["exact"] is False
+    assert len(found["texts"]) == TEXTS
+    given = [one["given"] for one in found["texts"]]
+    assert given[0].startswith("valid \ufffd Привет"), "a control character is not printed"
+    assert all(len(text.encode()) <= GIVEN + 2 and "\ufffd" not in text for text in given[1:]), "no character is cut"
+    assert all(0 < len(one["wrote"]) <= WRITTEN + 1 for one in found["texts"])
+
+
+@pytest.mark.slow
+def test_what_the_model_writes_is_its_own():
+    """A model that always predicts the byte after the last one writes the alphabet on."""
+
+    read = []
+
+    class Counter(Transformer):
+        def forward(self, x, state=None, mask=None):
+            read.extend(x.flatten().tolist())
+            _, state = super().forward(x, state, mask)
+            return torch.nn.functional.one_hot((x + 1) % 256, 256).float() * 1000, state
+
+    model = Counter(dim=8, layers=1, num_heads=2, mlp=8, max_length=32, attention=SoftmaxConfig(window=4))
+    (text,) = written_texts(model, [b"." * (GIVEN - 1) + b"A", b"too short"])
+    assert text["given"].endswith(".A")
+    assert text["wrote"].startswith("BCDEFGHIJKLMNOPQRSTUVWXYZ[")
+    assert text["wrote"].count("\ufffd") > 100, "bytes that are no character are shown as such"
+    assert read[:2] == [0, ord(".")], "a document begins with the start token"
+    (text,) = written_texts(model, [b"A line\r\n" * GIVEN])
+    assert text["given"].startswith("A line\nA line\n"), "Windows' line ends are no unknown characters"
+
+
+def test_a_model_that_does_not_write_gives_no_text():
+    classifier = Transformer(dim=8, layers=1, num_heads=2, mlp=8, causal=False, head=HeadConfig(classes=2))
+    assert written_texts(classifier, [b"x" * GIVEN]) == []
+    assert written_texts(Transformer(dim=8, layers=1, num_heads=2, mlp=8), [b"short"]) == []

@@ -1,0 +1,69 @@
+"""Batches by tokens: every row once per epoch, within the limits, as a pure function of the index and the seed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mnemos.lab.tasks.token_batches import FEWEST, TokenBatches
+from mnemos.lab.tasks.token_rows import TokenRows
+from mnemos.types import InputError
+
+
+def lengths(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 40, (rows, 2)).astype(np.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.integers(40, 900), st.integers(1, 64), st.integers(0, 3), st.integers(0, 3))
+def test_every_row_once_an_epoch_within_the_limits(rows, tokens, most, seed, epoch):
+    sizes = lengths(rows, seed)
+    batches = TokenBatches(sizes, tokens, most)
+    found = [batches.batch(epoch * len(batches) + i, seed) for i in range(len(batches))]
+    assert sorted(np.concatenate(found)) == list(range(rows)) == sorted(np.concatenate(list(batches.once())))
+    for batch in found:
+        assert len(batch) * sizes[batch].max() <= tokens
+        assert len(batch) <= most
+    few = min(FEWEST, most, rows, tokens // 40) // 2  # the last two batches share their rows
+    assert min(map(len, found)) >= few
+
+
+def test_a_pure_function_of_index_and_seed_and_other_batches_in_each_epoch():
+    sizes = lengths(2000)
+    one, other = TokenBatches(sizes, 400, 100), TokenBatches(sizes, 400, 100)
+    in_order = [one.batch(i, 3).tolist() for i in range(3 * len(one))]
+    for i in (len(one) + 7, 2, 2 * len(one), 3 * len(one) - 1, 0):
+        assert other.batch(i, 3).tolist() == in_order[i]
+    sets = [{tuple(sorted(batch)) for batch in in_order[e * len(one) : (e + 1) * len(one)]} for e in range(3)]
+    assert len(sets[0] & sets[1]) < len(one) / 2  # also which rows share a batch changes, not their order alone
+    assert one.batch(0, 4).tolist() != in_order[0]
+
+
+def test_rows_of_similar_length_share_a_batch():
+    sizes = lengths(4000)
+    batches = TokenBatches(sizes, 1000, 1000)
+    padded = sum(2 * len(b) * sizes[b].max() for b in map(lambda i: batches.batch(i, 0), range(len(batches))))
+    random = sum(2 * 25 * sizes[i : i + 25].max() for i in range(0, 4000, 25))
+    assert padded < 0.8 * random
+
+
+def test_a_sentence_longer_than_a_batch_is_an_error():
+    with pytest.raises(InputError, match=r"data\.batch_tokens: expected at least 39"):
+        TokenBatches(lengths(200), 38, 8)
+
+
+def test_rows_in_a_temporary_file_are_those_in_memory():
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, 99, random.integers(0, 20)).tolist() for _ in range(500)]
+    small, large = TokenRows(in_memory=64), TokenRows()
+    for store in (small, large):
+        for first in range(0, 500, 77):
+            store.append(rows[first : first + 77])
+        assert len(store) == 500
+        assert [store.row(i).tolist() for i in range(500)] == rows
+        assert store.lengths.tolist() == list(map(len, rows))
+        store.append([[1, 2]])
+        assert store.row(500).tolist() == [1, 2]
+        assert store.row(3).tolist() == rows[3]
+    assert isinstance(small._tokens, np.memmap)
+    assert not isinstance(large._tokens, np.memmap)

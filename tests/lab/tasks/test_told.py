@@ -1,0 +1,127 @@
+"""Facts told in real text: what a row holds, and the accuracy by distance."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mnemos import InputError
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.task import Sampling
+from mnemos.lab.tasks.told import PEOPLE, PLACES, ToldConfig
+from mnemos.models import Transformer
+
+CONFIG = ToldConfig(distances=(4, 9, 20), people=2, words=50, rows=90, grow=10)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return CONFIG.build()
+
+
+def rows(task):
+    return [
+        (task.written(x), y) for b in task.batches("test", 7) for x, y in zip(b.inputs.tolist(), b.targets, strict=True)
+    ]
+
+
+def test_samples_are_words(task, capsys, tmp_path):
+    model = Transformer(vocab_size=task.vocab_size, dim=8, num_heads=1, layers=1).eval()
+    task.sample_outputs(model, Sampling(count=2), tmp_path)
+    read, wrote, wanted = (line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()[:3])
+    assert re.fullmatch(r".* Where is \w+ \?", read)
+    assert wrote in task.names
+    assert wanted in PLACES
+
+
+def test_a_row_tells_its_facts_and_asks_for_one(task):
+    found = []
+    for text, targets in rows(task):
+        said = dict(re.findall(r"(\w+) is in the (\w+) \.", text))
+        asked = re.fullmatch(r".*\. (.*) Where is (\w+) \?", text)
+        found.append(len(asked[1].split()))
+        assert len(said) == 2
+        assert set(said) <= set(PEOPLE)
+        assert set(said.values()) <= set(PLACES)
+        assert (targets[:-1] == IGNORE).all()
+        assert task.names[targets[-1]] == said[asked[2]]
+    assert sorted(found) == sorted([4, 9, 20] * 30)  # every distance equally often
+    batch = next(task.batches("test", 90))
+    assert task.distances(batch.inputs).tolist() == found
+
+
+def test_the_background_is_real_text_of_its_split(task):
+    """Words of a row stand in the text in the same order; splits share no text."""
+    whole = {split: " ".join(task.names[i] for i in words) for split, words in task.text.items()}
+    for text, _ in rows(task)[:20]:
+        assert text[: text.index(next(p for p in text.split() if p in PEOPLE))].strip() in whole["test"]
+    assert sum(map(len, task.text.values())) > 50_000
+    assert len(task.names) == task.vocab_size == 50 + 1 + 4 + 20
+
+
+def test_training_begins_with_near_facts_in_short_rows(task):
+    sizes = [task.train_batch(i, 64, seed=1).inputs.shape[1] for i in range(12)]
+    assert sizes[0] == 8 + 4 + 3
+    assert sizes[10] == sizes[11] == task.max_length
+    assert sizes == sorted(sizes)
+    batch = task.train_batch(11, 2000, seed=1)
+    distance = task.distances(batch.inputs).double()
+    assert (distance.min(), distance.max()) == (4, 20)
+    assert abs(distance.log().mean() - np.log(np.arange(4, 21)).mean()) > 0.1  # nearer ones are more frequent
+    again = task.train_batch(11, 2000, seed=1)
+    assert torch.equal(batch.inputs, again.inputs)
+    assert torch.equal(batch.targets, again.targets)
+
+
+class Near(nn.Module):
+    """Answers right up to a distance of 9, and with the next place beyond."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task, self.weight = task, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, state=None, mask=None):
+        answers = []
+        for row, distance in zip(x, self.task.distances(x), strict=True):
+            said = dict(re.findall(r"(\w+) is in the (\w+) \.", text := self.task.written(row.tolist())))
+            place = self.task.names.index(said[text.split()[-2]])
+            answers.append(place if distance <= 9 else place - 1)
+        return nn.functional.one_hot(torch.tensor(answers), self.task.vocab_size)[:, None].float(), None
+
+
+def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
+    found = task.artifacts(Near(task), tmp_path, "test")
+    assert found["along"]["values"] == [[4, 1.0], [9, 1.0], [20, 0.0]]
+    assert found["along"]["chance"] == 0.1
+    answers = found["questions"]
+    assert {one["the right answer"].startswith(one["answered"]) for one in answers if "20 words" in str(one)} == {False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"distances": ()}, "expected distances"),
+        ({"distances": (2, 8)}, "at least 4 words"),
+        ({"distances": (8, 8)}, "different distances"),
+        ({"distances": (8.0, 16)}, "data.distances"),
+        ({"people": 11}, "1 to 10 people"),
+        ({"words": 0}, "at least one word"),
+        ({"grow": -1}, "grow >= 0"),
+        ({"rows": 0}, "data.rows"),
+        ({"distances": (100_000,)}, "lower data.distances"),
+        ({"path": "nowhere"}, "nowhere"),
+    ],
+)
+def test_wrong_settings_are_one_clear_error(fields, match):
+    with pytest.raises(InputError, match=match):
+        ToldConfig(**fields).build()
+
+
+def test_text_of_a_folder(tmp_path):
+    for i in range(12):
+        (tmp_path / f"{i}.txt").write_text("The cat sat on the mat, and the dog did not. " * 30)
+    config = ToldConfig(distances=(4, 30), path=str(tmp_path), rows=4, words=5)
+    assert len(config.files()) == 12
+    assert config.build().names[0] == "the"

@@ -1,0 +1,271 @@
+"""The task of translation: what is read, cleaned and batched; its loss; its scores."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+from translation_standins import sentences, write_pairs
+
+from mnemos.lab.compare.budgets import samples_per_update
+from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.source_attention import source_attention
+from mnemos.lab.translation.translating import Decoding, decoded, padded
+from mnemos.lab.translation.translation import TranslationConfig, _ordinal
+from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
+from mnemos.lab.translation.translation_task import TranslationTask
+from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
+from mnemos.models import EncoderDecoder
+from mnemos.models.encoder_decoder import EncoderDecoderConfig
+from mnemos.types import InputError
+
+SHARED = Path(__file__).parents[3] / "../shared/data/multi30k-en-de"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> TranslationConfig:
+    folder = write_pairs(tmp_path_factory.mktemp("pairs"))
+    return TranslationConfig(path=str(folder), subwords=80, longest=40, batch_tokens=300)
+
+
+@pytest.fixture(scope="module")
+def task(config) -> TranslationTask:
+    return config.build()
+
+
+def texts(task: TranslationTask, batch) -> list[tuple[str, str]]:
+    source, target = task.vocabularies
+    rows = zip(batch.inputs.source.tolist(), batch.targets.tolist(), strict=True)
+    return [(source.decode(one), target.decode([t for t in other if t != IGNORE])) for one, other in rows]
+
+
+def test_the_samples_of_an_update_are_the_pairs_of_a_batch_that_tokens_limit(task, config):
+    for size in (4, 64):
+        recipe = Recipe(EncoderDecoderConfig(), config, OptimConfig(), TrainConfig(batch_size=size))
+        found = [len(task.train_batch(i, size, 0).targets) for i in range(int(task.epoch(size)))]
+        assert samples_per_update(recipe) == pytest.approx(np.mean(found))
+    assert np.mean(found) < 64 / 2, "tokens limit the batches"
+
+
+def test_batches_hold_the_pairs_with_their_special_tokens(task):
+    seen = []
+    for i in range(int(task.epoch(64))):
+        batch = task.train_batch(i, 64, 0)
+        task.check(batch, "here")
+        seen += texts(task, batch)
+        targets, mask = batch.targets, batch.mask if batch.mask is not None else batch.targets != IGNORE
+        assert (batch.inputs.target[:, 0] == START).all()
+        assert (batch.inputs.target[:, 1:] == torch.where(mask, targets, PAD)[:, :-1]).all()
+        assert ((targets == END).sum(1) == 1).all()
+        valid = batch.inputs.mask if batch.inputs.mask is not None else batch.inputs.source != PAD
+        assert ((batch.inputs.source == END).sum(1) == 1).all()
+        assert (valid == (batch.inputs.source != PAD)).all()
+        assert (mask == (targets != IGNORE)).all()
+        assert task.count(batch) == int(mask.sum())
+        assert task.tokens(batch) == int(mask.sum() + valid.sum())
+    assert sorted(seen) == sorted(sentences(300, 0))
+    held = [pair for batch in task.batches("test", 64) for pair in texts(task, batch)]
+    assert sorted(held) == sorted(sentences(16, 2))
+    assert task.size("test") == sum(task.count(batch) for batch in task.batches("test", 5))
+
+
+def test_cleaning_is_counted_and_said(tmp_path):
+    folder = write_pairs(tmp_path)
+    more = [("", "eins."), ("one", "eins " * 50), ("one two three four five six seven eight", "x"), ("two.", "zwei!")]
+    for side, language in enumerate(("en", "de")):
+        text = gzip.decompress((folder / f"train.{language}.gz").read_bytes()).decode()
+        text += "".join(pair[side] + "\n" for pair in more)
+        (folder / f"train.{language}.gz").write_bytes(gzip.compress(text.encode()))
+    task = TranslationConfig(path=str(folder), subwords=80, longest=40, ratio=3.0).build()
+    assert "301 of 304 pairs; left out: 1 with an empty side, 1 with more than 40 sub-words, " in task.about[0]
+    assert "1 with more than 3 times as many sub-words on one side" in task.about[0]
+    assert len(task.corpora["train"]) == 301
+    any_ratio = TranslationConfig(path=str(folder), subwords=80, longest=40, ratio=0.0).build()
+    assert len(any_ratio.corpora["train"]) == 302
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "found"),
+    [
+        ("en", "one " * 50, "5[0-9]; correct the line, or remove it in both languages, or raise data.longest$"),
+        ("de", "", "an empty line; correct the line, or remove it in both languages$"),
+    ],
+)
+def test_a_held_out_sentence_that_cannot_be_scored_is_named(tmp_path, language, line, found):
+    folder = write_pairs(tmp_path)
+    lines = (folder / f"test.{language}").read_text().splitlines()
+    lines[4] = line
+    (folder / f"test.{language}").write_text("\n".join(lines))
+    said = rf"test\.{language}: line 5: expected a sentence of 1 to 40 sub-words, .* found {found}"
+    with pytest.raises(InputError, match=said):
+        TranslationConfig(path=str(folder), subwords=80, longest=40).build()
+
+
+def test_every_nth_training_pair_may_be_the_validation_split(config):
+    task = replace(config, held_out=10).build()
+    whole = sentences(300, 0)
+    valid = task.corpora["valid"]
+    assert list(zip(valid.sources, valid.references, strict=True)) == whole[9::10]
+    assert len(task.corpora["train"]) == 270
+    assert "every 10th pair" in task.about[1]
+    assert [_ordinal(n) for n in (2, 11, 23, 113, 121)] == ["2nd", "11th", "23rd", "113th", "121st"]
+    with pytest.raises(InputError, match=r"data\.valid: expected none with data\.held_out"):
+        replace(config, held_out=10, valid="val").build()
+
+
+def test_separate_sub_words_and_those_of_files(config, task, tmp_path):
+    apart = replace(config, joint=False, subwords=50).build()
+    assert not apart.vocabularies.joint
+    assert apart.sizes == {"vocab_size": 50, "max_length": 41, "source_vocab_size": 50}
+    assert task.sizes == {"vocab_size": 80, "max_length": 41}
+    for name, vocabulary in zip(("en.json", "de.json"), apart.vocabularies, strict=True):
+        vocabulary.write(tmp_path / name)
+    given = {"tokenizer": str(tmp_path / "en.json"), "target_tokenizer": str(tmp_path / "de.json")}
+    again = replace(config, **given).build()
+    assert again.preprocessing() == apart.preprocessing()
+    assert again.config.files()[-2:] == [tmp_path / "en.json", tmp_path / "de.json"]
+    assert "another tokenizer" in again.preprocessing().difference(task.preprocessing())
+    assert task.preprocessing().difference(config.build().preprocessing()) is None
+
+
+def test_a_tokenizer_of_a_file_lower_cases_where_the_recipe_does(config, task, tmp_path):
+    lines = [side for pair in sentences(300, 0) for side in pair]
+    for name, lowercase in (("lower", True), ("cased", False)):
+        SubWordTokens.train(lines, 80, lowercase).write(tmp_path / f"{name}.json")
+    given = replace(config, tokenizer=str(tmp_path / "lower.json"), lowercase=True).build()
+    assert given.scorer.signatures[BLEU].startswith("nrefs:1|case:lc")
+    cased = replace(config, tokenizer=str(tmp_path / "cased.json"))
+    assert "case:mixed" in cased.build().scorer.signatures[BLEU]
+    with pytest.raises(InputError, match=r"cased\.json, which keeps the case; make it with mnemos tokenizer"):
+        replace(cased, lowercase=True).build()
+
+
+def test_other_text_is_scored_with_the_sub_words_of_the_run(task, tmp_path):
+    for side, language in enumerate(("en", "de")):
+        (tmp_path / f"test.{language}").write_text("".join(pair[side] + "\n" for pair in sentences(9, 7)))
+    other = TranslationConfig(path=str(tmp_path), longest=40).build_to_score("test", task.preprocessing())
+    assert other.vocabularies.source.content == task.vocabularies.source.content
+    assert sorted(pair for b in other.batches("test", 4) for pair in texts(other, b)) == sorted(sentences(9, 7))
+
+
+def test_bpe_dropout_divides_the_training_pairs_alone_and_the_same_again(config, task):
+    dropped = replace(config, bpe_dropout=0.3).build()
+    one, plain = dropped.train_batch(3, 64, 1), task.train_batch(3, 64, 1)
+    assert texts(dropped, one) == texts(task, plain)
+    assert dropped.tokens(one) > 1.1 * task.tokens(plain)
+    again = replace(config, bpe_dropout=0.3).build().train_batch(3, 64, 1)
+    assert torch.equal(one.inputs.source, again.inputs.source)
+    held = zip(dropped.batches("valid", 64), task.batches("valid", 64), strict=True)
+    assert all(torch.equal(a.targets, b.targets) for a, b in held)
+
+
+def test_label_smoothing_is_its_definition_in_training_alone(config, task):
+    batch = task.train_batch(0, 8, 0)
+    logits = torch.randn(*batch.targets.shape, task.vocab_size, dtype=torch.float64)
+    model = torch.nn.Identity()
+    log_p = logits.log_softmax(-1)[batch.targets != IGNORE]
+    right = batch.targets[batch.targets != IGNORE]
+    nll = -log_p.gather(1, right[:, None]).sum()
+    smooth = -(log_p.sum(1) / task.vocab_size).sum()
+    assert torch.allclose(task.loss(model.train(), logits, batch), 0.9 * nll + 0.1 * smooth)
+    assert torch.allclose(task.loss(model.eval(), logits, batch), nll)
+    plain = replace(config, label_smoothing=0.0).build()
+    assert torch.allclose(plain.loss(model.train(), logits, batch), nll)
+
+
+def test_a_translation_does_not_depend_on_the_sentences_of_its_batch():
+    torch.manual_seed(3)
+    model = EncoderDecoder(vocab_size=30, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32).eval()
+    short, long = (torch.randint(4, 30, (1, length)) for length in (3, 60))
+    both, mask = padded([short[0].tolist(), long[0].tolist()])
+    with torch.no_grad():
+        alone = decoded(model, short, None, Decoding(), 100)[0][0]
+        beside = decoded(model, both, mask, Decoding(), 100)[0][0]
+    assert len(alone.tokens) == 13  # 1.2 × 3 + 10: this model ends nothing by itself
+    assert torch.equal(alone.tokens, beside.tokens)
+    assert alone.score == pytest.approx(beside.score, rel=1e-5)
+
+
+REFERENCES = ["Ein Mann, der nicht lacht.", "Zwei Hunde (braun) spielen.", "Eine Frau liest."]
+OURS = ["Ein Mann, der lacht.", "Zwei Hunde (schwarz) spielen!", "Eine Frau liest ein Buch."]
+
+
+def test_scores_are_those_of_sacrebleu_with_their_signatures():
+    scorer = Scorer("de")
+    assert scorer.score(BLEU, OURS, REFERENCES) == sacrebleu.corpus_bleu(OURS, [REFERENCES]).score
+    assert scorer.score(CHRF, OURS, REFERENCES) == sacrebleu.corpus_chrf(OURS, [REFERENCES]).score
+    assert scorer.tokens("Ein Mann (alt), z. B. er.") == "Ein Mann ( alt ) , z. B. er ."
+    tokens = [[scorer.tokens(line) for line in side] for side in (OURS, REFERENCES)]
+    found = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score
+    assert scorer.score(TOKENISED, OURS, REFERENCES) == found
+    assert "case:mixed" in scorer.signatures[BLEU]
+    assert "tok:13a" in scorer.signatures[BLEU]
+    assert "tok:none" in scorer.signatures[TOKENISED]
+    assert "sacremoses" in scorer.signatures[TOKENISED]
+    upper = [line.upper() for line in REFERENCES]
+    assert Scorer("de", lowercase=True).score(BLEU, upper, REFERENCES) == pytest.approx(100)
+    assert scorer.score(BLEU, upper, REFERENCES) < 50
+
+
+def test_the_paired_bootstrap_tells_systems_apart():
+    references = REFERENCES * 20
+    worse = ["Ein Hund."] * 60
+    same = Scorer("de").compared(OURS * 20, OURS * 20, references, 100)
+    other = Scorer("de").compared(worse, OURS * 20, references, 100)
+    assert same[BLEU].other - same[BLEU].baseline == 0
+    assert same[BLEU].p_value == 1.0  # sacrebleu's own is the least there is
+    assert other[BLEU].other > other[BLEU].baseline + 10
+    assert other[BLEU].p_value < 0.05
+    assert other[CHRF].other_interval > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"target": "en"}, r"data\.target: expected another language"),
+        ({"target": "fr"}, r"expected train\.fr beside train\.en\.gz, found none"),
+        ({"valid": "dev"}, r"expected dev\.en and dev\.de .* data\.valid"),
+        ({"label_smoothing": 1.0}, r"data\.label_smoothing must be"),
+        ({"ratio": 0.5}, r"data\.ratio must be"),
+        ({"longest": 2}, r"test|val"),
+        ({"batch_tokens": 10}, r"data\.batch_tokens: expected at least"),
+        ({"target_tokenizer": "x.json"}, r"data\.target_tokenizer: expected data\.tokenizer"),
+        ({"tokenizer": "/nowhere.json"}, r"/nowhere\.json: expected a readable file"),
+        ({"path": "/nowhere"}, r"data\.path: expected a folder of parallel text"),
+    ],
+)
+def test_settings_that_do_not_fit(config, changed, message):
+    with pytest.raises(InputError, match=message):
+        replace(config, **changed).build().train_batch(0, 8, 0)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="Multi30k is not here")
+def test_multi30k_is_read_whole():
+    task = TranslationConfig(path=str(SHARED), valid="val", train="val", subwords=2000, lowercase=True).build()
+    assert [len(task.corpora[split]) for split in ("train", "valid", "test")] == [1014, 1014, 1000]
+    assert task.corpora["test"].references[0].startswith("Ein Mann mit einem orangefarbenen Hut")
+    assert "case:lc" in task.scorer.signatures[BLEU]
+    assert np.mean([len(b.targets) for b in task.batches("test", 1024)]) > 100
+    assert isinstance(task.vocabularies.source, SubWordTokens)
+    assert json.loads(task.preprocessing().tokenizer)["model"]["type"] == "BPE"
+
+
+def test_the_attention_to_the_source_is_what_the_layer_mixes():
+    model = EncoderDecoder(vocab_size=20, dim=16, encoder_layers=1, decoder_layers=2, num_heads=1, mlp=16).eval()
+    source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 5))
+    seen = []
+    last = model.decoder[-1].read
+    hook = last.register_forward_hook(lambda layer, given, out: seen.append((given[1][1], out.clone())))
+    weights = source_attention(model, source, target)
+    hook.remove()
+    assert weights.shape == (5, 7)
+    values, mixed = seen[0]
+    assert torch.allclose(last.output(weights @ values[0, :, 0]), mixed[0], atol=1e-5)
+    assert not last._forward_hooks
+    with pytest.raises(ValueError, match="without one"):
+        source_attention(torch.nn.Linear(2, 2), source, target)

@@ -1,0 +1,305 @@
+"""Words and sub-words: text to tokens and back, documents, splits, bits per byte, and what is refused."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos import Transformer
+from mnemos.attention.relative import RelativeConfig
+from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.tasks.metrics import BITS_PER_BYTE
+from mnemos.lab.tasks.subword_vocabulary import SubWords
+from mnemos.lab.tasks.task import Sampling
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
+from mnemos.lab.tasks.vocabulary import Bytes
+from mnemos.lab.tasks.word_vocabulary import Words
+from mnemos.models.transformer import HeadConfig
+from mnemos.types import InputError
+
+SHARED = Path(__file__).parents[3] / "../shared/data"
+ARTICLE = " \n = {0} = \n \n = = Part = = \n The {0} is a {0} of two words , Größe = 3 . \n"
+NAMES = ("Owl", "Elk", "Fox", "Cat")
+
+
+def wikitext(folder: Path, repeat: int = 9) -> Path:
+    for split in ("train", "valid", "test"):
+        text = "".join(ARTICLE.format(name) for name in NAMES[: 4 if split == "train" else 3]) * repeat
+        (folder / f"wiki.{split}.tokens").write_text(text, encoding="utf-8")
+    return folder
+
+
+def byte_level(folder: Path) -> Path:
+    """A tokenizer.json as GPT-2's, of the 256 bytes and three merges."""
+    tokenizers = pytest.importorskip("tokenizers")
+    found = tokenizers.Tokenizer(tokenizers.models.BPE())
+    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet, show_progress=False)
+    found.train_from_iterator(["the Größe the words"], trainer)
+    found.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_words_are_counted_and_come_back():
+    vocabulary = Words.count([("a", b"b a b\nb\n"), ("b", "a ü\n".encode())])
+    assert vocabulary.list == ("<eos>", "b", "a", "ü", "<unk>")
+    assert vocabulary.start == 0
+    tokens = vocabulary.encode("a new ü\n\nb".encode(), "x")
+    assert tokens.tolist() == [2, 4, 3, 0, 0, 1], "a line end that is missing is no token"
+    assert vocabulary.decode(tokens.tolist()) == "a <unk> ü \n\nb ".encode()
+    assert vocabulary.lengths[tokens].sum() == len(vocabulary.decode(tokens.tolist()))
+    assert vocabulary.words([2, 0]) == [("a", 1), ("<eos>", 1)]
+    assert Words.count([("a", b"x x y y y z\n")], most=4).list == ("y", "x", "<eos>", "<unk>")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "words.txt").write_bytes(mark + b"the\r\ncat\r\n<eos>\r\n<unk>\r\n")
+    assert Words.read(tmp_path / "words.txt").encode(mark + b"the cat\n", "text").tolist() == [0, 1, 2]
+    assert Words.count([("a", mark + b"the the cat\n")]).list == ("the", "<eos>", "cat", "<unk>")
+    sub_words = SubWords.read(byte_level(tmp_path))
+    assert sub_words.encode(mark + b"the words", "x").tolist() == sub_words.encode(b"the words", "x").tolist()
+    for file in wikitext(tmp_path).glob("wiki.*"):
+        file.write_bytes(mark + file.read_bytes().removeprefix(b" \n"))  # a heading in the first line
+    task = TextConfig(str(tmp_path), segment=8, tokens="words", articles=True).build()
+    assert "27 articles" in task.about[1]
+    assert "=" in task.vocabulary.list
+    assert not any("\ufeff" in word for word in task.vocabulary.list)
+
+
+def test_sub_words_come_back_with_their_bytes(tmp_path):
+    vocabulary = SubWords.read(byte_level(tmp_path))
+    text = "the Größe 😀\n".encode()
+    tokens = vocabulary.encode(text, "x")
+    assert len(tokens) < len(text)
+    assert vocabulary.decode([vocabulary.start, *tokens.tolist()]) == text
+    assert vocabulary.lengths[tokens].sum() == len(text)
+    assert (vocabulary.size, vocabulary.lengths[vocabulary.start]) == (vocabulary.start + 1, 0)
+    about = TextPreprocessing.of(8, "tokenizer.json", vocabulary)
+    assert about.vocabulary().encode(text, "x").tolist() == tokens.tolist()
+
+
+def test_the_bytes_of_other_kinds_of_sub_words():
+    library = pytest.importorskip("tokenizers")
+    llama = {"<unk>": 0, "▁the": 1, "<0xC3>": 2, "r": 3}
+    pieces = library.models.BPE(vocab=llama, merges=[], unk_token="<unk>", byte_fallback=True)
+    found = SubWords(library.Tokenizer(pieces).to_str())
+    assert (found.lengths.tolist(), found.unknown) == ([5, 4, 1, 1, 0], 0)
+    bert = library.models.WordPiece(vocab={"[UNK]": 0, "the": 1, "##r": 2}, unk_token="[UNK]")
+    assert SubWords(library.Tokenizer(bert).to_str()).lengths.tolist()[1:] == [4, 1, 0]
+
+
+def spaced(library, kind: str):
+    """A tokenizer that puts a space before a text, in one of the three ways of tokenizer.json."""
+    vocabulary = {letter: i for i, letter in enumerate([*"Ġ▁acehtÃŁĊ\n", "Ġt", "▁t", "<0xC3>", "<0x9F>", "<0x0A>"])}
+    merges = [("Ġ", "t"), ("▁", "t")]
+    made = library.Tokenizer(library.models.BPE(vocabulary, merges, byte_fallback=kind != "ByteLevel"))
+    decoders = library.decoders
+    if kind == "ByteLevel":
+        made.pre_tokenizer, made.decoder = library.pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    elif kind == "Metaspace":
+        made.pre_tokenizer = library.pre_tokenizers.Metaspace()
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    else:
+        parts = [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
+        made.normalizer = library.normalizers.Sequence(parts)
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(parts)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["ByteLevel", "Metaspace", "Prepend"])
+def test_sub_words_have_no_space_before_a_text(monkeypatch, kind):
+    library = pytest.importorskip("tokenizers")
+    monkeypatch.setattr("mnemos.lab.tasks.subword_vocabulary._PIECE", 4)  # pieces begin inside a text, too
+    vocabulary = SubWords(spaced(library, kind).to_str())
+    for text in ("the cat\nthe teaß\nat", " the cat", "\nthe"):
+        tokens = vocabulary.encode(text.encode(), "x").tolist()
+        assert vocabulary.lengths[tokens].sum() == len(text.encode())
+        assert vocabulary.decode(tokens).decode() == text
+        assert SubWords(vocabulary.content).encode(text.encode(), "x").tolist() == tokens
+        assert library.Tokenizer.from_str(vocabulary.content).encode(text, add_special_tokens=False).ids == tokens
+
+
+def test_wikitext_in_words(tmp_path):
+    task = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words").build()
+    vocabulary = task.vocabulary
+    line = f"words  {vocabulary.size} in the vocabulary: train {task.size('train'):,} (0.00% unknown)"
+    assert task.about[-1].startswith(line)
+    assert task.vocab_size == vocabulary.size
+    assert vocabulary.list[:3] == ("=", "<eos>", "<unk>") or vocabulary.list[0] == "="
+    words = (tmp_path / "wiki.valid.tokens").read_text(encoding="utf-8")
+    assert task.size("valid") == len(words.split()) + words.count("\n")
+    batch = task.train_batch(0, 2, 0)
+    assert batch.inputs[0, 0] == vocabulary.start
+    shown = vocabulary.decode(batch.targets[0].tolist()).decode()
+    assert shown == "\n= Owl = \n\n= = ", "a blank line is a line end"
+    fewer = TextConfig(str(tmp_path), segment=8, tokens="words", words=5).build()
+    assert fewer.vocab_size == 5
+    assert "(0.00% unknown)" not in fewer.about[-1]
+    about = task.preprocessing()
+    assert about.difference(fewer.preprocessing()) == (
+        "expected the vocabulary that the run's model was trained with (words), found another one of 5 words; leave "
+        "data.tokens and data.words out"
+    )
+    assert about.difference(about) is None
+    scored = TextConfig(str(tmp_path), segment=8, tokens="words").build_to_score("valid", fewer.preprocessing())
+    assert scored.vocab_size == 5, "other text is read with the run's vocabulary"
+
+
+def test_articles_are_documents(tmp_path):
+    settings = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words", articles=True, held_out=0.4)
+    task = settings.build()
+    resets = sum(int(batch.reset.sum()) for batch in task.batches("valid", 1))
+    assert resets == 27
+    assert "27 articles" in task.about[1]
+    assert "wiki.valid.tokens#01" in task.about[1]
+    assert replace(settings, tokens="bytes").build().size("valid") == (tmp_path / "wiki.valid.tokens").stat().st_size
+    (tmp_path / "wiki.test.tokens").unlink()
+    shared = settings.build()
+    assert shared.size("test") + shared.size("train") == task.size("train"), "whole articles of train are held out"
+    (tmp_path / "one.txt").write_text("no heading\n = = Part = = \n" * 200)
+    with pytest.raises(InputError, match=r"data.articles: expected files with headings .* found none in 1 files"):
+        TextConfig(str(tmp_path / "one.txt"), articles=True).build()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
+def test_the_articles_and_words_of_wikitext_2():
+    task = TextConfig(str(SHARED / "wikitext-2/wiki.valid.tokens.gz"), tokens="words").build_to_score("valid")
+    assert task.size("valid") == 217_646
+    articles = TextConfig(str(SHARED / "wikitext-2/wiki.valid.tokens.gz"), articles=True, longest=10**6)
+    assert len(articles.build_to_score("valid")._splits["valid"]) == 60
+
+
+def test_words_are_cut_at_line_ends(tmp_path):
+    (tmp_path / "one.txt").write_text("".join(f"größe{i} ü\n" for i in range(2000)), encoding="utf-8")
+    task = TextConfig(str(tmp_path), tokens="words", held_out=0.1).build()
+    assert sum(task.size(split) for split in ("train", "valid", "test")) == 6000
+    for split in ("valid", "test"):
+        first = next(task.batches(split, 1)).targets[0, :3].tolist()
+        assert task.vocabulary.decode(first).decode().split()[-1] == "ü"
+
+
+@pytest.mark.parametrize("tokens", ["words", "tokenizer.json"])
+def test_bits_per_byte(tmp_path, tokens):
+    tokens = tokens if tokens == "words" else str(byte_level(tmp_path))
+    (tmp_path / "text").mkdir()
+    task = TextConfig(str(wikitext(tmp_path / "text")), segment=16, tokens=tokens).build()
+    torch.manual_seed(0)
+    model = Transformer(vocab_size=task.vocab_size, dim=8, layers=1, num_heads=2, mlp=8)
+    found = evaluate(model, task.batches("valid", 2), task)
+    written = sum(len(task.vocabulary.decode(text.tolist())) for text in task._splits["valid"])
+    wanted = found["loss"] * task.size("valid") / math.log(2) / written
+    assert found[BITS_PER_BYTE.name] == pytest.approx(wanted, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+def test_carried_reads_the_same_text_without_resets(tmp_path):
+    task = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words", articles=True).build()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": task.vocab_size, "dim": 8, "layers": 1, "num_heads": 2, "mlp": 8, "position": "none"}
+    for memory in (0, 8):
+        model = Transformer(**sizes, attention=RelativeConfig(memory=memory, same_length=memory > 0)).double()
+        reset = evaluate(model, task.batches("valid", 4), task)
+        carried = evaluate(model, task.carried("valid", 4), task)
+        assert carried["count"] == reset["count"] == task.size("valid")
+        documents = [torch.from_numpy(text.astype(np.int64)) for text in task._splits["valid"]]
+        tokens = torch.cat([torch.cat([torch.tensor([task.vocabulary.start]), text[:-1]]) for text in documents])
+        if memory:  # every token attends to the eight before it, wherever documents or segments end
+            logits, _ = model(tokens[None])
+            whole = torch.nn.functional.cross_entropy(logits[0], torch.cat(documents)).item()
+            assert carried["loss"] == pytest.approx(whole, rel=1e-9)
+            assert carried["loss"] != pytest.approx(reset["loss"], rel=1e-6)
+    many = TextConfig(str(wikitext(tmp_path, 12)), segment=8, articles=True).build()
+    first = next(many.carried("valid", 4))
+    assert first.reset.tolist() == [True, True], "36 documents: two rows of at least 16"
+    starts = sum(int(((batch.inputs == 0) & (batch.targets >= 0)).sum()) for batch in many.carried("valid", 4))
+    assert starts == 36, "each document begins with the start token, as in training"
+    whole = replace(TextConfig(str(tmp_path), segment=8)).build()
+    assert whole.carried("valid", 4) is None, "one document is not carried to another"
+
+
+def test_sampling_and_prediction_of_words(tmp_path, capsys):
+    task = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words").build()
+    torch.manual_seed(0)
+    head = HeadConfig(tied=True, cutoffs=(5,))
+    model = Transformer(vocab_size=task.vocab_size, dim=8, layers=1, num_heads=2, mlp=8, head=head).eval()
+    task.sample_outputs(model, Sampling(length=4, prompt="The strange Owl"), tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.startswith("The <unk> Owl ")
+    assert len(task.vocabulary.encode(shown.removesuffix("\n").encode(), "x")) == 7
+    (tmp_path / "a.txt").write_text("The Owl\n")
+    (tmp_path / "b.txt").write_bytes(b"The \xff")
+    good, bad = task.preprocessing().predict(model, [tmp_path / "a.txt", tmp_path / "b.txt"], {"length": 3})
+    assert len(task.vocabulary.encode(good.text.encode(), "x")) == 3
+    assert "b.txt: offset 4: expected UTF-8" in bad.problem
+    texts = task.artifacts(model, tmp_path, "test")["texts"]
+    assert texts[0]["given"].startswith("\n= Owl = \n")
+
+
+def test_bytes_are_as_they_were(tmp_path):
+    task = TextConfig(str(wikitext(tmp_path)), segment=8).build()
+    assert (task.metrics[0], task.vocab_size, task.preprocessing()) == (BITS_PER_BYTE, 256, TextPreprocessing(8))
+    assert Bytes().words("aü\0".encode()) == [("aü", 3), ("␀", 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": "word"}, "data.tokens: .*'word', which is no file"),
+        ({"tokens": "words", "words": 2}, "data.words: expected 0, or at least 3.*found 2"),
+        ({"words": 9}, 'data.words: .*found 9 with "bytes"'),
+        ({"tokens": "latin.txt"}, "latin.txt: offset 1: expected UTF-8 text, found the byte 0xe9"),
+        ({"tokens": "twice.txt"}, "twice.txt: expected each word once, found 'the' again"),
+        ({"tokens": "two.txt"}, "two.txt: line 2: expected one word, found 'of the'"),
+        ({"tokens": "no-end.txt"}, "no-end.txt: expected the word <eos>"),
+        ({"tokens": "closed.txt"}, "wiki.train.tokens: word 2: expected a word of .*closed.txt.*found '='"),
+        (
+            {"tokens": "other.txt"},
+            "data.tokens: expected a vocabulary of this text, found 81% of the train split's words",
+        ),
+        ({"tokens": "wrong.json"}, "wrong.json: expected a tokenizer.json of the library tokenizers, found"),
+    ],
+)
+def test_vocabularies_that_do_not_fit(tmp_path, change, words):
+    lines = {
+        "latin.txt": b"d\xe9j\n",
+        "twice.txt": b"the\n<eos>\nthe\n",
+        "two.txt": b"<eos>\nof the\n",
+        "no-end.txt": b"the\n",
+        "closed.txt": b"<eos>\nThe\n",
+        "other.txt": b"<eos>\n<unk>\nder\n",
+        "wrong.json": json.dumps({"a": 1}).encode(),
+    }
+    for name, data in lines.items():
+        (tmp_path / name).write_bytes(data)
+    if "." in change.get("tokens", ""):
+        if change["tokens"] == "wrong.json":
+            pytest.importorskip("tokenizers")
+        change = {"tokens": str(tmp_path / change["tokens"])}
+    (tmp_path / "text").mkdir()
+    with pytest.raises(InputError, match=words) as error:
+        TextConfig(str(wikitext(tmp_path / "text")), **change).build()
+    assert "\n" not in str(error.value)
+
+
+def test_text_that_is_not_utf_8(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"word " * 400)
+    (tmp_path / "b.txt").write_bytes(b"word " * 400 + b"\xe9")
+    (tmp_path / "c.txt").write_bytes(b"word " * 400)
+    with pytest.raises(InputError, match=r"b\.txt: offset 2000: expected UTF-8 text, found the byte 0xe9; convert"):
+        TextConfig(str(tmp_path), tokens="words").build()
+    assert TextConfig(str(tmp_path)).build().vocab_size == 256
+
+
+def test_the_tail_of_a_text_does_not_grow_with_it():
+    text = list(b"never was a story of more woe" * 100)
+    assert Bytes().tail(reversed(text), 3) == text[-15:], "the newest, two times three before it, and eight"
+    assert Bytes().tail(reversed(text[:4]), 3) == text[:4]

@@ -1,0 +1,299 @@
+"""COCO's and VOC's formats: what is read, what is left out and counted, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mnemos.lab.vision.detection.batch import flipped
+from mnemos.lab.vision.detection.coco_files import find_split, read_coco
+from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
+from mnemos.lab.vision.detection.sources import COCOConfig
+from mnemos.lab.vision.detection.task import DetectionTask
+from mnemos.lab.vision.detection.voc_files import read_voc
+from mnemos.types import InputError
+
+MASK = np.zeros((20, 30), np.bool_)
+MASK[5:9, 10:25] = True
+
+
+def counts_of(mask):
+    """Uncompressed run lengths in column-major order, beginning with zeros, written as plainly as possible."""
+    flat, found, value = mask.T.flatten().tolist(), [0], False
+    for pixel in flat:
+        if pixel != value:
+            found.append(0)
+            value = pixel
+        found[-1] += 1
+    return found
+
+
+def annotation(number, segmentation, box=(10, 5, 15, 4), category=7, crowd=0):
+    entry = {"id": number, "image_id": 9, "category_id": category, "bbox": list(box), "iscrowd": crowd, "area": 60}
+    return entry if segmentation is None else entry | {"segmentation": segmentation}
+
+
+def write(folder, annotations, images=None, **changes):
+    (folder / "annotations").mkdir(exist_ok=True, parents=True)
+    (folder / "val2017").mkdir(exist_ok=True)
+    Image.fromarray(np.full((20, 30, 3), 200, np.uint8)).save(folder / "val2017" / "a.jpg")
+    content = {
+        "images": [{"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}] if images is None else images,
+        "annotations": annotations,
+        "categories": [{"id": 90, "name": "brush"}, {"id": 7, "name": "train"}],
+    }
+    (folder / "annotations" / "instances_val2017.json").write_text(json.dumps(content | changes))
+    return find_split(folder, "", training=False)
+
+
+def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
+    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
+    lengths = {"size": [20, 30], "counts": counts_of(MASK)}
+    found = [annotation(1, polygon), annotation(2, lengths), annotation(3, encode(MASK))]
+    scenes = read_coco(*write(tmp_path, [*found, annotation(4, lengths, crowd=1)]))
+    assert (scenes.classes, scenes.categories) == (("train", "brush"), (7, 90))
+    assert scenes.has_masks
+    assert scenes.image_id(0) == 9
+    some = objects(scenes, 0)
+    assert some.labels.tolist() == [1, 1, 1]  # without the crowd, which is scored
+    assert len(scenes.annotations(0)) == 4
+    assert all(np.array_equal(mask, MASK) for mask in some.masks)
+    assert some.boxes[0].tolist() == [10, 5, 25, 9]
+    assert scenes.picture(0).shape == (20, 30, 3)
+
+
+def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
+    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4)]
+    scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
+    assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7]]
+    assert objects(scenes, 0).masks is None
+    assert scenes.said() == (
+        "1 picture with 2 objects of 1 class, boxes cut at the edge: 1, boxes without an area in the picture: 2"
+    )
+    assert "1 picture without an object" in read_coco(*write(tmp_path, [])).said()
+
+
+def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(tmp_path):
+    found = [annotation(1, None, (-3.2, 5, 3.2000000000000006, 4)), annotation(2, None, (1, 5, 0.02, 4))]
+    scenes = read_coco(*write(tmp_path, found))
+    assert len(scenes.annotations(0)) == 1
+    mirrored = flipped(scenes.picture(0), objects(scenes, 0))[1].boxes
+    assert (mirrored[:, 2:] > mirrored[:, :2]).all()
+
+
+def test_what_is_null_has_its_usual_value(tmp_path):
+    scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))
+    (one,) = ground_truth(scenes, [0])["annotations"]
+    assert (one["iscrowd"], one["area"]) == (0, 60)
+
+
+def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
+    triangle = [[10, 5, 25, 5, 10, 9]]
+    found = [
+        annotation(1, triangle),
+        annotation(2, encode(MASK), (10, 5, 20, 4)),
+        annotation(3, None),
+        annotation(4, triangle),
+    ]
+    for one in found[:3]:
+        del one["area"]
+    scenes = read_coco(*write(tmp_path, found))
+    areas = [one["area"] for one in scenes.annotations(0)]
+    assert 25 < areas[0] < 35
+    assert areas[1:] == [60, 60, 60]
+    assert "objects without an area, measured here: 3" in scenes.said()
+
+
+def test_a_held_out_split_without_an_object_is_refused(tmp_path):
+    file, (photos, *_) = write(tmp_path, [annotation(1, None)])
+    train = file.with_name("train.json")
+    train.write_bytes(file.read_bytes())
+    (tmp_path / "train").symlink_to(photos)
+    settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
+    _, places = write(tmp_path, [])
+    with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none; name"):
+        settings.build()
+    file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
+    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) or difficult objects alone; set iscrowd"):
+        settings.build()
+    assert "1 object of 1 class, 1 of the objects groups or difficult" in read_coco(file, places).said()
+
+
+def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
+    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
+    nothing = [[[10, 5, 25, 9]], [[]], [[40, 5, 50, 5, 50, 9]], {"size": [20, 30], "counts": [600]}]
+    found = [annotation(number, one) for number, one in enumerate([polygon, *nothing])]
+    scenes = read_coco(*write(tmp_path, found))
+    assert scenes.has_masks
+    assert [one["id"] for one in scenes.annotations(0)] == [0]
+    assert "objects whose segmentation encloses nothing: 4" in scenes.said()
+    scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
+    with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
+        DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
+
+
+IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "changes", "message"),
+    [
+        ([annotation(3, None, category=8)], {}, r"annotation 3 of a.jpg: expected a category of 7, 90, found 8"),
+        (
+            [annotation(3, None, category=8)],
+            {"categories": []},
+            r"a category of the file's list, which is empty, found",
+        ),
+        ([annotation(3, None, box=(1, 2, 3))], {}, r"expected bbox \[x, y, width, height\], found \[1, 2, 3\]"),
+        ([annotation(3, None, box=(1, 2, 3, float("nan")))], {}, "expected bbox"),
+        ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
+        ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
+        ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
+        ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
+        (
+            [annotation(3, [[10, 5, 25, 5, 25, 9, 10]])],
+            {},
+            r"annotation 3 .* polygons \[x, .* found 7 values in \[10",
+        ),
+        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, "annotation 3 .* found 5 values"),
+        ([annotation(3, [[10, 5, 25, 5, 25, float("nan")]])], {}, "annotation 3 .* of finite numbers, found 6 values"),
+        ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
+        ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
+        ([annotation(3, None) | {"area": "60"}], {}, "annotation 3 of a.jpg: expected at least 0 as area, found '60'"),
+        ([annotation(3, None) | {"image_id": 1}], {}, "found annotation 3 of an unknown picture 1"),
+        ([], {"images": [IMAGE | {"height": 0}]}, "a height and width of at least 1, found 0 and 30 of a.jpg"),
+        ([], {"categories": [{"id": 7, "name": "a"}, {"id": 7, "name": "b"}]}, "found 'a' and 'b' of id 7"),
+        ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
+        ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
+        ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
+        ([], {"categories": None}, "found no list 'categories'"),
+        ([], {"images": []}, "expected at least one picture"),
+    ],
+)
+def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):
+    with pytest.raises(InputError, match=message):
+        read_coco(*write(tmp_path, annotations, **changes))
+
+
+def test_a_split_that_numbers_its_classes_otherwise_is_refused(tmp_path):
+    file, places = write(tmp_path, [annotation(1, None)])
+    assert read_coco(file, places, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
+    with pytest.raises(InputError, match="expected category 90 to be 'train', as in the training split, found 'brush'"):
+        read_coco(file, places, {7: "brush", 90: "train"})
+
+
+def test_wrong_photos_are_refused_by_name(tmp_path):
+    file, places = write(tmp_path, [], [IMAGE | {"height": 21}])
+    with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20; correct"):
+        read_coco(file, places).picture(0)
+    photos = places[0]
+    whole = (photos / "a.jpg").read_bytes()
+    (photos / "a.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"a\.jpg: expected an image"):
+        read_coco(file, places)
+    file.write_text("{")
+    with pytest.raises(InputError, match="expected annotations as JSON"):
+        read_coco(file, places)
+
+
+def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
+    """Transparent pixels on white, 16 bits scaled. Where annotations are of the turned photo, the error says so."""
+    images = [{"id": i, "file_name": f"{i}.png", "height": 20, "width": 30} for i in (1, 2, 3)]
+    file, places = write(tmp_path, [], images)
+    Image.fromarray(np.full((20, 30), 257 * 100, np.uint16)).save(places[0] / "1.png")
+    Image.fromarray(np.zeros((20, 30, 4), np.uint8)).save(places[0] / "2.png")
+    turned = Image.fromarray(np.zeros((30, 20, 3), np.uint8))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(places[0] / "3.png", exif=exif)
+    scenes = read_coco(file, places)
+    assert (scenes.picture(0) == 100).all()
+    assert (scenes.picture(1) == 255).all()
+    with pytest.raises(InputError, match=r"expected 30 x 20 pixels, .* found 20 x 30; turn its pixels as its EXIF"):
+        scenes.picture(2)
+    sizes = [image | {"height": 30, "width": 20} if image["id"] == 3 else image for image in images]
+    assert read_coco(*write(tmp_path, [], sizes)).picture(2).shape == (30, 20, 3)
+
+
+def test_the_export_of_a_tool_that_lists_photos_with_their_folder_and_writes_numbers_as_floats(tmp_path):
+    image = {"id": 9.0, "file_name": "images\\a.jpg", "height": 20.0, "width": 30.0}
+    (_, (photos, *_)) = write(tmp_path, [])
+    content = {
+        "images": [image],
+        "annotations": [annotation(1, None, category=7.0) | {"image_id": 9.0}],
+        "categories": [{"id": 7.0, "name": "train"}],
+    }
+    (tmp_path / "labels").mkdir()
+    photos.rename(tmp_path / "labels" / "images")
+    (tmp_path / "labels" / "train.json").write_text(json.dumps(content))
+    scenes = read_coco(*find_split(tmp_path / "labels", "", training=True))
+    assert scenes.image_id(0) == 9
+    assert objects(scenes, 0).labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("layout", ["annotations/train.json", "train/_annotations.coco.json", "train.json"])
+def test_other_layouts_are_found(tmp_path, layout):
+    file, (photos, *_) = write(tmp_path / "coco", [annotation(1, None)])
+    with pytest.raises(InputError, match=r"annotations/instances_train2017.json, found none"):
+        find_split(tmp_path / "coco", "", training=True)
+    place = tmp_path / "other" / layout
+    place.parent.mkdir(parents=True)
+    place.write_bytes(file.read_bytes())
+    pictures = tmp_path / "other" / ("train" if "/" in layout else "images")
+    pictures.mkdir(exist_ok=True)
+    (pictures / "a.jpg").write_bytes((photos / "a.jpg").read_bytes())
+    assert len(read_coco(*find_split(tmp_path / "other", "", training=True))) == 1
+
+
+VOC = """<annotation><filename>a.jpg</filename><size><width>30</width><height>20</height><depth>3</depth></size>
+<object><name>dog</name><difficult>0</difficult>
+<bndbox><xmin>11</xmin><ymin>6</ymin><xmax>25</xmax><ymax>9</ymax></bndbox></object>
+<object><name>cat</name><difficult>1</difficult>
+<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>30</xmax><ymax>20</ymax></bndbox></object></annotation>"""
+
+
+def voc(folder, text=VOC):
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "ImageSets/Main/train.txt").write_text("a\n")
+    (folder / "Annotations/a.xml").write_text(text)
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(folder / "JPEGImages/a.jpg")
+    return folder
+
+
+def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
+    scenes = read_voc(voc(tmp_path), "train")
+    assert scenes.classes == ("cat", "dog")
+    assert "measured here" not in scenes.said()  # the format has no areas
+    assert not scenes.has_masks
+    some = objects(scenes, 0)
+    assert (some.boxes.tolist(), some.labels.tolist()) == ([[10, 5, 25, 9]], [2])
+    assert [one["iscrowd"] for one in scenes.annotations(0)] == [0, 1]
+    assert scenes.annotations(0)[1]["bbox"] == [0, 0, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (VOC[:-3], "expected VOC's annotations as XML"),
+        (VOC.replace("<xmin>11</xmin>", ""), "expected a <xmin> in <bndbox>, found none"),
+        (VOC.replace("11", "left"), "expected a number as <xmin>, found 'left'"),
+        (VOC.replace("size>", "sizes>"), "expected the photo's <size>"),
+        (VOC.replace("<width>30", "<width>inf"), "expected a size of whole pixels as <width>, found inf"),
+        ('<?xml version="1.0" encoding="GBK"?>' + VOC, "expected VOC's annotations as XML, found multi-byte encodings"),
+        ('<?xml version="1.0" encoding="none"?>' + VOC, "expected VOC's annotations as XML, found unknown encoding"),
+    ],
+)
+def test_wrong_voc_files_are_refused_by_name(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_voc(voc(tmp_path, text), "train")
+    (tmp_path / "ImageSets/Main/test.txt").write_bytes("für".encode("latin1"))
+    with pytest.raises(InputError, match=r"test\.txt: expected names of photos in UTF-8"):
+        read_voc(tmp_path, "test")
+    with pytest.raises(InputError, match=r"ImageSets/Main/val.txt"):
+        read_voc(tmp_path, "val")
+    with pytest.raises(
+        InputError, match=r"a\.xml: expected objects of the training split's classes \(cat\), found 'dog'"
+    ):
+        read_voc(voc(tmp_path), "train", {1: "cat"})

@@ -1,0 +1,67 @@
+"""The generated pictures of shapes: seeded, each shape at least half visible, boxes and masks of what is visible."""
+
+import numpy as np
+import pytest
+
+from mnemos.lab.vision.detection.drawing import NAMES, draw
+from mnemos.lab.vision.detection.scenes import ground_truth, objects
+from mnemos.lab.vision.detection.shapes import ShapeScenes
+
+
+def scenes(seed=0, use=0, count=60):
+    return ShapeScenes(count, 64, 6, seed, use)
+
+
+def test_a_picture_is_a_function_of_seed_use_and_index():
+    first, again, other = scenes(), scenes(count=3), scenes(use=1)
+    assert np.array_equal(first.picture(2), again.picture(2))
+    assert first.annotations(2) == again.annotations(2)
+    assert not np.array_equal(first.picture(2), first.picture(3))
+    assert not np.array_equal(first.picture(2), other.picture(2))
+    assert not np.array_equal(first.picture(2), scenes(seed=1).picture(2))
+
+
+def test_boxes_and_areas_are_those_of_the_visible_masks():
+    some = scenes()
+    for index in range(20):
+        found = objects(some, index)
+        assert len(found.labels) >= 1
+        assert found.masks.sum(0).max() <= 1  # a pixel belongs to the shape in front
+        for box, mask, entry in zip(found.boxes, found.masks, some.annotations(index), strict=True):
+            rows, columns = np.nonzero(mask)
+            assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert entry["area"] == mask.sum()
+
+
+def test_half_of_every_shape_stays_visible_and_shapes_differ_from_what_is_behind_them():
+    shown = hidden = 0
+    for index in range(40):
+        drawn = draw(np.random.default_rng(index), 64, 6)
+        for kind, mask in zip(drawn.kinds.tolist(), drawn.masks, strict=True):
+            if NAMES[kind] != "circle":
+                continue
+            rows, columns = np.nonzero(mask)
+            radius = (max(np.ptp(rows), np.ptp(columns)) + 1) / 2  # of what is visible: at most the circle's own
+            share = mask.sum() / (np.pi * radius**2)
+            assert share > 0.4
+            shown, hidden = shown + (share > 0.9), hidden + (share < 0.9)
+    assert shown > 10
+    assert hidden > 0  # some are occluded
+
+
+@pytest.mark.parametrize("most", [1, 6])
+def test_every_class_and_number_of_shapes_occurs(most):
+    some = ShapeScenes(80, 64, most, 0, 0)
+    counts = [len(some.annotations(index)) for index in range(80)]
+    kinds = {one["category_id"] for index in range(80) for one in some.annotations(index)}
+    assert min(counts) == 1
+    assert max(counts) == most
+    assert kinds == {1, 2, 3, 4}
+
+
+def test_the_ground_truth_is_a_coco_file():
+    truth = ground_truth(scenes(), [3, 5])
+    assert [one["id"] for one in truth["images"]] == [4, 6]
+    assert [one["id"] for one in truth["annotations"]] == list(range(1, len(truth["annotations"]) + 1))
+    assert {one["image_id"] for one in truth["annotations"]} == {4, 6}
+    assert [one["name"] for one in truth["categories"]] == list(NAMES)

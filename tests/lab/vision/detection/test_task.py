@@ -1,0 +1,384 @@
+"""The task of detection: batches, the one training loop, what a finished run has, and what is refused."""
+
+import json
+import pickle
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import mnemos
+from mnemos import registry
+from mnemos.lab.evaluate.branches import observe_branches
+from mnemos.lab.report import report
+from mnemos.lab.run import checkpoint
+from mnemos.lab.run.continuing import Start
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.lab.run.scored_batches import part
+from mnemos.lab.run.session import run
+from mnemos.lab.vision.classifiers import PVTConfig
+from mnemos.lab.vision.detection.batch import flipped, together
+from mnemos.lab.vision.detection.detector_outputs import Detected, detect
+from mnemos.lab.vision.detection.scenes import Objects, ground_truth, objects
+from mnemos.lab.vision.detection.sources import COCOConfig, ShapesConfig, VOCConfig
+from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
+from mnemos.memory.gated_cache import caches
+from mnemos.types import InputError
+
+COCO = Path(__file__).parents[4].parent / "shared" / "data" / "coco-mini"
+SMALL = {"depths": (1, 1), "dims": (8, 16), "num_heads": (1, 2), "mlp_ratios": (2, 2), "reductions": (2, 1)}
+SHAPES = ShapesConfig(side=64, train=6, valid=3, test=5)
+
+
+def detector(kind="mask-rcnn", version=2, **backbone):
+    return DetectorConfig(
+        PVTConfig(version=version, image=64, patch=4, **SMALL, **backbone),
+        detector=kind,
+        classes=0,
+        channels=8,
+        sides=(64,),
+        longest=96,
+        anchor=16,
+        regions=RegionConfig(proposals=20, sampled=8, dim=8, mask_dims=(8,)),
+    )
+
+
+def recipe(kind="mask-rcnn", **fields):
+    data = replace(SHAPES, masks=kind == "mask-rcnn")
+    train = TrainConfig(steps=4, batch_size=2, eval_every=2, checkpoint_every=2, log_every=1)
+    made = Recipe(model=detector(kind), data=data, optim=OptimConfig(lr=1e-3), train=train, name="tiny")
+    return replace(made, **fields)
+
+
+def test_batches_are_padded_and_come_back_whole():
+    task = SHAPES.build()
+    pictures = [np.full((4, 6, 3), 9, np.uint8), np.full((5, 3, 3), 7, np.uint8)]
+    masks = np.zeros((1, 4, 6), np.bool_)
+    masks[0, 1:3, 2:5] = True
+    some = [
+        Objects(np.array([[2, 1, 5, 3]], np.float32), np.array([3]), masks),
+        Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5, 3), np.bool_)),
+    ]
+    batch = together(pictures, some, [4, 8])
+    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 1))
+    images, targets = batch.images(torch.float64), batch.targets()
+    assert [tuple(image.shape) for image in images] == [(3, 4, 6), (3, 5, 3)]
+    assert bool((images[0] == 9 / 255).all())
+    assert targets[0]["boxes"].tolist() == [[2, 1, 5, 3]]
+    assert torch.equal(targets[0]["masks"], torch.from_numpy(masks.astype(np.uint8)))
+    assert len(targets[1]["boxes"]) == 0
+    mirrored, turned = flipped(pictures[0], some[0])
+    assert turned.boxes.tolist() == [[1, 1, 4, 3]]
+    assert np.nonzero(turned.masks[0].any(0))[0].tolist() == [1, 2, 3]
+    assert np.array_equal(flipped(mirrored, turned)[1].masks, masks)
+    task.check(batch, "here")
+    batch.boxes[0, 0, 2] = 7.0  # beyond the first picture, not beyond the batch
+    with pytest.raises(InputError, match=r"here: expected boxes with an area in their picture .* label 3"):
+        task.check(batch, "here")
+
+
+def test_training_batches_are_functions_of_their_number_and_mirror_half():
+    task = ShapesConfig(side=64, train=40, valid=1, test=1).build()
+    first, again = task.train_batch(3, 20, seed=5), task.train_batch(3, 20, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.rows, task.train_batch(3, 20, seed=6).rows)
+    straight = [torch.from_numpy(task.splits["train"].picture(i)).permute(2, 0, 1) for i in first.rows.tolist()]
+    turned = [not torch.equal(a, b) for a, b in zip(first.pictures, straight, strict=True)]
+    assert 4 < sum(turned) < 16
+    row = turned.index(True)
+    assert torch.equal(first.pictures[row].flip(2), straight[row])
+    found = objects(task.splits["train"], int(first.rows[row]))
+    assert torch.equal(first.targets()[row]["masks"].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", [True, False])
+def test_workers_make_the_same_batches_and_name_a_damaged_photo(tmp_path, masks):
+    drawn = ShapesConfig(side=32, train=6, valid=1, test=1).build().splits["train"]
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        (tmp_path / split).mkdir()
+        content = ground_truth(drawn, range(6))
+        for row, one in enumerate(content["images"]):
+            one["file_name"] = f"{row}.png"
+            Image.fromarray(drawn.picture(row)).save(tmp_path / split / f"{row}.png")
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    alone, helped = (COCOConfig(str(tmp_path), masks=masks, workers=workers).build() for workers in (0, 2))
+    pickle.loads(pickle.dumps(helped._makers))  # for workers that are not forked
+    for index in (0, 1, 2, 5, 1, 2, 3):
+        for a, b in zip(alone.train_batch(index, 2, 7), helped.train_batch(index, 2, 7), strict=True):
+            assert torch.equal(a, b) if a is not None else b is None
+    helped.close()
+    for (i, a), (j, b) in zip(*(one.chosen_batches("test", 4, {1}) for one in (alone, helped)), strict=True):
+        assert (i, j, len(a.rows)) == (1, 1, 2)
+        assert torch.equal(a.pictures, b.pictures)
+        assert a.rows.tolist() == b.rows.tolist() == [10, 11]
+    path = tmp_path / "val2017" / "5.png"
+    path.write_bytes(path.read_bytes()[:60] + path.read_bytes()[-12:])
+    with pytest.raises(InputError, match=r"5\.png: expected an image"):
+        list(helped.batches("test", 1))
+
+
+def test_the_figures_of_perfect_detections_are_100():
+    task = SHAPES.build()
+    assert [m.name for m in task.metrics[:3]] == ["box AP", "box AP50", "box AP75"]
+    assert len(task.metrics) == 16  # without those of sizes that a picture of 64 pixels cannot have
+    assert task.unit == "pictures"
+    (batch,) = task.batches("test", 5)
+    perfect = []
+    for one in batch.targets():
+        scores = torch.ones(len(one["labels"]))
+        perfect.append({**one, "scores": scores, "masks": one["masks"][:, None].float()})
+    records = task.found(None, Detected({}, perfect), batch)
+    assert {m.name: round(m.value(records), 6) for m in task.metrics if "AP" in m.name} == {
+        f"{kind} {figure}": 100.0 for kind in ("box", "mask") for figure in ("AP", "AP50", "AP75", "AP small")
+    }
+    nothing = [{key: one[key][:0] for key in ("boxes", "labels", "masks", "scores")} for one in perfect]
+    none = task.found(None, Detected({}, nothing), batch)
+    assert task.metrics[0].value(none) == 0
+
+
+def cached(kind):
+    model = detector(kind)
+    return recipe(kind, model=replace(model, backbone=replace(model.backbone, cache=mnemos.GRC(length="paper"))))
+
+
+@pytest.mark.slow
+def test_a_cached_detector_trains_and_is_scored(tmp_path):
+    folder, made = tmp_path / "run", cached("mask-rcnn")
+    result = run(replace(made, train=replace(made.train, test_rows=3)), folder, quiet=True)
+    assert result["metric"] == "box AP"
+    assert {"emptied", "exchanged", "closed"} <= set(result["controls"])
+    assert result["update_flops"] > result["flops"] > 0
+    found = json.loads((folder / "detections.json").read_text())
+    assert found
+    assert all({"image_id", "category_id", "bbox", "score", "segmentation"} == set(one) for one in found)
+    shown = sorted((folder / "detections").glob("*.jpg"))
+    assert len(shown) == result["scored_rows"]["test"] < SHAPES.test, "the pictures that are scored, and no others"
+    assert {one["image_id"] for one in found} <= {int(file.stem.split("-")[1]) for file in shown}
+    assert [row["class"] for row in result["by_class"]] == ["circle", "triangle", "rectangle", "star"]
+    assert {"box AP", "box AP50", "box AP small", "mask AP"} <= set(result["by_class"][0])
+    loaded = mnemos.load(folder / "model")
+    assert any(cache.cache.any() for cache in caches(loaded))
+    explained = json.loads((folder / "explain.json").read_text())
+    assert explained["pictures"]["label"] == explained["pictures"]["guess"]
+    assert all("nearest" in layer["slots"] and "weight" in layer["maps"] for layer in explained["layers"])
+    page = report([folder]).read_text()
+    assert page.count("data:image/jpeg;base64,") == len(shown)
+    for text in ("Detections", "middle squares of photos, scaled to 64", "What the slots hold", "<code>", "box AR 100"):
+        assert text in page
+    (row,) = re.findall('<th scope="row">circle</th>.*', page)
+    assert row.count("<td") == len(result["by_class"][0]) - 1
+
+
+@pytest.mark.slow
+def test_a_cached_detector_of_ones_own_is_explained_at_the_size_that_its_caches_were_made_for(tmp_path):
+    """It has no configuration that says so."""
+    host = replace(cached("retinanet").model, classes=4, sides=(96,)).build().host
+    settings = TrainConfig(batch_size=2, eval_every=2, checkpoint_every=2)
+    mnemos.fit(host, replace(SHAPES, masks=False).build(), out=tmp_path / "run", steps=2, train=settings)
+    found = json.loads((tmp_path / "run" / "explain.json").read_text())
+    assert "64 × 64 pixels" in found["pictures"]["about"]
+    assert [layer["maps"]["grid"] for layer in found["layers"]] == [[16, 16], [8, 8]]
+    (layer, *_) = caches(host)
+    host.eval()
+    with torch.no_grad(), observe_branches({"first": layer}, lambda _, seen: shapes.append(seen.source.shape[1])):
+        shapes = []
+        for side in (64, 96):  # images of another size than the caches were made for
+            host.backbone(torch.zeros(1, 3, side, side))
+    assert len(set(shapes)) == 1
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    made = cached("retinanet")
+    whole = run(made, tmp_path / "whole", quiet=True)
+    run(replace(made, train=replace(made.train, steps=2)), tmp_path / "parts", quiet=True)
+    assert run(None, tmp_path / "parts", resume=True, steps=4, quiet=True)["test"] == whole["test"]
+
+
+def test_losses_of_an_evaluation_leave_the_generators_and_modes():
+    model = replace(detector(), classes=4).build().eval()
+    (batch,) = SHAPES.build().batches("valid", 3)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        first, second = detect(model, batch), detect(model, batch)
+    assert {k: v.item() for k, v in first.losses.items()} == {k: v.item() for k, v in second.losses.items()}
+    assert len(first.losses) == 5
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_detector_starts_from_a_classifier_with_empty_caches(tmp_path):
+    backbone = PVTConfig(version=1, image=64, **SMALL, cache=mnemos.GRC(length=4))
+    classifier = backbone.build()
+    with torch.no_grad():
+        for cache in caches(classifier):
+            cache.cache.fill_(3.0)
+    model = replace(detector(version=1), classes=4, backbone=backbone).build()
+    weights, part = model.weights_from(classifier.state_dict())
+    assert part == "host.backbone.backbone"
+    missing = model.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys
+    name = "block.1.0.attention.self.query.weight"
+    assert torch.equal(
+        model.state_dict()[f"host.backbone.backbone.encoder.{name}"],
+        classifier.state_dict()[f"host.pvt.encoder.{name}"],
+    )
+    assert all(not cache.cache.any() for cache in caches(model))
+    own = model.state_dict()
+    kept, part = model.weights_from(own)
+    assert kept is own
+    assert part == ""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_detector_starts_from_a_run_of_a_classifier_with_the_same_backbone_only(tmp_path, version):
+    backbone = PVTConfig(version=version, image=64, **SMALL)
+    classifier = backbone.build()
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", 1), {"model": dict(classifier.state_dict())})
+    model = replace(
+        detector(version=version), classes=4, backbone=replace(backbone, cache=mnemos.GRC(length=4))
+    ).build()
+    start = Start.read(tmp_path, model)
+    features = model.host.backbone.backbone
+    uncached = [name for name, _ in features.named_parameters() if ".grc." not in name]
+    assert sorted(start.weights) == sorted(f"host.backbone.backbone.{name}" for name in uncached)
+    start.load(model)
+    features.load_classifier(classifier.state_dict())  # the same, in Python
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in start.weights.items())
+    deeper = replace(detector(version=version), classes=4, backbone=replace(backbone, depths=(1, 12))).build()
+    with pytest.raises(InputError, match=r"parameters of host\.backbone\.backbone with their names and shapes"):
+        Start.read(tmp_path, deeper)
+
+
+def test_frozen_stages_are_not_trained():
+    for version in (1, 2):
+        model = replace(detector(version=version), classes=4, frozen_stages=1).build()
+        frozen = {name.split("backbone.backbone.")[1] for name, p in model.named_parameters() if not p.requires_grad}
+        assert frozen
+        assert all(
+            "block.0" in n or "patch_embeddings.0" in n or "stages.0" in n or n.startswith("patch_embed.")
+            for n in frozen
+        )
+
+
+def test_retinanet_can_begin_with_the_finest_map():
+    maps = {}
+    for finest in (0, 1):
+        model = replace(detector("retinanet"), classes=4, finest=finest, anchor=8).build()
+        maps[finest] = [tuple(x.shape[-2:]) for x in model.host.backbone(torch.zeros(1, 3, 64, 64)).values()]
+        sizes = model.host.anchor_generator.sizes
+        assert len(sizes) == len(maps[finest])
+        assert sizes[0] == (8, 10, 13)
+    assert maps[0][0] == (16, 16)
+    assert maps[1][0] == (8, 8)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    (batch,) = replace(SHAPES, masks=False).build().batches("valid", 3)
+    with pytest.raises(InputError, match="expected masks for MaskRCNN, found data without them"):
+        detect(replace(detector(), classes=4).build().eval(), batch)
+    for kind, masks, message in (("mask-rcnn", False, "data without them"), ("retinanet", True, "finds no masks")):
+        with pytest.raises(InputError, match=message):
+            run(recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run").exists(), "so that the mended command can name the same folder"
+    task = SHAPES.build()
+    for kind in ("mask-rcnn", "retinanet"):
+        task = replace(SHAPES, masks=kind == "mask-rcnn").build()
+        task.check_model(replace(detector(kind), classes=4).build().host)
+        with pytest.raises(InputError, match=r"expected 5 classes of .*, found 4; make it with num_classes=5"):
+            task.check_model(replace(detector(kind), classes=3).build().host)
+    task = SHAPES.build()
+    (batch,) = task.batches("test", 5)
+    boxes = [{**one, "scores": torch.ones(len(one["labels"]))} for one in batch.targets()]
+    for one in boxes:
+        del one["masks"]
+    with pytest.raises(InputError, match="expected a mask of every detection, found one without"):
+        task.scored("mask", task.found(None, Detected({}, boxes), batch))
+    for fields, message in (
+        ({"classes": 0}, "classes: expected at least 1"),
+        ({"classes": 1, "sides": ()}, "sides: expected at least one"),
+        ({"classes": 1, "frozen_stages": 3}, "frozen_stages: expected 0 to 2"),
+        ({"classes": 1, "detector": "retinanet", "finest": 2}, "finest: expected 0 to 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            replace(detector(), **fields).build()
+    with pytest.raises(InputError, match=r"data\.side: expected at least 32"):
+        replace(SHAPES, side=8).build()
+    with pytest.raises(InputError, match=r"name the folder with data\.folder"):
+        COCOConfig(folder=str(tmp_path)).build()
+    with pytest.raises(InputError, match="name the folder of one year"):
+        VOCConfig(folder=str(tmp_path)).build()
+
+
+@pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")
+@pytest.mark.slow
+def test_coco_in_its_own_folders_and_renamed(tmp_path):
+    task = COCOConfig(folder=str(COCO), valid_size=20).build()
+    assert [task.size(split) for split in ("train", "valid", "test")] == [140, 20, 119]
+    assert (task.classes, len(task.metrics)) == (80, 24)
+    batch = task.train_batch(0, 4, seed=0)
+    task.check(batch, "batch")
+    ratios = batch.sizes[:, 1] / batch.sizes[:, 0]
+    assert ratios.max() / ratios.min() < 1.6  # of similar proportions
+    renamed = tmp_path / "renamed"
+    (renamed / "annotations").mkdir(parents=True)
+    for old, new in (("train2017", "one"), ("val2017", "two")):
+        shutil.copy(COCO / "annotations" / f"instances_{old}.json", renamed / "annotations" / f"{new}.json")
+        (renamed / new).symlink_to(COCO / old)
+    other = COCOConfig(folder=str(renamed), train="one", test="two").build()
+    assert [other.size(split) for split in ("train", "valid", "test")] == [160, 119, 119]
+    assert "choose" not in other.about[0]
+    assert other.names == task.names
+
+
+@pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")
+@pytest.mark.slow
+def test_the_recipe_of_coco_mini_runs_on_folders_named_as_cocos(tmp_path, monkeypatch):
+    """Its command is the same for COCO itself; a few photos are scored, and no others decoded for it."""
+    for name in ("train2017", "val2017", "annotations"):
+        (tmp_path / "coco").mkdir(exist_ok=True)
+        (tmp_path / "coco" / name).symlink_to(COCO / name)
+    made = registry.load("recipe", "coco-mini-retinanet")()
+    made = replace(made, data=replace(made.data, folder=str(tmp_path / "coco")))
+    task = made.data.build()
+    assert task.splits["test"].image_id(3) == task.splits["train"].scenes.image_id(3)
+    read, picture = [], task.splits["test"].picture
+    monkeypatch.setattr(task.splits["test"], "picture", lambda row: read.append(row) or picture(row))
+    found = [row - 160 for batch in part(task, "test", 8, 10) for row in batch.rows.tolist()]
+    assert len(found) == 16
+    assert read[8:] == found, "after the first batch, which shows that no state is carried"
+    small = TrainConfig(steps=1, batch_size=1, valid_rows=1, test_rows=1)
+    result = run(replace(made, train=small), tmp_path / "run", quiet=True)
+    assert {"box AP", "box AP small"} <= set(result["test"])
+
+
+def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
+    """A narrow RetinaNet's heads differ by place from the beginning; without, weights of 0.01 let nothing through."""
+    spread = []
+    for group_norm in (False, True):
+        torch.manual_seed(0)
+        model = replace(detector("retinanet"), classes=4, channels=16, group_norm=group_norm).build().eval()
+        with torch.no_grad():
+            head, maps = model.host.head, model.host.backbone(torch.rand(1, 3, 64, 64))
+            spread.append(float(head.classification_head.conv(next(iter(maps.values()))).std()))
+        assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == (10 if group_norm else 0)
+    assert spread[0] < 1e-4 < 0.1 < spread[1]
+    masked = replace(detector(), classes=4, group_norm=True).build()
+    assert sum(isinstance(m, nn.GroupNorm) for m in masked.modules()) == 5  # two for each map, one in the mask branch
+
+
+def test_the_step_schedule_drops_more_than_once():
+    from mnemos.lab.run.optim import factor
+
+    schedule = ScheduleConfig(name="step", warmup=2, floor=0.1, drop_at=(4, 6))
+    assert [round(factor(schedule, update, 8), 6) for update in range(1, 9)] == [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]

@@ -1,0 +1,236 @@
+"""Image models: the published sizes, the hosts' own outputs, small images, what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import GRC, libraries
+from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
+from mnemos.memory.gated_cache import caches
+from mnemos.memory.stored import stored
+from mnemos.memory.token_cache import AttentionCache
+from mnemos.models.skeleton import skeleton
+from mnemos.types import InputError
+
+NET = {"image": 224, "classes": 1000}
+PYRAMID = {
+    "dims": (64, 128, 320, 512),
+    "num_heads": (1, 2, 5, 8),
+    "mlp_ratios": (8, 8, 4, 4),
+    "reductions": (8, 4, 2, 1),
+    **NET,
+}
+VIT_S = ViTConfig(patch=16, dim=384, depth=12, num_heads=6, mlp_ratio=4.0, **NET)
+SWIN_T = SwinConfig(patch=4, window=7, dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), mlp_ratio=4.0, **NET)
+PVT_TINY = PVTConfig(depths=(2, 2, 2, 2), **PYRAMID)
+PVT2_B2 = PVTConfig(version=2, depths=(3, 4, 6, 3), **PYRAMID)
+
+# Small enough for tests, at the sizes of the data that two cores can train on.
+SMALL = {
+    "digits": ViTConfig(image=8, channels=1, patch=2, dim=12, depth=2, num_heads=2),
+    "mnist": ViTConfig(image=28, channels=1, patch=7, dim=12, depth=2, num_heads=2, pool="mean"),
+    "mnist-4": ViTConfig(image=28, channels=1, patch=4, dim=12, depth=1, num_heads=3),
+    "cifar": ViTConfig(image=32, patch=4, dim=12, depth=2, num_heads=2, dropout=0.1, drop_path=0.1),
+    "photos": ViTConfig(image=64, patch=8, dim=12, depth=1, num_heads=2, classes=3),
+    "pvt-2": PVTConfig(dims=(8, 12), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 3), drop_path=0.1),
+    "pvt-3": PVTConfig(
+        dims=(4, 8, 12), depths=(1, 1, 1), num_heads=(1, 2, 3), mlp_ratios=(2, 2, 2), reductions=(4, 2, 1)
+    ),
+    "pvt-4": PVTConfig(
+        image=64,
+        dims=(4, 8, 12, 16),
+        depths=(1, 1, 1, 1),
+        num_heads=(1, 2, 3, 4),
+        mlp_ratios=(2, 2, 2, 2),
+        reductions=(8, 4, 2, 1),
+    ),
+    "pvt2": PVTConfig(version=2, dims=(8, 12), depths=(1, 2), num_heads=(1, 2)),
+    "pvt-patch-2": PVTConfig(image=28, channels=1, patch=2, dims=(8, 12), depths=(1, 1), num_heads=(1, 2)),
+    "pvt2-patch-2": PVTConfig(image=8, channels=1, version=2, patch=2, dims=(8, 12), depths=(1, 1), num_heads=(1, 2)),
+    "swin": SwinConfig(dim=8, depths=(2, 2), num_heads=(2, 4)),
+    "swin-3": SwinConfig(image=64, patch=4, window=4, dim=8, depths=(2, 1, 1), num_heads=(1, 2, 4)),
+}
+
+
+def images(config: ImageConfig, rows: int = 3, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, config.channels, config.image, config.image, generator=generator)
+
+
+def build(config: ImageConfig, **fields: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return dataclasses.replace(config, **fields).build()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (VIT_S, 22.05),
+        (PVT_TINY, 13.2),
+        (dataclasses.replace(PVT_TINY, depths=(3, 4, 6, 3)), 24.5),
+        (dataclasses.replace(PVT_TINY, depths=(3, 4, 18, 3)), 44.2),
+        (PVT2_B2, 25.4),
+        (dataclasses.replace(PVT2_B2, depths=(3, 4, 18, 3)), 45.2),
+        (dataclasses.replace(PVT2_B2, depths=(3, 8, 27, 3)), 62.6),
+        (SWIN_T, 28.3),
+    ],
+    ids=["vit-s", "pvt-tiny", "pvt-small", "pvt-medium", "pvtv2-b2", "pvtv2-b3", "pvtv2-b4", "swin-t"],
+)
+def test_parameters_are_as_many_as_published(config, published):
+    count = sum(p.numel() for p in skeleton(config).parameters()) / 1e6
+    assert round(count, 2 if published == 22.05 else 1) == published
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(VIT_S, "vit_small_patch16_224"), (PVT2_B2, "pvt_v2_b2"), (SWIN_T, "swin_tiny_patch4_window7_224")],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_the_named_model_of_timm_has_the_same_weights_and_outputs(config, name):
+    other = libraries.timm().create_model(name).eval()
+    ours = build(config).eval()
+    ours.host.load_state_dict(other.state_dict(), strict=True)
+    x = images(config, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[0], other(x), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_pvt_tiny_is_hugging_faces():
+    libraries.transformers()
+    from transformers import PvtConfig, PvtForImageClassification
+
+    other = PvtForImageClassification(PvtConfig()).eval()
+    ours = build(PVT_TINY).eval()
+    ours.host.load_state_dict(other.state_dict(), strict=True)
+    x = images(PVT_TINY, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[0], other(x).logits, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("preset", [None, "paper", "official", "mnemos"])
+def test_small_images_with_and_without_a_cache(name, preset, tmp_path):
+    config = dataclasses.replace(SMALL[name], cache=GRC(preset=preset) if preset else None)
+    model = build(config)
+    x = images(config)
+    logits, state = model(x)
+    assert logits.shape == (3, config.classes)
+    assert state is None
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    mnemos.save(model, tmp_path)
+    loaded = mnemos.load(tmp_path)
+    assert loaded.config == config
+    torch.testing.assert_close(loaded(x)[0], model.eval()(x)[0], rtol=0, atol=0)
+    if preset:
+        assert all(cache.cache.abs().max() > 0 for cache in caches(loaded))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_attention_has_a_cache_and_a_closed_gate_is_the_plain_model(name):
+    config = SMALL[name]
+    plain, cached = build(config).eval(), build(config, cache=GRC(gate_init=-100.0)).eval()
+    cached.host.load_state_dict(plain.host.state_dict(), strict=True)
+    blocks = config.depth if isinstance(config, ViTConfig) else sum(config.depths)
+    assert len(caches(cached)) == blocks
+    with torch.no_grad():
+        torch.testing.assert_close(cached(images(config))[0], plain(images(config))[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [
+        ("digits", [16] * 2),
+        ("mnist", [16] * 2),
+        ("cifar", [64] * 2),
+        ("pvt-3", [4, 4, 4]),
+        ("pvt-4", [4] * 4),
+        ("pvt2", [16, 16, 16]),
+        ("pvt-patch-2", [49, 49]),
+        ("pvt2-patch-2", [4, 4]),
+        ("swin", [16] * 4),
+        ("swin-3", [16] * 4),
+    ],
+)
+def test_a_cache_is_as_long_as_the_keys(name, slots):
+    assert [cache.cache.shape[0] for cache in caches(build(SMALL[name], cache=GRC()))] == slots
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ViTConfig(image=30), "image: .* patch 4, found 30"),
+        (ViTConfig(dim=10), "dim must be divisible by num_heads"),
+        (ViTConfig(depth=0), "depth"),
+        (ViTConfig(drop_path=1.0), "drop_path"),
+        (ViTConfig(channels=0), "channels: .* found 0"),
+        (PVTConfig(depths=(2,)), "depths"),
+        (PVTConfig(depths=()), "depths"),
+        (PVTConfig(image=36), "image: .* 8 .* found 36"),
+        (PVTConfig(reductions=(3, 1)), "reductions: .* found 3"),
+        (PVTConfig(patch=1), "patch: .* found 1"),
+        (PVTConfig(reductions=(2, 2)), "reductions: .*2, 2"),
+        (PVTConfig(num_heads=(3, 4)), "dim must be divisible by num_heads"),
+        (SwinConfig(window=0), "window"),
+        (SwinConfig(num_heads=(2,)), "depths"),
+        (SwinConfig(cache=AttentionCache()), "expected an attention of timm"),
+        (ViTConfig(cache=GRC(scope="stream")), "scope"),
+    ],
+)
+def test_impossible_sizes_are_one_line(config, words):
+    with pytest.raises(InputError, match=words) as raised:
+        config.build()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(2, 1, 32, 32), "expected images"),
+        (torch.zeros(2, 3, 28, 28), "expected images"),
+        (torch.zeros(3, 32, 32), "expected images"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.int64), "of floats"),
+    ],
+)
+def test_other_images_are_refused(x, words):
+    with pytest.raises(InputError, match=words):
+        build(SMALL["cifar"])(x)
+
+
+def test_states_and_masks_are_refused():
+    model = build(SMALL["cifar"])
+    for extra in ({"state": 1}, {"mask": torch.ones(3, 64, dtype=torch.bool)}):
+        with pytest.raises(InputError, match=r"image model: .* state"):
+            model(images(SMALL["cifar"]), **extra)
+
+
+def test_another_patch_than_timms_begins_as_timms_does():
+    torch.manual_seed(0)
+    model = PVTConfig(image=32, version=2, patch=2, dims=(64, 64), depths=(1, 1), num_heads=(1, 2)).build()
+    projection = model.host.patch_embed.proj
+    assert projection.weight.std().item() == pytest.approx((2 / (3 * 3 * 64)) ** 0.5, rel=0.05)
+    assert not projection.bias.any()
+
+
+def test_a_mean_over_patches_has_no_class_token():
+    for name, prefix in (("mnist", 0), ("digits", 1)):
+        host = build(SMALL[name]).host
+        assert (host.num_prefix_tokens, host.cls_token is not None) == (prefix, bool(prefix))
+
+
+@pytest.mark.slow
+def test_one_seed_gives_one_model_and_a_cache_leaves_the_host_as_it_would_be():
+    plain, again = build(SMALL["pvt-2"]), build(SMALL["pvt-2"])
+    remembering = build(SMALL["pvt-2"], cache=AttentionCache())
+    cached = build(SMALL["pvt-2"], cache=GRC())
+    for name, value in plain.state_dict().items():
+        for other in (again, cached, remembering):
+            assert torch.equal(value, other.state_dict()[name]), name
+    assert len(stored(remembering)) == 6  # keys and values of three layers

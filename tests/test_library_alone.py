@@ -1,0 +1,70 @@
+"""The library needs PyTorch, NumPy and safetensors alone: it is used here where nothing else is installed."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import mnemos
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n.*?```)?", (ROOT / "README.md").read_text(), re.DOTALL)
+OTHERS = "transformers|mnemos.fit|mnemos.lab|onnxruntime"  # what an example needs beside the library
+
+
+def needed(name: str, known: dict) -> dict:
+    """A distribution and all that it needs on this machine, by name."""
+    if name not in known:
+        known[name] = distribution(name)
+        for text in known[name].requires or ():
+            one = Requirement(text)
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                needed(one.name, known)
+    return known
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Runs a Python program for which only the library and its dependencies are installed."""
+    folder = tmp_path_factory.mktemp("packages")
+    known: dict = {}
+    for name in ("torch", "numpy", "safetensors"):
+        needed(name, known)
+    for one in known.values():
+        for file in one.files or ():
+            top = file.parts[0]
+            if top != ".." and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(one.locate_file(top))).resolve())
+    (folder / "mnemos").symlink_to(Path(mnemos.__file__).parent)
+
+    def run(*words: str) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        return subprocess.run([sys.executable, "-S", *words], capture_output=True, text=True, env=environment)
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_library_run(alone, tmp_path):
+    chosen = [code for code in EXAMPLES if not re.search(OTHERS, code)]
+    assert len(chosen) >= 3
+    code = f"import os; os.chdir({str(tmp_path)!r})\nfor code in {chosen!r}: exec(code, {{'__name__': '__main__'}})\n"
+    code += "import sys; print(sorted({'tyro', 'rich', 'scipy', 'mnemos.lab'} & set(sys.modules)))"
+    done = alone("-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_needs_the_laboratory_names_the_extra(alone):
+    done = alone("-m", "mnemos", "list")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "mnemos-torch[lab]" in done.stderr
+    code = "import mnemos\nfor name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
+    code += " except mnemos.InputError as error: print('lab]' in str(error))"
+    assert alone("-c", code).stdout.split() == ["True"] * 3
