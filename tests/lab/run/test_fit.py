@@ -275,6 +275,7 @@ def test_progress_is_a_bar_on_a_terminal_and_in_a_notebook(tmp_path, capsys, mon
     assert "2/2" in bar
     assert "loss" in bar
     assert any(mark in bar for mark in "█━") == (kind != "log")
+    assert "…" not in bar, "the bar does not fit into 80 columns"
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "b", 2, train=SETTINGS, quiet=True)
     assert capsys.readouterr() == ("", "")
 

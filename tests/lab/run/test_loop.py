@@ -307,7 +307,7 @@ def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "12/12" in said
     assert "toy 8: valid loss" in said
-    assert "toy evaluating test" in said
+    assert "scoring test" in said
 
 
 def test_no_warnings(tmp_path, recwarn):

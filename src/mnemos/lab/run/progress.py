@@ -91,7 +91,7 @@ class LogProgress(NoProgress):
 
 
 class BarProgress(NoProgress):
-    """A bar with loss, learning rate, speed, time left and peak memory, redrawn in place: for terminals."""
+    """A bar with loss, speed, time left and peak memory, redrawn in place: for terminals of 80 columns or more."""
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         from rich.console import Console
@@ -109,9 +109,8 @@ class BarProgress(NoProgress):
         )
         self.name = name
         shown = step < steps
-        self.task = self.bar.add_task(
-            name, total=steps, completed=step, facts="", left="of training left", visible=shown
-        )
+        # More would not fit into 80 columns. An evaluation has a bar, and a time left, of its own.
+        self.task = self.bar.add_task(name, total=steps, completed=step, facts="", left="left", visible=shown)
 
     def __enter__(self) -> "BarProgress":
         self.bar.start()
@@ -123,14 +122,14 @@ class BarProgress(NoProgress):
     def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         """Redraw the bar."""
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
-        facts = f"loss {update['loss']:.4f}  lr {update['lr']:.2e}  {speed:.1f}/s  {memory() / 2**20:.0f} MiB"
+        facts = f"loss {update['loss']:.4f}  {speed:.1f}/s  {memory() / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
 
     def evaluation(
         self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
     ) -> Iterator[Item]:
         """Yield the batches and show a second bar, which is removed after the last batch."""
-        task = self.bar.add_task(f"{self.name} evaluating {split}, {unit}", total=size, facts="", left="left")
+        task = self.bar.add_task(f"scoring {split}", total=size, facts=unit, left="left")
         try:
             for batch in batches:
                 yield batch
