@@ -251,10 +251,11 @@ def gradients(model) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_compiled_trains_as_eager(tmp_path, monkeypatch):
+@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_compiled_trains_as_eager(tmp_path, monkeypatch, cached):
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
-    model = {**STILL, "late": False, "cached": False}
+    model = {**STILL, "late": False, "cached": cached}
     eager = run(tmp_path / "eager", True, model, "32-true", segment_length=2)
     recipe = toys(True, model, "32-true", segment_length=2).recipe()
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=True))
