@@ -1,6 +1,6 @@
 """Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...] [--processes N]`.
 
-The checks are those of tests/adapt/matrix.py. Writes results/host_matrix.json and the table in docs/hosts.md. Takes
+The checks are those of tests/hosts/matrix.py. Writes results/host_matrix.json and the table in docs/hosts.md. Takes
 about ten minutes on one core. With --only, the named architectures are checked again and the others kept.
 """
 
@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "adapt"))
+sys.path.insert(0, str(ROOT / "tests" / "hosts"))
 RESULTS, PAGE = ROOT / "results" / "host_matrix.json", ROOT / "docs" / "hosts.md"
 BEGIN, END = "<!-- matrix -->", "<!-- /matrix -->"
 

@@ -34,9 +34,9 @@ from mutations import Fault, faults
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/mnemos")
-ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "train", "adapt", "data", "evaluate")
+ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
-CONTRACTS = ("tests/test_contracts.py", "tests/test_replay.py", "tests/test_auxiliary_losses.py")
+CONTRACTS = ("tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py")
 
 
 def main() -> None:
@@ -97,8 +97,8 @@ def import_libraries() -> None:
 
 def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
     """Lists of test files, the likeliest first."""
-    room, stem = Path(fault.file).relative_to(PACKAGE).parts[0], Path(fault.file).stem
-    folder = {"memory_replay": "replay"}.get(room, room)
+    parts, stem = Path(fault.file).relative_to(PACKAGE).parts, Path(fault.file).stem
+    folder = "/".join(parts[: 2 if parts[0] == "lab" else 1])
     files = sorted(str(path.relative_to(tree)) for path in (tree / "tests").rglob("test_*.py"))
     module = fault.file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     words = [word for word in (*Path(fault.file).parent.parts[3:], stem) if word != "__init__"]
