@@ -162,7 +162,7 @@ def _models() -> list[ModelCase]:
     cases = []
     for name in registry.names("model"):
         config = registry.load("model", name)
-        if config.inputs == "photos":  # from lists of images to losses or boxes: tests/data/detection/test_task.py
+        if config.inputs == "photos":  # lists of images: tests/lab/vision/detection/test_task.py
             continue
         stores = (None, GRC(length=3), GRC(length=3, scope="stream")) if has(config, "cache") else (None,)
         if config.inputs == "images":  # a stream's cache is for sequences

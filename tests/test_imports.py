@@ -26,6 +26,7 @@ LIBRARY = [
     "tree_file",
     "generators",
     "modes",
+    "schedule",
     "libraries",
     "registry",
     "config",
@@ -56,8 +57,9 @@ LABORATORY = [
     "bench",
     "cli",
 ]
-ROOMS = [*LIBRARY, *(f"lab.{name}" for name in LABORATORY), "__main__"]
+ROOMS = [*LIBRARY, "lab", *(f"lab.{name}" for name in LABORATORY), "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
+PUBLIC = {name for name, module in mnemos._NAMES.items() if module.startswith("mnemos.lab.")}  # of the laboratory
 
 
 def room(parts: Sequence[str]) -> str:
@@ -80,6 +82,7 @@ def imported(path: Path) -> set[str]:
         else:
             continue
         found |= {room(name.split(".")[1:]) for name in names if name.startswith("mnemos.")}
+        found |= {"lab" for name in names if name.removeprefix("mnemos.") in PUBLIC}
     return found & set(ROOMS)
 
 
@@ -139,7 +142,7 @@ def tell(what, heavy):
 
 import mnemos, mnemos.lab.cli
 mnemos.Transformer, mnemos.Stream
-tell("mnemos", "lightning_fabric matplotlib tyro sklearn triton torch._dynamo torch._inductor")
+tell("mnemos", "transformers lightning_fabric matplotlib tyro sklearn triton torch._dynamo torch._inductor")
 
 # PyTorch does not import its compiler to check a model.
 from mnemos.attention.linear import LinearConfig
@@ -154,5 +157,5 @@ import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")
 
 import mnemos.lab.run.loop
-tell("training", "lightning_fabric rich")
+tell("training", "transformers lightning_fabric rich")
 """

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -28,12 +29,10 @@ def needed(name: str, known: dict) -> dict:
     return known
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Runs a Python program for which only the library and its dependencies are installed."""
-    folder = tmp_path_factory.mktemp("packages")
+def installed(folder: Path, names: Sequence[str]) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs a Python program for which mnemos, these distributions and what they need are installed, nothing else."""
     known: dict = {}
-    for name in ("torch", "numpy", "safetensors"):
+    for name in names:
         needed(name, known)
     for one in known.values():
         for file in one.files or ():
@@ -47,6 +46,15 @@ def alone(tmp_path_factory):
         return subprocess.run([sys.executable, "-S", *words], capture_output=True, text=True, env=environment)
 
     return run
+
+
+LIBRARY = ("torch", "numpy", "safetensors")
+LABORATORY = ("lightning-fabric", "matplotlib", "rich", "scipy", "tyro")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return installed(tmp_path_factory.mktemp("library"), LIBRARY)
 
 
 @pytest.mark.slow
@@ -68,3 +76,12 @@ def test_what_needs_the_laboratory_names_the_extra(alone):
     code = "import mnemos\nfor name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
     code += " except mnemos.InputError as error: print('lab]' in str(error))"
     assert alone("-c", code).stdout.split() == ["True"] * 3
+
+
+@pytest.mark.slow
+def test_the_laboratory_needs_its_own_extra_alone(tmp_path_factory, tmp_path):
+    run = installed(tmp_path_factory.mktemp("laboratory"), (*LIBRARY, *LABORATORY))
+    small = "--train.steps 1 --train.eval-every 1 --model.layers 1 --model.dim 8 --model.num-heads 2 --data.rows 4"
+    done = run("-m", "mnemos", "train", "demo", *small.split(), "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run" / "result.json").is_file()

@@ -8,7 +8,8 @@ from mnemos.lab.tasks import metrics
 from mnemos.lab.tasks.metrics import Metric
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
-FILES = sorted(path for room in ("train", "evaluate", "figures") for path in (SOURCE / room).rglob("*.py"))
+ROOMS = ("run", "compare", "evaluate", "report")
+FILES = sorted(path for room in ROOMS for path in (SOURCE / "lab" / room).rglob("*.py"))
 # The loss is no task's own: the trainer reports it of all.
 METRICS = {m.name for m in vars(metrics).values() if isinstance(m, Metric)} - {"loss"}
 KINDS = {"classification", "language", "transcription"}

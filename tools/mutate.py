@@ -35,6 +35,7 @@ from mutations import Fault, faults
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/mnemos")
 ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
+ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech")
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
 CONTRACTS = ("tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py")
 

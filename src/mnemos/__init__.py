@@ -186,6 +186,7 @@ _ROOMS = {
 _MOVED = {
     "adapt": "hosts",
     "benchmarks": "lab.bench",
+    "cli": "lab.cli",
     "data": "lab.tasks",
     "evaluate": "lab.evaluate",
     "figures": "lab.report",

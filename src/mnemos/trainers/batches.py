@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos.schedule import Schedule
 from mnemos.types import InputError, JSONObject
-
-from .schedule import Schedule
 
 Rollout = dict[str, Any]  # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
 IGNORE = -100  # a target that is not counted

@@ -234,7 +234,7 @@ def work(folder: str, recipe: Recipe, resume: bool = False) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # tests/train/test_processes.py tests the same of tokens
+@pytest.mark.exhaustive  # tests/lab/run/test_processes.py tests the same of tokens
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 def test_two_processes_train_as_one(tmp_path):
     for name, devices in {"one": 1, "two": 2}.items():

@@ -57,7 +57,7 @@ def compare(
     without padding, in the comparison's "unit", `Task.unit`), "train_flops" (of all updates), "runs"}. Costs are means
     over seeds, and null in results of older versions. Its "runs" give the commit that trained each run: [{"folder",
     "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a
-    metric along an axis (`figures.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
+    metric along an axis (`report.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
 
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.

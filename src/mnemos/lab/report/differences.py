@@ -1,9 +1,9 @@
 """How much one variant differs from another, and how surely: 95 % intervals from the spread between seeds.
 
 Two variants are told apart where the interval of the difference of their means (Welch's) leaves out zero; of several
-differences from one variant, those whose p is below 0.05 after Holm's correction (`train.significance`). Where that one
-variant is chosen for its score, all pairs of variants count as tested (`differences_of_best`). The runs under a control
-are the same trained models, so their difference is taken run by run.
+differences from one variant, those whose p is below 0.05 after Holm's correction (`compare.significance`). Where that
+one variant is chosen for its score, all pairs of variants count as tested (`differences_of_best`). The runs under a
+control are the same trained models, so their difference is taken run by run.
 """
 
 import itertools

@@ -9,7 +9,7 @@ import numpy as np
 from mnemos.lab.run.run_files import final_scores
 from mnemos.types import JSONObject
 
-NO_PICTURES = "the task has no pictures"  # why explain.json has none (evaluate/explain.py)
+NO_PICTURES = "the task has no pictures"  # why explain.json has none (lab/evaluate/explain.py)
 Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 
 
@@ -25,7 +25,7 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Cached:
-    """One cached layer from explain.json (see evaluate/explain.py): σ(λ) per head, sizes, cost and measurements.
+    """One cached layer from explain.json (see lab/evaluate/explain.py): σ(λ) per head, sizes, cost and measurements.
 
     maps, slots: {"left": reason} if there is nothing to show, None if nothing was measured. self_map, memory_map
     [N, h, w]: mean of o_self and o_mem over head and channel; patches [slots, K, side, side, C] uint8.
@@ -54,7 +54,7 @@ class ControlledMemory:
 
 @dataclass(frozen=True)
 class StateControls:
-    """Segments read with a changed state (see evaluate/state_controls.py); left: the reason if there are none.
+    """Segments read with a changed state (see lab/evaluate/state_controls.py); left: the reason if there are none.
 
     about: "rows", "targets" and "cut"; segments [S]: their numbers; carried, course [S]: the scores of the unchanged
     state, in all and the metric of each segment.
@@ -113,7 +113,7 @@ class SlotExample:
 
 @dataclass(frozen=True)
 class WriteAttention:
-    """What the slots of a model attend to when they are written (see evaluate/write_attention.py).
+    """What the slots of a model attend to when they are written (see lab/evaluate/write_attention.py).
 
     shares: kind -> [S] by segment; examples: single slots; words: the text as (text, number of tokens), None if the
     task has no text; first: number of tokens of the examples' segment; about: the other fields of

@@ -140,7 +140,7 @@ class TrainConfig:
         average: the number of newest checkpoints whose averaged weights are the run's model at its end, with their test
             scores; as many are kept. Those of `checkpoint_every` and of the end count, not those of interruptions. 0:
             the weights of the last step.
-        ema: the decay of an exponential moving average of the weights (train/ema.py), such as .999. Evaluations, the
+        ema: the decay of an exponential moving average of the weights (run/ema.py), such as .999. Evaluations, the
             best weights and the run's model use the average. 0: none.
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree; or, for the

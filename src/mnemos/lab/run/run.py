@@ -219,9 +219,12 @@ class RunFolder:
 
     def scores_before(self) -> JSONObject:
         """{"before": the scores of the weights that the run started with}; {} if they were not evaluated."""
-        with open(self.folder / "metrics.jsonl", "rb") as file:
-            line = file.readline()
-        first: JSONObject = parse(line.decode()) if line else {}  # lost, as `trim` has said
+        path = self.folder / "metrics.jsonl"
+        line = b""
+        if path.is_file():  # it may have been removed meanwhile; `trim` says what is lost
+            with open(path, "rb") as file:
+                line = file.readline()
+        first: JSONObject = parse(line.decode()) if line else {}
         if first.get("kind") != "valid" or first["step"]:
             return {}
         return {"before": {name: value for name, value in first.items() if name not in ("kind", "step", "seconds")}}

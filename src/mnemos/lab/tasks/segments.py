@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mnemos.trainers.schedule import Schedule
+from mnemos.schedule import Schedule
 from mnemos.types import InputError
 
 from .batch import IGNORE, Batch
