@@ -168,6 +168,8 @@ def assess(
             write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
     with progress(quiet, recipe.name, 0, 0) as display:
         result |= task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
+        if names or getattr(model, "state_kind", None):
+            display.message(f"{recipe.name}: measuring what the memory holds, for the report")
     write_json(folder / "result.json", result)
     explain(model, task, folder, recipe.train.rollout.segment_length)
     record_write_attention(model, task, folder)
