@@ -175,6 +175,7 @@ def test_the_standard_library():
     sizes = [task.size(split) for split in ("train", "valid", "test")]
     assert sizes[0] > 5e6
     assert min(sizes) > 1e4
+    assert "the default: --data.path" in task.about[0]
     names = list(read_documents(find_text(None)))
     assert "argparse.py" in names
     assert names == sorted(names)

@@ -95,7 +95,8 @@ class TextConfig(DataConfig):
             _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
         vocabulary = self._vocabulary(splits["train"])
         encoded = {split: _encoded(splits[split], vocabulary) for split in _ORDER}
-        about = list(_about(found, splits, self.articles))
+        default = ["text   Python's standard library, the default: --data.path names a text of your own"]
+        about = [*(default if self.path is None else []), *_about(found, splits, self.articles)]
         about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
         return self._task(encoded, vocabulary, about)
 
