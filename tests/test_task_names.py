@@ -13,6 +13,7 @@ FILES = sorted(path for room in ROOMS for path in (SOURCE / "lab" / room).rglob(
 # The loss is no task's own: the trainer reports it of all.
 METRICS = {m.name for m in vars(metrics).values() if isinstance(m, Metric)} - {"loss"}
 KINDS = {"classification", "language", "transcription"}
+assert len(FILES) > 50, "the rooms are elsewhere"
 CLASSES = {
     "ArrayTask",
     "GeneratedTask",

@@ -1,4 +1,4 @@
-"""Small recipes to start from, at least one per task. Each trains in minutes on two cores. `papers` has the others.
+"""Small recipes to start from, at least one per task. `papers` has the others.
 
 Sizes that the data determine (vocabulary, length, image, channels, classes, bands) are 0 in a recipe. A run fills them
 in when it opens its data (`mnemos.lab.run.checks.complete`), so another folder or length needs no second setting.

@@ -1,4 +1,4 @@
-"""Language models of text, one per kind of memory; each trains in 10 to 40 minutes on two cores."""
+"""Language models of text, one per kind of memory."""
 
 from dataclasses import replace
 from typing import Any
