@@ -73,7 +73,7 @@ def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0)
         found |= {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
         if not layers:
             found["left"] = "the model has no gated cache"
-        elif (seen := _seen(model, task)) is not None:
+        elif (seen := task.pictured(model)) is not None:
             _record_pictures(*seen, model, layers, found, tensors)
         else:
             found["left"] = "the task has no pictures"
@@ -138,17 +138,6 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dic
     return {name: (int(rows), int(tokens)) for name, (rows, tokens) in found.items()}
 
 
-def _seen(model: nn.Module, task: Any) -> tuple[nn.Module, Any] | None:
-    """(what reads pictures as (inputs, state), the task of pictures); None for a task without pictures.
-
-    A task whose model is more than that, as a detector, has `pictured(model)`. Its pictures say `about` what they are.
-    """
-    if hasattr(task, "pictured"):
-        found: tuple[nn.Module, Any] | None = task.pictured(model)
-        return found
-    return (model, task) if hasattr(task, "picture") else None
-
-
 def _record_pictures(
     run: nn.Module,
     task: Any,
@@ -157,7 +146,7 @@ def _record_pictures(
     found: JSONObject,
     tensors: dict[str, Tensor],
 ) -> None:
-    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`. run, task: see `_seen`."""
+    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`. run, task: see `Task.pictured`."""
     entries = {entry["name"]: entry for entry in found["layers"]}
     observed = {}
     for name, layer in layers.items():

@@ -142,7 +142,7 @@ def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> 
     return torch.stack(self_weight, 1), torch.stack(shown)
 
 
-def _examples(task: object, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> JSONObject:
+def _examples(task: Task, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> JSONObject:
     """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
     tokens, valid [n·L], weights [n, K, 1 + L + cls].
@@ -150,7 +150,7 @@ def _examples(task: object, tokens: Tensor, valid: Tensor, weights: Tensor, bias
     length = len(tokens) // len(weights)
     on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
     first, tokens, self_weight = int(valid[:length].sum()), tokens[valid], weights[0, :, 0]
-    words = [list(word) for word in task.words(tokens.tolist())] if hasattr(task, "words") else None
+    words = task.words(tokens.tolist())
     examples = [
         {
             "slot": slot,
@@ -161,7 +161,7 @@ def _examples(task: object, tokens: Tensor, valid: Tensor, weights: Tensor, bias
         }
         for slot in _median_slots(self_weight)
     ]
-    return {"first": first, "examples": examples, "words": words}
+    return {"first": first, "examples": examples, "words": words and [list(word) for word in words]}
 
 
 def _median_slots(self_weight: Tensor) -> list[int]:

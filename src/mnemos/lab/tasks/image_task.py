@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.types import InputError
@@ -126,6 +126,10 @@ class ImageTask(Task):
     def sample(self) -> Tensor:
         """One row of zeros [1, C, size, size], float32."""
         return torch.zeros(1, len(self.colours.mean), self.side, self.side)
+
+    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
+        """The model and the task itself."""
+        return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split as evaluation uses it, before normalisation: [size, size, C] uint8, not augmented.

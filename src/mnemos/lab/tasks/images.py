@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from mnemos.config import DataConfig
 from mnemos.registry import register
@@ -112,6 +113,10 @@ class PixelClassification(ArrayTask):
     def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
         super().__init__(**fields)
         self.shape, self.names = shape, list(map(str, range(self.classes)))
+
+    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
+        """The model and the task itself."""
+        return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""

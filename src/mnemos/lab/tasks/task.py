@@ -1,4 +1,4 @@
-"""The base class of tasks: a data set with its batches, loss, metrics and the artifacts of a finished run."""
+"""The base class of tasks, in three parts: what gives batches, what gives loss and metrics, what shows results."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from .batch import Batch, counted, each, pieces, row_count
 from .metrics import ACCURACY, Metric, negative_log_likelihood
 from .preprocessing import Preprocessing
 
+HeldOut = Literal["valid", "test"]
 Split = Literal["train", "valid", "test"]
 
 
@@ -40,43 +41,35 @@ class Sampling:
     drafted: int = 8
 
 
-class Task:
-    """Base of tasks: a data set opened for training and evaluation, with its loss and its metrics.
+class Batches:
+    """What gives batches: a data set opened for training and evaluation.
 
-    A subclass defines the data by `train_batch`, `batches` and `size`. All other methods have defaults for batches of
-    class `Batch` and models called as model(inputs, state, mask=mask). A task with other batches (any pytree of tensors
-    whose first axis is the row) overrides `forward` and `loss`, and if necessary `count`, `tokens`, `resets` and
-    `segments`.
+    A subclass of `Task` defines the data by `train_batch`, `batches` and `size`. A batch is a `Batch`, or any pytree of
+    tensors whose first axis is the row.
 
     inputs: the kind of input (tokens, images, frames), which must equal `inputs` of the model's configuration.
-    sizes: values of model fields that the data determine, by name; a field that is 0 in the recipe is filled in.
-    metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
+    vocab_size, classes, max_length: 0 where the data have none; max_length is the greatest T of any batch.
     shuffled: `batches` has the rows in a random order, so the first batches are a random part of the split.
     carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
-    drafts: `sample_outputs` writes text, and knows `Sampling.draft` and `.stop`.
-    max_length: the greatest T of any batch; 0 for inputs without an axis T.
     about: lines that are printed before training, such as which files each split has.
     has_test: the data have a test split; a run without one is scored on the validation split, and has no result "test".
     whole: every split holds all of the data, because they have no splits of their own (`DataConfig.build_to_score`).
     """
 
     inputs: str = "tokens"
-    metrics: tuple[Metric, ...] = (ACCURACY,)
-    shuffled: bool = False
-    carries_state: bool = False
-    splits_rows: bool = False
-    drafts: bool = False
     vocab_size: int = 0
     classes: int = 0
     max_length: int = 0
+    shuffled: bool = False
+    carries_state: bool = False
+    splits_rows: bool = False
     about: Sequence[str] = ()
-    whole: bool = False
     has_test: bool = True
-    reference: Mapping[str, float] = MappingProxyType({})
+    whole: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Model fields that the data determine: by default vocab_size, classes (0 without classes) and max_length."""
+        """Sizes that the data determine, by name of the model's field; a field that is 0 in the recipe is filled in."""
         return {"vocab_size": self.vocab_size, "classes": self.classes, "max_length": self.max_length}
 
     @property
@@ -86,8 +79,6 @@ class Task:
             return self.inputs
         return "tokens" if self.inputs in ("tokens", "pairs") else "tokens or rows"
 
-    # The data.
-
     def train_batch(self, index: int, batch_size: int, seed: int) -> Any:
         """Training batch number `index` (from 0), of `batch_size` rows. It must depend on the arguments only.
 
@@ -95,26 +86,9 @@ class Task:
         """
         raise NotImplementedError
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Any]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Any]:
         """Every row of a held-out split once; the last batch may have fewer rows."""
         raise NotImplementedError
-
-    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> Sequence[int] | None:
-        """The rows of each of `batches`, if they are known without reading the data; None, the default, if not."""
-        return None
-
-    def chosen_batches(
-        self, split: Literal["valid", "test"], batch_size: int, numbers: Container[int]
-    ) -> Iterator[tuple[int, Any]]:
-        """(number, batch) of some of `batches`, in order. By default all are read, and the others left out."""
-        return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
-
-    def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Any] | None:
-        """The inputs and targets of `batches`, with the state carried from document to document.
-
-        None, the default, for data without documents, or of one document. `mnemos eval` reports both scores.
-        """
-        return None
 
     def size(self, split: Split) -> int:
         """The number of counted targets of a split; 0 for training data without an end."""
@@ -123,6 +97,21 @@ class Task:
     def epoch(self, batch_size: int) -> float:
         """The number of updates per epoch of the training split; 0 if it is unknown."""
         return 0.0
+
+    def rows_of_batches(self, split: HeldOut, batch_size: int) -> Sequence[int] | None:
+        """The rows of each of `batches`, if they are known without reading the data; None, the default, if not."""
+        return None
+
+    def chosen_batches(self, split: HeldOut, batch_size: int, numbers: Container[int]) -> Iterator[tuple[int, Any]]:
+        """(number, batch) of some of `batches`, in order. By default all are read, and the others left out."""
+        return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
+
+    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Any] | None:
+        """The inputs and targets of `batches`, with the state carried from document to document.
+
+        None, the default, for data without documents, or of one document. `mnemos eval` reports both scores.
+        """
+        return None
 
     def fewest_rows(self, batch_size: int) -> int:
         """The number of rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
@@ -136,10 +125,26 @@ class Task:
         """A batch of one row of the greatest length, for counting FLOPs. By default the first validation row."""
         return each(next(iter(self.batches("valid", 1))), lambda x: x[:1])
 
+    def check(self, batch: Any, where: str) -> None:
+        """Raise InputError, whose text begins with `where`, for a batch that does not fit the task."""
+        if not leaves(batch):
+            raise InputError(f"{where}: expected a batch of tensors, found none in it; check the data")
+
     def close(self) -> None:
         """Stop processes that prepare batches in advance. The task can still return batches."""
 
-    # Model and loss.
+
+class Objective:
+    """What gives loss and metrics: how a model reads a batch, and what is counted in it.
+
+    The defaults are those of class `Batch` and of models called as model(inputs, state, mask=mask). A task with other
+    batches overrides `forward` and `loss`, and if necessary `count`, `tokens`, `resets` and `segments`.
+
+    metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
+    """
+
+    metrics: tuple[Metric, ...] = (ACCURACY,)
+    reference: Mapping[str, float] = MappingProxyType({})
 
     def forward(self, model: nn.Module, batch: Any, state: State) -> tuple[Any, State]:
         """Run the model on a batch: (outputs, new state)."""
@@ -156,8 +161,6 @@ class Task:
         update.
         """
         return negative_log_likelihood(model, outputs, batch)
-
-    # Properties of a batch.
 
     def count(self, batch: Any) -> int:
         """The number of targets that the loss counts: those that are not IGNORE; for other batches, the rows."""
@@ -177,17 +180,19 @@ class Task:
         """Split the batch into segments of `length` tokens, which a model reads in order; 0: the batch itself."""
         return pieces([batch], length)
 
-    def check(self, batch: Any, where: str) -> None:
-        """Raise InputError, whose text begins with `where`, for a batch that does not fit the task."""
-        if not leaves(batch):
-            raise InputError(f"{where}: expected a batch of tensors, found none in it; check the data")
-
     def check_model(self, model: nn.Module) -> None:
         """Raise InputError for a model that this task's data do not fit. A run calls it before it has a folder."""
 
-    # Results of a trained model beside its metrics.
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+class Results:
+    """What shows results of a trained model beside its metrics. Only these methods may generate.
+
+    drafts: `sample_outputs` writes text, and knows `Sampling.draft` and `.stop`.
+    """
+
+    drafts: bool = False
+
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """Write files (images, transcriptions, …) to a finished run's folder; returns entries for its result.json.
 
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:
@@ -198,9 +203,7 @@ class Task:
         """
         return {}
 
-    def scored_artifacts(
-        self, model: nn.Module, folder: Path, split: Literal["valid", "test"], batches: Iterable[Any]
-    ) -> JSONObject:
+    def scored_artifacts(self, model: nn.Module, folder: Path, split: HeldOut, batches: Iterable[Any]) -> JSONObject:
         """`artifacts` of a run that scores `batches`, all or a part of the split (`TrainConfig.test_rows`).
 
         By default `artifacts`, which may read the whole split.
@@ -211,7 +214,7 @@ class Task:
         """How `mnemos predict` prepares new files and names the outputs; None, the default, where it has no meaning."""
         return None
 
-    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> Sequence[str]:
+    def show(self, model: nn.Module, split: HeldOut) -> Sequence[str]:
         """Lines that `mnemos eval` prints below the scores."""
         return ()
 
@@ -224,6 +227,26 @@ class Task:
             "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
             "mnemos eval"
         )
+
+    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any] | None:
+        """What reads the task's pictures as (inputs, state), and the pictures; None, the default, without pictures.
+
+        `evaluate.explain` shows by them what caches do. The pictures have `inputs`, `names`, `size`, `batches` and
+        `picture(split, index)`, uint8 [H, W, 1 or 3]; images also have `colours`, (mean, std), and tokens have
+        `rows(split, indices)`, a batch. If the model is not what reads them, they have `about`, a sentence.
+        """
+        return None
+
+    def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
+        """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""
+        return None
+
+
+class Task(Batches, Objective, Results):
+    """Base of tasks: a data set with its batches, its loss and metrics, and what its results show.
+
+    A subclass defines `train_batch`, `batches` and `size`. Everything else has a default.
+    """
 
 
 SUPERVISED = Task()  # the default methods, to evaluate batches of class `Batch` without a data set
