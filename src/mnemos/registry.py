@@ -3,9 +3,8 @@
 There are five kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
 with `build(...)`, decorated with `register`. "preprocessing" names the classes by which `mnemos predict` reads files,
 decorated in the same way. "recipe" names functions that return a `Recipe`, decorated with
-`mnemos.lab.run.recipe.recipe`. Entries of this package are found by parsing the source files of the sub-packages that
-hold their kind, so a new file needs no line here. Parsing does not import, so `mnemos list` does not load torch; `load`
-imports only the module that defines an entry.
+`mnemos.lab.run.recipe.recipe`. Entries of this package stand in the two tables of this file, so a new one needs a row
+here. Naming an entry does not import it, so `mnemos list` does not load torch; `load` imports only its module.
 
 Other packages register their entries with the same decorators. The command line finds these packages through the
 entry-point group `mnemos.plugins`. Each entry point is a module to import, or a function without arguments to call. In
@@ -25,40 +24,185 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
 
-KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 GROUP = "mnemos.plugins"
 
-# For each kind: its decorator, and the sub-packages whose files define this package's entries.
-_MODELS = ("lab/vision/classifiers", "lab/vision/detectors", "lab/speech/models")
-_TASKS = ("lab/tasks", "lab/vision/detection", "lab/translation", "lab/speech/recordings")
-_WRITTEN = {
-    "attention": ("register", ("attention",)),
-    "model": ("register", ("models", "hugging_face", *_MODELS)),
-    "data": ("register", _TASKS),
-    "recipe": ("recipe", ("lab/recipes", "lab/papers")),
-    "preprocessing": ("register", _TASKS),
+# {kind: {name: "module:class"}}, with modules below `mnemos`. `mnemos list` shows the names in this order.
+_CLASSES = {
+    "attention": {
+        "block-sparse": "attention.block_sparse:BlockSparseConfig",
+        "bucket-union": "attention.bucket_union:BucketUnionConfig",
+        "compressive": "attention.compressive:CompressiveConfig",
+        "linear": "attention.linear:LinearConfig",
+        "reformer": "attention.reformer:ReformerConfig",
+        "relative": "attention.relative:RelativeConfig",
+        "softmax": "attention.softmax:SoftmaxConfig",
+    },
+    "model": {
+        "armt": "models.armt:ARMTConfig",
+        "encoder-decoder": "models.encoder_decoder:EncoderDecoderConfig",
+        "lstm": "models.lstm:LSTMConfig",
+        "memformer": "models.memformer:MemformerConfig",
+        "memory-transformer": "models.memory_tokens:MemoryTransformerConfig",
+        "rmt": "models.memory_tokens:RMTConfig",
+        "transformer": "models.transformer:TransformerConfig",
+        "hosted-decoder": "hugging_face.hosted_decoder:HostedDecoderConfig",
+        "hosted-classifier": "lab.vision.classifiers.hosted:HostedClassifierConfig",
+        "pvt": "lab.vision.classifiers.pvt:PVTConfig",
+        "swin": "lab.vision.classifiers.swin:SwinConfig",
+        "vit": "lab.vision.classifiers.vit:ViTConfig",
+        "detector": "lab.vision.detectors.detector:DetectorConfig",
+        "bilstm": "lab.speech.models.recurrent:BiLSTMConfig",
+        "speech": "lab.speech.models.transcriber:SpeechConfig",
+    },
+    "data": {
+        "associative-retrieval": "lab.tasks.associative_retrieval:AssociativeRetrievalConfig",
+        "cifar": "lab.tasks.cifar:CIFARConfig",
+        "copy": "lab.tasks.copying:CopyConfig",
+        "babilong-like": "lab.tasks.facts:FactsConfig",
+        "mnist": "lab.tasks.images:MNISTConfig",
+        "digits": "lab.tasks.images:DigitsConfig",
+        "listops": "lab.tasks.listops:ListOpsConfig",
+        "listops-answers": "lab.tasks.listops_answers:ListOpsAnswersConfig",
+        "mad-recall": "lab.tasks.mad_recall:MADRecallConfig",
+        "mad-fuzzy-recall": "lab.tasks.mad_recall:MADFuzzyRecallConfig",
+        "mad-copying": "lab.tasks.mad_tokens:MADCopyingConfig",
+        "mad-compression": "lab.tasks.mad_tokens:MADCompressionConfig",
+        "mad-memorisation": "lab.tasks.mad_tokens:MADMemorisationConfig",
+        "mqar": "lab.tasks.mqar:MQARConfig",
+        "needle": "lab.tasks.needle:NeedleConfig",
+        "photos": "lab.tasks.photos:PhotosConfig",
+        "pixels": "lab.tasks.pixels:PixelsConfig",
+        "recall": "lab.tasks.recall:RecallConfig",
+        "text": "lab.tasks.text:TextConfig",
+        "told": "lab.tasks.told:ToldConfig",
+        "shapes": "lab.vision.detection.sources:ShapesConfig",
+        "coco": "lab.vision.detection.sources:COCOConfig",
+        "voc": "lab.vision.detection.sources:VOCConfig",
+        "translation": "lab.translation.translation:TranslationConfig",
+        "spoken": "lab.speech.recordings.spoken:SpokenConfig",
+    },
+    "preprocessing": {
+        "images": "lab.tasks.image_preprocessing:ImagePreprocessing",
+        "text": "lab.tasks.text_preprocessing:TextPreprocessing",
+        "detection": "lab.vision.detection.preprocessing:DetectionPreprocessing",
+        "translation": "lab.translation.translation_preprocessing:TranslationPreprocessing",
+        "recordings": "lab.speech.recordings.speech_preprocessing:SpeechPreprocessing",
+    },
 }
+# {module below mnemos.lab: its recipes}. A recipe's function has its name, with _ for - and +.
+_RECIPES = {
+    "recipes.demo": "demo demo-linear demo-cached demo-memformer",
+    "recipes.listops_128": """
+        listops-128 listops-128-cached listops-128-bigbird listops-128-bigbird-cached listops-128-reformer
+        listops-128-reformer-cached listops-128-linear listops-128-linear-cached
+    """,
+    "recipes.short_listops": """
+        short-listops short-listops-cached short-listops-cached-unwritten short-listops-wider
+        short-listops-linear
+    """,
+    "recipes.small_tasks": "copy recall digits mnist",
+    "recipes.text_recipes": """
+        text text-linear text-cached text-cached-unwritten text-xl text-window text-xl-cached
+        text-cached-xl-no-memory text-compressive text-lstm text-memformer text-memory-transformer text-rmt
+        text-armt text-words text-words-cached
+    """,
+    "recipes.text_state": """
+        text-state-xl text-state-cached text-state-xl-cached text-state-compressive text-state-rmt
+        text-state-armt text-state-memformer text-state-linear text-state-window text-state-lstm
+        text-state-full
+    """,
+    "recipes.translation_recipes": """
+        multi30k-en-de multi30k-demo multi30k-de-en multi30k-en-de-cached multi30k-de-en-cached
+        multi30k-demo-cached
+    """,
+    "papers.cached_transformers.cifar_recipes": """
+        cifar-vit cifar-vit-cached cifar-vit-cached-unwritten cifar-vit-attention-cache cifar-vit-wider
+        cifar-pvt cifar-pvt-cached cifar-pvt-cached-unwritten cifar-pvt-attention-cache cifar-pvt-wider
+        cifar-swin cifar-swin-cached cifar-swin-cached-unwritten cifar-swin-wider
+    """,
+    "papers.cached_transformers.detection_recipes": """
+        coco-mask-rcnn-pvt-tiny coco-mask-rcnn-pvt-tiny-cached coco-mask-rcnn-pvt-small
+        coco-mask-rcnn-pvt-small-cached coco-mask-rcnn-pvt-medium coco-mask-rcnn-pvt-medium-cached
+        coco-retinanet-pvt-tiny coco-retinanet-pvt-tiny-cached coco-retinanet-pvt-small
+        coco-retinanet-pvt-small-cached coco-retinanet-pvt-medium coco-retinanet-pvt-medium-cached
+        coco-mini-retinanet coco-mini-mask-rcnn shapes-mask-rcnn shapes-mask-rcnn-cached
+        shapes-mask-rcnn-cached-unwritten shapes-retinanet shapes-retinanet-cached
+        shapes-retinanet-cached-unwritten
+    """,
+    "papers.cached_transformers.digits_recipes": """
+        digits-vit digits-vit-cached digits-vit-cached-unwritten digits-vit-attention-cache digits-vit-wider
+        digits-pvt digits-pvt-cached digits-pvt-cached-unwritten digits-pvt-attention-cache digits-pvt-wider
+        digits-swin digits-swin-cached digits-swin-cached-unwritten digits-swin-wider
+    """,
+    "papers.cached_transformers.imagenet_recipes": """
+        imagenet-vit-s imagenet-vit-s-cached imagenet-vit-s-attention-cache imagenet-pvt-tiny
+        imagenet-pvt-tiny-cached imagenet-pvt-tiny-attention-cache imagenet-pvt-small
+        imagenet-pvt-small-cached imagenet-pvt-small-attention-cache imagenet-pvt-medium
+        imagenet-pvt-medium-cached imagenet-pvt-v2-b2 imagenet-pvt-v2-b2-cached imagenet-pvt-v2-b3
+        imagenet-pvt-v2-b3-cached imagenet-pvt-v2-b4 imagenet-pvt-v2-b4-cached imagenet-swin-t
+        imagenet-swin-t-cached imagenet-22k-swin-t imagenet-22k-swin-t-cached
+    """,
+    "papers.cached_transformers.listops_recipes": """
+        listops listops-cached listops-bigbird listops-bigbird-cached listops-reformer
+        listops-reformer-cached listops-linear listops-linear-cached
+    """,
+    "papers.cached_transformers.mnist_recipes": """
+        mnist-vit mnist-vit-cached mnist-vit-cached-unwritten mnist-vit-attention-cache mnist-vit-wider
+        mnist-pvt mnist-pvt-cached mnist-pvt-cached-unwritten mnist-pvt-attention-cache mnist-pvt-wider
+        mnist-swin mnist-swin-cached mnist-swin-cached-unwritten mnist-swin-wider
+    """,
+    "papers.cached_transformers.photos_recipes": """
+        photos-vit photos-vit-cached photos-vit-cached-unwritten photos-vit-attention-cache photos-vit-wider
+    """,
+    "papers.cached_transformers.text_recipes": """
+        wikitext-xl-base wikitext-xl-base-cached wikitext-mt-base wikitext-rmt-base wikitext-xl-large
+        wikitext-xl-large-cached wikitext-bytes-xl-base wikitext-bytes-xl-base-cached
+    """,
+    "papers.cached_transformers.translation_recipes": """
+        iwslt14-de-en iwslt14-de-en-cached iwslt14-es-en iwslt14-es-en-cached iwslt14-en-fr
+        iwslt14-en-fr-cached iwslt15-de-en iwslt15-de-en-cached iwslt15-en-vi iwslt15-en-vi-cached
+        iwslt15-cs-en iwslt15-cs-en-cached
+    """,
+    "papers.linear_transformers.copy_claim": "copy-small",
+    "papers.linear_transformers.image_recipes": """
+        mnist-pixels mnist-pixels-softmax cifar-pixels cifar-pixels-softmax mnist-pixels-small
+        mnist-pixels-small-softmax mnist-pixels-small-mixture cifar-pixels-small digits-pixels photos-pixels
+    """,
+    "papers.linear_transformers.speech_recipes": """
+        speech-softmax speech-linear speech-lsh speech-bilstm spoken-digits-softmax spoken-digits-linear
+        spoken-digits-lsh spoken-digits-bilstm
+    """,
+    "papers.memformer.recall_claim": "recall-memformer",
+    "papers.memformer.recipes": """
+        wikitext-memformer wikitext-xl wikitext-compressive wikitext-bytes-memformer wikitext-bytes-xl
+        wikitext-bytes-compressive digits-memformer mnist-memformer-small mnist-lstm mnist-transformer
+        mnist-xl-56 mnist-xl-224 mnist-xl-784 mnist-memformer mnist-memformer-8-slots mnist-memformer-2+6
+        mnist-memformer-2+6-32-slots mnist-memformer-2+6-16-slots mnist-memformer-2+6-1-slot
+        mnist-memformer-4+4 mnist-memformer-no-memory mnist-memformer-temperature-1
+        mnist-memformer-no-forgetting mnist-memformer-one-head
+    """,
+}
+KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 # What to use instead of a name that this package had.
 _RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
-_PACKAGE = Path(__file__).parent
 _Class = TypeVar("_Class", bound=type)
 
 
 class Definition(NamedTuple):
-    """Where an entry is defined, and the first line of its docstring without the final full stop."""
+    """Where an entry is defined."""
 
     module: str
     attribute: str
-    about: str
 
     def __str__(self) -> str:
         return f"{_files.get(self.module, self.module)}:{self.attribute}"
@@ -69,6 +213,15 @@ class _Entry(NamedTuple):
     value: Any
 
 
+_OURS = {
+    kind: {name: Definition(*f"{__package__}.{place}".split(":")) for name, place in table.items()}
+    for kind, table in _CLASSES.items()
+}
+_OURS["recipe"] = {
+    name: Definition(f"{__package__}.lab.{module}", re.sub("[-+]", "_", name))
+    for module, row in _RECIPES.items()
+    for name in row.split()
+}
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
 _files: dict[str, Path] = {}  # the file of each module that `load_file` imported
@@ -106,11 +259,11 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     name belongs to a class or function that is defined elsewhere.
     """
     _check_kind(kind)
-    place = Definition(value.__module__, value.__qualname__, first_line(value.__doc__))
+    place = Definition(value.__module__, value.__qualname__)
     taken = _registered[kind].get(name)
     before = taken.place if taken else None
     if before is None and place.module.partition(".")[0] != __package__:
-        before = _ours(kind).get(name)
+        before = _OURS[kind].get(name)
     if before is not None and str(before) != str(place):
         raise InputError(
             f"expected a new name for the {kind} {place}, found {name!r}, which belongs to {before}; rename it"
@@ -121,7 +274,7 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
 def remove(kind: str, name: str) -> None:
     """Remove an entry that another package registered. Raises InputError if there is none."""
     _check_kind(kind)
-    if name in _ours(kind) or _registered[kind].pop(name, None) is None:
+    if name in _OURS[kind] or _registered[kind].pop(name, None) is None:
         raise InputError(
             f"expected a {kind} that was registered from outside mnemos, found {name!r}; name a registered one"
         )
@@ -130,16 +283,37 @@ def remove(kind: str, name: str) -> None:
 def places(kind: str) -> dict[str, Definition]:
     """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
 
-    Imports nothing. Cost: the first call for a kind parses its source files, which takes milliseconds.
+    Imports nothing.
     """
     _check_kind(kind)
-    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _ours(kind)}
-    return {**_ours(kind), **others}
+    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _OURS[kind]}
+    return {**_OURS[kind], **others}
 
 
 def names(kind: str) -> list[str]:
     """The names registered under a kind, one of `KINDS`; see `places`."""
     return list(places(kind))
+
+
+def about(kind: str, name: str) -> str:
+    """What an entry is, for `mnemos list`: the first line of its docstring.
+
+    An entry that is not imported stays so; its docstring is read from its source file. Raises KeyError for an unknown
+    name.
+    """
+    if name in _registered[kind]:
+        return first_line(_registered[kind][name].value.__doc__)
+    place = _OURS[kind][name]
+    return _first_lines(place.module).get(place.attribute, "")
+
+
+@functools.cache
+def _first_lines(module: str) -> dict[str, str]:
+    """The first line of the docstring of each class and function at the top of a module of this package."""
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    named = [node for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    return {node.name: first_line(ast.get_docstring(node)) for node in named}
 
 
 def load(kind: str, name: str, file: object = None) -> Any:
@@ -266,51 +440,6 @@ def first_line(documentation: str | None) -> str:
     """The first line of a docstring without the final full stop; "" without a docstring."""
     lines = (documentation or "").strip().splitlines()
     return lines[0].strip().removesuffix(".") if lines else ""
-
-
-@functools.cache
-def _ours(kind: str) -> dict[str, Definition]:
-    """The entries of this package, from its source files in alphabetical order."""
-    decorator, rooms = _WRITTEN[kind]
-    found: dict[str, Definition] = {}
-    for path in (path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))):
-        source = path.read_text(encoding="utf-8")
-        if f"@{decorator}" not in source:  # searching is much faster than parsing
-            continue
-        module = ".".join((str(__package__), *path.relative_to(_PACKAGE).with_suffix("").parts))
-        for name, node in _decorated(ast.parse(source), decorator):
-            if kind in ("data", "preprocessing") and (kind == "preprocessing") != _is_preprocessing(node):
-                continue  # the two kinds share a folder
-            place = Definition(module, node.name, first_line(ast.get_docstring(node)))
-            if name in found:
-                raise InputError(f"the {kind} {name!r} is defined twice, at {found[name]} and {place}; rename one")
-            found[name] = place
-    return found
-
-
-def _decorated(tree: ast.Module, decorator: str) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
-    """The classes and functions of a module with this decorator, as (registered name, syntax node)."""
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            for used in node.decorator_list:
-                if isinstance(used, ast.Name) and used.id == decorator:
-                    yield _class_name(node) if isinstance(node, ast.ClassDef) else default_name(node.name), node
-                elif isinstance(used, ast.Call) and isinstance(used.func, ast.Name) and used.func.id == decorator:
-                    yield ast.literal_eval(used.args[0]), node
-
-
-def _is_preprocessing(node: ast.ClassDef | ast.FunctionDef) -> bool:
-    """Whether a class has the base class of preprocessings."""
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    return any(isinstance(base, ast.Name) and base.id == "Preprocessing" for base in bases)
-
-
-def _class_name(node: ast.ClassDef) -> str:
-    """The value of a class's variable `name`."""
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == "name":
-            return str(ast.literal_eval(line.value)) if line.value else ""
-    raise InputError(f"expected a class variable `name` in the registered class {node.name}, found none; add one")
 
 
 def default_name(function: str) -> str:

@@ -42,13 +42,13 @@ def show_names(parser: CommandParser, arguments: list[str]) -> None:
         return
     for kind in registry.KINDS:
         print(_TITLES.get(kind, f"{kind}s"))
-        places = registry.places(kind)
+        abouts = {name: registry.about(kind, name) for name in registry.names(kind)}
         if kind != "recipe":
-            _lines({name: place.about for name, place in places.items()}, "  ")
+            _lines(abouts, "  ")
         elif options.all:
-            _by_task({name: place.about for name, place in places.items()}, tasks)
+            _by_task(abouts, tasks)
         else:
-            _by_task({name: _variants(groups[name]) + places[name].about for name in groups}, tasks)
+            _by_task({name: _variants(groups[name]) + abouts[name] for name in groups}, tasks)
     if not options.all:
         print(f"\n{_MORE}", end="")
     print(f"\n{_START}")
@@ -96,17 +96,16 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _show_chosen(names: list[str], tasks: Mapping[str, str]) -> None:
-    places, data = registry.places("recipe"), registry.places("data")
     for task in dict.fromkeys(tasks[name] for name in names):
-        about = f": {data[task].about}" if task in data else ""
+        about = f": {registry.about('data', task)}" if task in registry.names("data") else ""
         print(f"{task or 'other tasks'}{about}")
-        _lines({name: places[name].about for name in names if tasks[name] == task}, "  ")
+        _lines({name: registry.about("recipe", name) for name in names if tasks[name] == task}, "  ")
 
 
 def _show_task(names: list[str], task: str) -> None:
     """The recipes of a task by the files that define them: small ones, then papers'; the first file's are all shown."""
-    places, about = registry.places("recipe"), registry.places("data").get(task)
-    print(f"{task}: {about.about}" if about else task)
+    places = registry.places("recipe")
+    print(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task)
     files: dict[str, list[str]] = {}
     for name in names:
         files.setdefault(places[name].module, []).append(name)
@@ -119,7 +118,7 @@ def _show_task(names: list[str], task: str) -> None:
         print(f"  {_heading(file)}")
         every = files[file]
         shown = every[:_SHOWN] if number else every
-        _lines({name: places[name].about for name in shown}, "    ", max(map(len, every)))
+        _lines({name: registry.about("recipe", name) for name in shown}, "    ", max(map(len, every)))
         if len(every) > len(shown):
             left += len(every) - len(shown)
             print(f"    … and {len(every) - len(shown)} more")
