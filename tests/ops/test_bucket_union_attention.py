@@ -5,11 +5,11 @@ import torch
 
 from mnemos.lab.measure.flops import flops_by_operation
 from mnemos.ops import bucket_union, bucket_union_attention
-from mnemos.ops.bucket_union import windows
+from mnemos.ops.bucket_union import chunked
 from mnemos.ops.bucket_union.reference import reference_bucket_union, reference_rounds, reference_union
 from mnemos.types import InputError
 
-PATHS = ["windows", "dense"]
+PATHS = ["chunked", "dense"]
 
 
 @pytest.fixture(params=PATHS)
@@ -20,17 +20,17 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def sorted_path(monkeypatch):
-    take("windows", monkeypatch)
+    take("chunked", monkeypatch)
 
 
 def take(name, monkeypatch):
-    monkeypatch.setattr(bucket_union, "dense_up_to", lambda chunk, rounds: 0 if name == "windows" else 10**9)
+    monkeypatch.setattr(bucket_union, "dense_up_to", lambda chunk, rounds: 0 if name == "chunked" else 10**9)
 
 
 @pytest.fixture(params=["one segment", "a block a segment", "three blocks a segment"])
 def segments(request, monkeypatch):
     numbers = {"one segment": 2**20, "a block a segment": 1, "three blocks a segment": 3 * 4 * 5 * 5}[request.param]
-    monkeypatch.setattr(windows, "SEGMENT", {"cpu": numbers})
+    monkeypatch.setattr(chunked, "SEGMENT", {"cpu": numbers})
 
 
 def inputs(t, b=2, h=3, d=5, m=4, rounds=3, buckets=6, heads=None, seed=0):

@@ -5,7 +5,7 @@ import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, run, strange
 from native_kernels import ALL_VARIANTS, NAMES, needs_kernels, run_variant, words
 
-from mnemos.ops.linear import LinearState, linear_attention, native_bidirectional
+from mnemos.ops.linear import LinearState, linear_attention, native
 from mnemos.ops.linear.reference import reference_bidirectional, reference_linear_attention
 
 pytestmark = needs_kernels
@@ -126,4 +126,4 @@ def test_opcheck(t):
 
 
 def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    assert native_bidirectional.CALL.size == 8 * words("bidirectional.h", "Everything")
+    assert native.EVERYTHING.size == 8 * words("bidirectional.h", "Everything")

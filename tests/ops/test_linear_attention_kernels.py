@@ -15,7 +15,7 @@ from kernel_cases import close, exactly, gradients, run
 from native_kernels import NAMES, VARIANTS, needs_kernels, run_variant
 
 from mnemos.ops.linear import LinearState, linear_attention, triton
-from mnemos.ops.linear import triton_launch as launch
+from mnemos.ops.linear import triton as launch
 
 needs_triton = pytest.mark.skipif(not triton.runs_here(), reason="runs in the child of test_in_the_interpreter")
 BOTH = [pytest.param("native", marks=needs_kernels), pytest.param("triton", marks=needs_triton)]

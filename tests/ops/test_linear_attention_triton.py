@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 import mnemos
 from mnemos.ops.linear import LinearState, choose, linear_attention
 from mnemos.ops.linear import triton as backend
-from mnemos.ops.linear import triton_launch as launch
+from mnemos.ops.linear import triton as launch
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 

@@ -8,8 +8,7 @@ from mnemos.types import InputError
 from .associative import associative_read, associative_write, dpfp
 from .block_sparse import block_sparse_attention
 from .bucket_union import bucket_union_attention
-from .linear import linear_attention
-from .linear.varlen import linear_attention_varlen
+from .linear import linear_attention, linear_attention_varlen
 from .reformer import reformer_attention
 from .relative_position import relative_attention
 from .slot_memory import biased_memory_norm, slot_attention, slot_write

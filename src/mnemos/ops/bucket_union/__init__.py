@@ -6,9 +6,8 @@ from torch import Tensor
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from .dense import attend_from_one, attend_to_all
-from .hashing import places
-from .windows import attend_in_windows
+from .chunked import attend_in_windows
+from .dense import attend_from_one, attend_to_all, places
 
 __all__ = ["attend", "bucket_union_attention", "check_settings", "places", "unit"]
 

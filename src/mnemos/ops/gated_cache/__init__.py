@@ -1,9 +1,7 @@
 """The gated recurrent cache's equations, as functions of tensors."""
 
-from .resampling import grid_shape, onto_grid, places, pool_grid, resample
-from .swin_windows import Windows
-from .update import GateWeights, gated_update
-from .writing import Written, batch_mean, write
+from .resampling import Windows, grid_shape, onto_grid, places, pool_grid, resample
+from .update import GateWeights, Written, batch_mean, gated_update, write
 
 __all__ = [
     "GateWeights",

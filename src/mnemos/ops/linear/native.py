@@ -1,42 +1,40 @@
-"""Causal linear attention on the CPU, in C++ (mnemos/native): φ, sums and normaliser in one pass over the tokens.
+"""Linear attention on the CPU, in C++ (mnemos/native): φ, sums and normaliser in one pass over the tokens.
 
-The forward accumulates S over the tokens. The backward accumulates it again for dq, and R from the end for dk and dv
-(the formulas of chunked.py). It keeps q, k, v, the first state and one denominator per token and head. Inputs have
-any strides and are float32, bfloat16 or float16; the sums are float32.
+`causal`: the forward accumulates S over the tokens. The backward accumulates it again for dq, and R from the end for dk
+and dv (the formulas of chunked.py). It keeps q, k, v, the first state and one denominator per token and head.
+`everything` (causal=False, any T and N): the forward sums S = Σ φ(k)·vᵀ over the keys and multiplies the queries with
+it. The backward keeps q, k, v, the sums (which the forward returns as the new state) and the denominators.
+
+Inputs have any strides and are float32, bfloat16 or float16; the sums are float32. The overhead of a small call is
+allocations and checks in Python. So a state that is None stays None down to the kernels, which take null for zeros,
+nothing is allocated that nothing will read, and tensors are checked in one pass.
 """
 
+import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import constant
+from mnemos._compat import constant, dispatch_mode_active, literal, transformed
 from mnemos.native import library, why_not
 from mnemos.native.codes import TYPES
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
-from .native_bidirectional import everything
-from .native_calls import (
-    address,
-    attend,
-    check,
-    dense,
-    eager,
-    eager_function,
-    loaded_kernels,
-    mask_address,
-    pointers,
-    results,
-)
 from .operators import STATE, Gradients, differentiated, given, keep, register
 
 __all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
 
 CALL = struct.Struct("56q")  # `struct Call` of native/call.h
+EVERYTHING = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
 _NO_Y, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
+_PLAIN = (Tensor, torch.nn.Parameter)
+# q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
+Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
 
 @constant
@@ -48,6 +46,119 @@ def runs_here() -> bool:
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether all tensors are float32, bfloat16 or float16 on the CPU."""
     return q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES and v.device.type == "cpu" and v.shape[-1] > 0
+
+
+def loaded_kernels() -> ctypes.CDLL:
+    """The kernels. Raises RuntimeError if there are none."""
+    loaded = library()
+    if loaded is None:
+        raise RuntimeError(why_not())
+    return loaded
+
+
+def check(status: int) -> None:
+    """Raise MemoryError if a kernel found no memory."""
+    if status:
+        raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
+
+
+def dense(x: Tensor) -> Tensor:
+    """x with stride 1 in the last axis; the kernels take any other strides."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def address(x: Tensor) -> tuple[int, int, int, int]:
+    """`struct Rows` of native/call.h for x [B, T, H, width]."""
+    b, t, h, _ = x.stride()
+    return x.data_ptr(), b, t, h
+
+
+def mask_address(mask: Tensor | None) -> tuple[int, ...]:
+    """The address and the strides of a mask [B, T]; zeros for None."""
+    return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
+
+
+def results(q: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Empty y, s and z after the call, and the denominators if they are `kept`."""
+    (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
+    den = v.new_empty(b, t, h, dtype=wide) if kept else None
+    return v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide), den
+
+
+def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Addresses of contiguous tensors; 0 for None."""
+    return tuple([0 if x is None else x.data_ptr() for x in tensors])
+
+
+def eager(*tensors: Tensor | None) -> bool:
+    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
+    if torch.compiler.is_compiling() or dispatch_mode_active():
+        return False
+    given = [x for x in tensors if x is not None]
+    return all([type(x) in _PLAIN and literal(x) for x in given]) and not transformed(*given)  # a list: faster
+
+
+def attend(
+    forward: Forward, function: Any, operator: Any, tensors: tuple[Tensor | None, ...], kind: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y and the state after the call, in the cheapest way that the tensors q, k, v, s, z, mask allow.
+
+    Plain tensors go to the kernel directly (`forward`), or where a gradient may be wanted by `function`, which
+    `eager_function` made; others by the dispatcher (`operator`). s and z may be None: zeros.
+    """
+    if not eager(*tensors):
+        q, k, v, s, z, mask = tensors
+        start = _nothing(k, v) if s is None else (s, z)  # type: ignore[arg-type]
+        y, s, z, _ = operator(q, k, v, *start, mask, kind, eps)
+        return y, s, z
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors]):
+        found: tuple[Tensor, Tensor, Tensor] = function(*tensors, kind, eps)
+        return found
+    return forward(*tensors, kind, eps, False)[:3]
+
+
+def _nothing(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """s and z of zeros: one expanded number."""
+    b, _, h, d = k.shape
+    zero = v.new_zeros((), dtype=torch.float32)
+    return zero.expand(b, h, d, v.shape[-1]), zero.expand(b, h, d)
+
+
+def eager_function(forward: Forward, backward: Callable[..., Any], operator: str, after: bool = False) -> Any:
+    """The operator without the dispatcher, whose overhead is the time of a hundred tokens, for autograd.
+
+    It takes q, k, v, s, z, mask, kind, eps and returns y, s_end, z_end. backward: of the operator of that name plus
+    "_backward", with a further argument for whether the gradients of s and z are wanted. after: it needs the state
+    after the call in place of that before. The saved tensors were checked before the forward, so the backward checks
+    incoming gradients alone.
+    """
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+            q, k, v, s, z, mask, ctx.kind, _ = inputs
+            y, s_end, z_end, den = forward(*inputs, True)
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(q, k, v, *((s_end, z_end) if after else (s, z)), mask, den)
+            return y, s_end, z_end
+
+        @staticmethod
+        def backward(ctx: Any, gy: Any, gs: Any, gz: Any) -> tuple[Tensor | None, ...]:
+            q, k, v, s, z, mask, den = ctx.saved_tensors
+            starts = any(ctx.needs_input_grad[3:5])
+            direct = not torch.is_grad_enabled() and eager(gy, gs, gz)
+            if gy is None:
+                gy = v.new_zeros(*q.shape[:3], v.shape[-1])
+            if not direct or (gs is None) != (gz is None):  # the operator takes no None, the kernel two or none
+                zeros = _nothing(k, v)
+                s, z, gs, gz = (n if x is None else x for x, n in zip((s, z, gs, gz), (*zeros, *zeros), strict=True))
+            if direct:
+                found = backward(q, k, v, s, z, mask, ctx.kind, den, gy, gs, gz, starts)
+            else:
+                found = getattr(torch.ops.mnemos, operator)(q, k, v, s, z, mask, ctx.kind, den, gy, gs, gz)
+            return *found[:3], *(found[3:] if starts else (None, None)), None, None, None
+
+    return Eager
 
 
 def causal(
@@ -116,10 +227,6 @@ def _kernel(
     return y, s_end, z_end, den, *ends
 
 
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
-    return _kernel(*inputs)
-
-
 def _compensated(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *others: Any) -> tuple[Tensor, ...]:
     *low, mask, kind, eps = others
     return _kernel(q, k, v, s, z, mask, kind, eps, low=tuple(low))
@@ -169,7 +276,7 @@ def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
     return (s.new_empty(v.shape[:3]),)
 
 
-register("linear_attention", "native", ["CPU"], _forward, _backward, _denominators, "den", _derivative)
+register("linear_attention", "native", ["CPU"], _kernel, _backward, _denominators, "den", _derivative)
 
 
 def _like_compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
@@ -195,4 +302,127 @@ torch.library.impl("mnemos::linear_attention_compensated", "CPU", _compensated)
 torch.library.register_fake("mnemos::linear_attention_compensated", _like_compensated)
 torch.library.register_autograd(
     "mnemos::linear_attention_compensated", _gradients_compensated, setup_context=_keep_compensated
+)
+
+
+def everything(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [B, T, H, D], k [B, N, H, D] (before `phi`, if that is not None), v [B, N, H, M], s, z -> y, s, z.
+
+    s and z may be None: zeros. Cost: 2·(T + N)·B·H·D·M operations, 4·(T + N)·B·H·D·M for the backward, on
+    `torch.get_num_threads()` threads.
+    """
+    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    operator = torch.ops.mnemos.linear_attention_bidirectional
+    y, s_end, z_end = attend(_kernel_everything, _EAGER_EVERYTHING, operator, (q, k, v, s, z, mask), kind, eps)
+    return y if y.dtype is wanted else y.to(wanted), s_end, z_end
+
+
+def _call_everything(backward: bool, eps: float, *words: int) -> None:
+    loaded = loaded_kernels()
+    check(loaded.mnemos_bidirectional(kernels.variant(loaded), backward, EVERYTHING.pack(*words), eps))
+
+
+def _sizes_everything(q: Tensor, k: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
+    (b, t, h, d), n, m = q.shape, k.shape[1], v.shape[-1]
+    return b, t, n, h, d, m, TYPES[v.dtype], kind, torch.get_num_threads()
+
+
+def _kernel_everything(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    kind: int,
+    eps: float,
+    kept: bool = True,
+) -> tuple[Any, ...]:
+    """y, the new s and z, and the denominators if they are `kept`."""
+    q, k, v = dense(q), dense(k), dense(v)
+    y, s_end, z_end, den = results(q, v, kept)
+    s, z = (x if x is None else x.contiguous() for x in (s, z))
+    sums = pointers(s, z, s_end, z_end, den)
+    rows = *address(q), *address(k), *address(v), *address(y)
+    _call_everything(False, eps, *_sizes_everything(q, k, v, kind), *rows, *mask_address(mask), *sums, *_NO_BACKWARD)
+    return y, s_end, z_end, den
+
+
+def _backward_everything(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s_end: Tensor,
+    z_end: Tensor,
+    mask: Tensor | None,
+    kind: int,
+    den: Tensor,
+    gy: Tensor,
+    gs: Tensor | None,
+    gz: Tensor | None,
+    starts: bool = True,
+) -> tuple[Any, ...]:
+    """The gradients; gs and gz may be None: zeros. starts: whether those of the first state are wanted."""
+    q, k, v, gy = dense(q), dense(k), dense(v), dense(gy)
+    s_end, z_end, den = s_end.contiguous(), z_end.contiguous(), den.contiguous()
+    dq, dk, dv = q.new_empty(*q.shape), k.new_empty(*k.shape), v.new_empty(*v.shape)
+    ds, dz = (s_end.new_empty(*s_end.shape), z_end.new_empty(*z_end.shape)) if starts else (None, None)
+    gs, gz = (x if x is None else x.contiguous() for x in (gs, gz))
+    sums = pointers(s_end, z_end, None, None, den)
+    rows = *address(q), *address(k), *address(v), *_NO_Y
+    found = *address(gy), *address(dq), *address(dk), *address(dv)
+    _call_everything(
+        True,
+        0.0,
+        *_sizes_everything(q, k, v, kind),
+        *rows,
+        *mask_address(mask),
+        *sums,
+        *found,
+        *pointers(gs, gz, ds, dz),
+    )
+    return dq, dk, dv, ds, dz
+
+
+def _derivative_everything(*inputs: Any) -> Gradients:
+    direct = not torch.is_grad_enabled() and eager(*inputs[:6], *inputs[-3:])
+    return (
+        _backward_everything(*inputs) if direct else torch.ops.mnemos.linear_attention_bidirectional_backward(*inputs)
+    )
+
+
+def _keep_everything(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Like `keep`, with the new state in the place of the given one: the backward needs S and z of all keys."""
+    q, k, v, _, _, *rest = inputs
+    keep(ctx, (q, k, v, *output[1:3], *rest), output)
+
+
+_EAGER_EVERYTHING = eager_function(
+    _kernel_everything, _backward_everything, "linear_attention_bidirectional_backward", after=True
+).apply
+
+
+def _denominators_everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:
+    return (s.new_empty(q.shape[:3]),)
+
+
+register(
+    "linear_attention_bidirectional",
+    "native",
+    ["CPU"],
+    _kernel_everything,
+    _backward_everything,
+    _denominators_everything,
+    "den",
+    _derivative_everything,
+    setup=_keep_everything,
 )

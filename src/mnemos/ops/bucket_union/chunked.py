@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mnemos.ops.once import differentiable_once
 
-from .hashing import met
+from .dense import met
 
 SEGMENT = {"cpu": 2**19, "cuda": 2**25}  # scores at a time: as many as fit a core's cache, or occupy a device
 _LOWEST = -1e30
