@@ -5,7 +5,7 @@ import torch
 from hosts import close
 from torch import Tensor
 
-from mnemos.attention.gated_walk import Walk, walk
+from mnemos.attention.gated import Walk, walk
 from mnemos.hosts.row_blocks import BlockState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2

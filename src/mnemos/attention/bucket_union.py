@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.memory.hashed_keys import HashedKeys
+from mnemos.memory.key_values import HashedKeys
 from mnemos.ops.bucket_union import attend, check_settings, places, unit
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
-from .hashed import queries_and_values
-from .multi_head import MultiHeadAttention
+from .multi_head import MultiHeadAttention, queries_and_values
 
 
 @register

@@ -8,14 +8,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.config import AttentionConfig, check_fields
-from mnemos.memory.compression import Compression, compressor
-from mnemos.memory.compressive import Blocks, CompressedSegments, CompressionGrid, pushed, reads_without_waiting
+from mnemos.memory.compressive import (
+    Blocks,
+    CompressedSegments,
+    Compression,
+    CompressionGrid,
+    compressor,
+    pushed,
+    reads_without_waiting,
+)
 from mnemos.memory.projection import own_weight
 from mnemos.ops.relative_position import relative_weights
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
 
-from .relative_heads import RelativeHeads
+from .relative import RelativeHeads
 from .softmax import attend, some
 
 

@@ -12,8 +12,7 @@ from mnemos.ops.reformer import bucket_factors, check_settings, draw_rotations, 
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
-from .hashed import queries_and_values
-from .multi_head import MultiHeadAttention
+from .multi_head import MultiHeadAttention, queries_and_values
 
 
 @register

@@ -1,17 +1,126 @@
-"""Relative attention with a segment memory (Transformer-XL, Dai et al. 2019) as a layer."""
+"""Relative attention (Transformer-XL, Dai et al. 2019): heads over a memory, and the layer of a segment memory."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos.config import AttentionConfig
-from mnemos.memory.segment_memory import Segments
+from mnemos.memory.key_values import Segments
+from mnemos.memory.projection import own_weight
+from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits
+from mnemos.types import Device, InputError, S, Splits
 
-from .relative_heads import RelativeHeads
+from .multi_head import MultiHeadAttention
+
+
+class RelativeHeads(MultiHeadAttention[S]):
+    """The base of layers whose queries read a memory by relative attention: projections, biases, and `read`.
+
+    softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v, where R are sinusoids of the distance in positions of the context
+    that is read. W_R (`position`), u and v (`content_bias`, `position_bias`) belong to the layer; no other part has a
+    bias, as in the paper's code.
+
+    memory: the positions that are usually remembered, for which the table of R is made at once. clamp: the greatest
+    distance; larger ones count as this one; 0: no limit. detached: no gradient flows into what is remembered. window:
+    the number of positions that a query reads, with its own; None: all.
+    Raises InputError if D is not divisible by H, or memory or clamp is below 0.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool,
+        dropout: float,
+        splits: Splits,
+        memory: int,
+        clamp: int,
+        detached: bool,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, causal, dropout, splits=splits, state_kind="constant")
+        if memory < 0 or clamp < 0:
+            raise InputError(
+                f"expected memory and clamp of at least 0, found memory {memory}, clamp {clamp}; use 0 for none"
+            )
+        self._memory, self._clamp, self._detached, self._window = memory, clamp, detached, window
+        self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
+        self.position_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
+        self._table: Tensor | None = None
+
+    @property
+    def state_gradient(self) -> bool:
+        """Whether gradient flows through the incoming and outgoing state. Without a memory, none is cut."""
+        return not self._detached or not self._memory
+
+    def read(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """The heads before projection, [B, T, H, D/H], of queries x [B, T, D].
+
+        context [B, N, D]: the inputs of keys and values, which end with x; mask [B, N] bool, True = valid. Takes the
+        cheaper of two paths: O(N·D² + T·N·D), or O(T·D² + T·N·D·H) for few queries.
+        """
+        t, n = x.shape[1], context.shape[1]
+        # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
+        if torch.compiler.is_exporting():  # one form for all lengths
+            few = isinstance(t, int) and t == 1
+        else:
+            few = t * n * (self.num_heads - 1) < (n - t) * self.dim
+        return (self._few if few else self._many)(x, context, mask)
+
+    def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """Project keys, values and distances, and compare them with the queries."""
+        t, n = x.shape[1], context.shape[1]
+        q = self.query(x).unflatten(-1, (self.num_heads, -1))
+        if n > t and self._detached and torch.is_grad_enabled():  # saves the products for a gradient that is not used
+            memory = context[:, : n - t].detach()
+            kv = torch.cat([self.key_value(memory), self.key_value(context[:, n - t :])], 1)
+        else:
+            kv = self.key_value(context)
+        k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        r = self.position(self._distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
+        dropout = self.dropout if self.training else 0.0
+        return relative_attention(
+            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self._window, dropout
+        )
+
+    def _few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so the memory is not projected.
+
+        Each query is projected to the D channels of the inputs, per head, and compared with inputs and sinusoids; the
+        weighted sum of the inputs is projected to values.
+        """
+        b, t, _ = x.shape
+        n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
+        key, value = own_weight(self.key_value).view(2, h, d, -1)
+        q = self.query(x).view(b * t, h, d).transpose(0, 1)
+        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
+        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, -1))
+        r = self._distances(n, 0, x).to(place.dtype)
+        scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
+        scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))
+        content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
+        read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
+        read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
+        return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
+
+    def _distances(self, n: int, last: int, x: Tensor) -> Tensor:
+        """R of the distances n − 1 … last, [n − last, D] like x, from a table that is kept between calls and grows."""
+        clamp, device, dtype = self._clamp, x.device, self.position.weight.dtype
+        if torch.compiler.is_compiling():
+            return sinusoids(n - 1, last, self.dim, clamp, device).to(dtype)
+        table = self._table
+        first = -1 if table is None else len(table) // (1 if self.causal else 2) - self.causal
+        if table is None or first < n - 1 or table.device != device or table.dtype != dtype:
+            first = max(n - 1, self._memory)
+            with torch.inference_mode(False):  # training must be able to use a table made during inference
+                table = sinusoids(first, 0 if self.causal else -first, self.dim, clamp, device).to(dtype)
+            self._table = table
+        return table[first - (n - 1) : first + 1 - last]
 
 
 @register

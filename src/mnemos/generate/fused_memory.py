@@ -8,8 +8,7 @@ from torch import Tensor
 
 from mnemos._compat import literal
 from mnemos.attention.linear import PlacedSums
-from mnemos.memory.branched import BranchedKeyValues
-from mnemos.memory.encoded import Encoded
+from mnemos.memory.branched import BranchedKeyValues, Encoded
 from mnemos.memory.key_values import KeyValues
 from mnemos.ops.linear import LinearState
 from mnemos.types import State

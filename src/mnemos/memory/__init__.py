@@ -4,10 +4,8 @@ from .associations import AssociationsConfig, AssociationState, AssociativeMemor
 from .compressive import CompressedSegments
 from .gated_cache import GatedCache, accumulate_caches, caches, clear_caches, hold_caches, traced
 from .grc import GRC
-from .hashed_keys import HashedKeys
-from .key_values import KeyValues
+from .key_values import HashedKeys, KeyValues, Segments
 from .memory_tokens import TokenMemory, TokensConfig, TokenState
-from .segment_memory import Segments
 from .slots import SlotMemory, SlotsConfig, SlotState
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The memory of softmax attention: the keys and values of earlier tokens."""
+"""What attentions keep of earlier tokens, appended in a buffer: keys and values, hashed keys, or a layer's inputs."""
 
 import torch
 from torch import Tensor
@@ -99,6 +99,108 @@ def check_key_values(state: object, batch: int, heads: int, width: int) -> None:
         )
 
 
+class Segments:
+    """A layer's inputs at the last N tokens of every row; a `State`, which no operation changes.
+
+    x [B, N, D]: the inputs, from which every call computes keys and values. valid [B, N] bool: the tokens that may be
+    attended to (not padding, and not the past of a reset row); a row of zeros is therefore a new row.
+
+    `append` costs O(T) for T new tokens, amortised, as for `KeyValues`.
+    """
+
+    __slots__ = ("_buffer", "_end", "valid", "x")
+
+    def __init__(self, x: Tensor, valid: Tensor, _buffer: "Buffer | None" = None, _end: int = 0) -> None:
+        self.x, self.valid = x, valid
+        self._buffer, self._end = _buffer, _end
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "segments"
+
+    @staticmethod
+    def empty(batch: int, dim: int, device: Device = None, dtype: torch.dtype | None = None) -> "Segments":
+        """The state before the first token: B rows of width D."""
+        valid = torch.zeros(batch, 0, device=device, dtype=torch.bool)
+        return Segments(torch.zeros(batch, 0, dim, device=device, dtype=dtype), valid)
+
+    def append(self, x: Tensor, valid: Tensor) -> "Segments":
+        """The state after T more tokens: x [B, T, D], valid [B, T] bool."""
+        if self.x.shape[1] == 0:
+            return Segments(x, valid)
+        (x, valid), buffer, end = appended((self.x, self.valid), (x, valid), self._buffer, self._end)
+        return Segments(x, valid, buffer, end)
+
+    def last(self, n: int) -> "Segments":
+        """The state with only the last n tokens, in the same buffer."""
+        if n >= self.x.shape[1]:
+            return self
+        start = self.x.shape[1] - n
+        return Segments(self.x[:, start:], self.valid[:, start:], self._buffer, self._end)
+
+    def widened(self, n: int) -> "Segments":
+        """The same state with at least n tokens: those that are new, in front, are not valid."""
+        return Segments(padded(self.x, n), padded(self.valid, n))
+
+    def detach(self) -> "Segments":
+        """The same values without the graph that computed them."""
+        return Segments(self.x.detach(), self.valid, self._buffer, self._end)
+
+    def __repr__(self) -> str:
+        return f"Segments(x={tuple(self.x.shape)})"
+
+
+class HashedKeys:
+    """What a causal bucket-union attention has read: keys, values, places; a `State`, which no operation changes.
+
+    k, v: [B, N, H, D/H], keys of norm one. place [B, N, H, R] int32: bucket and chunk in each of R rounds (see
+    `mnemos.ops.bucket_union.places`); 0 for tokens that are not attended to (padding, and the past of a reset row).
+    held [B, H, R, buckets] int64: the number of tokens in each bucket, which gives the rank of the bucket's next token.
+
+    `append` costs O(T) for T new tokens, amortised, as for `KeyValues`.
+    """
+
+    __slots__ = ("_buffer", "_end", "held", "k", "place", "v")
+
+    def __init__(
+        self, k: Tensor, v: Tensor, place: Tensor, held: Tensor, _buffer: "Buffer | None" = None, _end: int = 0
+    ) -> None:
+        self.k, self.v, self.place, self.held = k, v, place, held
+        self._buffer, self._end = _buffer, _end
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "keys and values"
+
+    @staticmethod
+    def empty(
+        batch: int,
+        heads: int,
+        width: int,
+        rounds: int,
+        buckets: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> "HashedKeys":
+        """The state before the first token: B rows, H heads of `width` channels."""
+        nothing = torch.zeros(batch, 0, heads, width, device=device, dtype=dtype)
+        place = torch.zeros(batch, 0, heads, rounds, device=device, dtype=torch.int32)
+        held = torch.zeros(batch, heads, rounds, buckets, device=device, dtype=torch.int64)
+        return HashedKeys(nothing, nothing.clone(), place, held)
+
+    def append(self, k: Tensor, v: Tensor, place: Tensor, held: Tensor) -> "HashedKeys":
+        """The state after T more tokens: k, v [B, T, H, D/H], place [B, T, H, R]; `held` is that after them."""
+        if self.k.shape[1] == 0:
+            return HashedKeys(k, v, place, held)
+        (k, v, place), buffer, end = appended((self.k, self.v, self.place), (k, v, place), self._buffer, self._end)
+        return HashedKeys(k, v, place, held, buffer, end)
+
+    def __repr__(self) -> str:
+        return f"HashedKeys(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, held={tuple(self.held.shape)})"
+
+
 class Buffer:
     """Storage for `capacity` tokens. The first `used` belong to some state and are not written again."""
 
@@ -157,4 +259,16 @@ pytree.register_pytree_node(
     lambda s: ([s.k, s.v, s.valid, s.seen], None),
     lambda children, _: KeyValues(*children),
     serialized_type_name="mnemos.KeyValues",
+)
+pytree.register_pytree_node(
+    Segments,
+    lambda s: ([s.x, s.valid], None),
+    lambda children, _: Segments(*children),
+    serialized_type_name="mnemos.Segments",
+)
+pytree.register_pytree_node(
+    HashedKeys,
+    lambda s: ([s.k, s.v, s.place, s.held], None),
+    lambda children, _: HashedKeys(*children),
+    serialized_type_name="mnemos.HashedKeys",
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.attention.cross import CrossAttention, KeysValues
-from mnemos.memory.encoded import Encoded
+from mnemos.memory.branched import Encoded
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Attention, State
 

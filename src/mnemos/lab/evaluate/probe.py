@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos._compat import pytree
-from mnemos.attention.gated_walk import Walk
+from mnemos.attention.gated import Walk
 from mnemos.lab.tasks.batch import to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
