@@ -3,9 +3,7 @@
 import pytest
 import torch
 from test_loop import STILL, final, lines
-from train_standins import Toys
-
-from mnemos.lab.run.loop import train
+from train_standins import Toys, train
 
 WEIGHT = 0.3
 SPLITS = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from train_standins import train
 
 import mnemos
 from mnemos import registry
@@ -17,7 +18,6 @@ from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.averaging import average, parameter_names
 from mnemos.lab.run.continuing import final_weights
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.session import trained_model
 from mnemos.types import InputError

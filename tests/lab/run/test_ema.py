@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from train_standins import train
 
 from mnemos.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.continuing import final_weights
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.session import trained_model

@@ -205,7 +205,7 @@ def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
         with pytest.raises(InputError, match=r"result\.json: .*; remove it to export"):
             export_run(tmp_path / "model", tmp_path / "new")
     (tmp_path / "model" / "result.json").write_text('{"test": {"loss": 1}, "reference": {"mean": null}, "valid": null}')
-    assert "| mean | | |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
+    assert "| mean | |  |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
 
 
 def test_programs_of_a_run_of_text(exported, tmp_path):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import processes
 import pytest
 import torch
-from train_standins import Toys
+from train_standins import Toys, train
 
 from mnemos import atomic, tree_file
 from mnemos.errors import TrainingFailed, one_line
@@ -20,17 +20,16 @@ from mnemos.lab.cli import main
 from mnemos.lab.run import checkpoint, fingerprint, model_size, provenance
 from mnemos.lab.run import opening as opening_module
 from mnemos.lab.run import run as run_module
-from mnemos.lab.run.loop import train
+from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.lab.run.run import RunFolder
-from mnemos.lab.run.run_files import read_about, read_result
 from mnemos.lab.run.snapshots import check_snapshot
 from mnemos.types import InputError
 
 SHORT = Toys(train={"steps": 4, "checkpoint_every": 2})
 
 
-def line(kind: str, step: int) -> dict:
-    return {"kind": kind, "step": step, "loss": 1.0}
+def line(kind: str, step: int) -> Measurement:
+    return Measurement(kind, step, {"loss": 1.0})
 
 
 @pytest.fixture
@@ -180,10 +179,10 @@ def test_a_lost_metrics_file_is_said(finished, capsys):
 def test_a_damaged_run_json_is_one_line(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match=r"run\.json: expected JSON as a run writes it, found"):
-        read_about(tmp_path)
+        Provenance.read(tmp_path)
     (tmp_path / "result.json").write_text('{"test": 5}')
     with pytest.raises(InputError, match=r"result\.json: .*found 5 as its 'test'"):
-        read_result(tmp_path)
+        Result.read(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["counters", "tally", "model", "optimiser", "generators", "states", "tree"])

@@ -9,6 +9,7 @@ import processes
 import pytest
 import torch
 from conv_standins import CLASSES, BlobsConfig, ConvConfig, recipe
+from train_standins import train
 
 import mnemos
 from mnemos import registry
@@ -16,7 +17,6 @@ from mnemos.errors import Interrupted
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.run import checkpoint, learner
 from mnemos.lab.run.checks import complete
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import evaluate_run, run
 from mnemos.lab.tasks.augment import AugmentConfig

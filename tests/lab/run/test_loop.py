@@ -3,12 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from train_standins import Toy, Toys, look
+from train_standins import Toy, Toys, look, train
 
 from mnemos.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, learner
 from mnemos.lab.run.checks import precision_warning
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.tasks.batch import row_count
 from mnemos.types import InputError

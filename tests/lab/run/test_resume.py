@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_standins import Toys
+from train_standins import Toys, train
 
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.continuing import final_weights
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.types import InputError
 

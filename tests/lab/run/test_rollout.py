@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
 from test_loop import STILL, final, lines, one_thread  # noqa: F401
-from train_standins import LENGTH, Swift, Toy, Toys
+from train_standins import LENGTH, Swift, Toy, Toys, train
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import devices
 from mnemos.lab.run.learner import Learner
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.rollout import Carry, ModelWithLoss
 from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig

@@ -9,13 +9,12 @@ import torch
 from test_loop import one_thread  # noqa: F401
 from test_resume import same
 from test_rollout import run, toys, transformer
-from train_standins import Toy, Toys
+from train_standins import Toy, Toys, train
 
 from mnemos import GRC, Transformer, TransformerConfig
 from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run.checks import check_settings, check_state, check_task
-from mnemos.lab.run.loop import train
 from mnemos.lab.tasks.batch import Batch, pieces
 from mnemos.types import InputError
 

@@ -5,14 +5,15 @@ import pytest
 from train_standins import Toys
 
 from mnemos.lab.run import run as run_module
+from mnemos.lab.run.files import Measurement, Result
 from mnemos.lab.run.run import RunFolder, differing
 from mnemos.types import InputError
 
 RECIPE = Toys().recipe()
 
 
-def line(kind: str, step: int) -> dict:
-    return {"kind": kind, "step": step, "loss": 1.0}
+def line(kind: str, step: int) -> Measurement:
+    return Measurement(kind, step, {"loss": 1.0})
 
 
 def contents(folder) -> list[tuple[str, int]]:
@@ -33,9 +34,9 @@ def test_a_new_run_says_what_and_where_it_is(tmp_path):
     assert set(about["versions"]) >= {"mnemos", "torch", "python", "numpy", "lightning-fabric", "pillow"}
     assert about["finished"] is None
     assert run.result is None
-    run.finish({"test": {"loss": 1.0}})
+    run.finish(Result(test={"loss": 1.0}))
     assert json.loads((run.folder / "run.json").read_text())["finished"] is not None
-    assert run.result == {"test": {"loss": 1.0}}
+    assert run.result == Result(test={"loss": 1.0})
     assert not list(run.folder.rglob("*.tmp"))
 
 
@@ -101,7 +102,7 @@ def test_measurements_are_cut_back_to_a_checkpoint(tmp_path):
 
 def test_a_last_line_without_its_end_is_written_again(tmp_path):
     run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    (run.folder / "metrics.jsonl").write_text(json.dumps(line("train", 1)))
+    (run.folder / "metrics.jsonl").write_text(line("train", 1).to_line().strip())
     run.trim(9)
     assert contents(run.folder) == []
 
@@ -109,7 +110,7 @@ def test_a_last_line_without_its_end_is_written_again(tmp_path):
 @pytest.mark.parametrize("bad", ["nonsense", '{"kind": "train"}', "[1, 2]"])
 def test_a_damaged_line_is_named(tmp_path, bad):
     run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    lines = [json.dumps(line("train", 1)), bad, json.dumps(line("train", 2))]
+    lines = [line("train", 1).to_line().strip(), bad, line("train", 2).to_line().strip()]
     (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match=r"metrics.jsonl: line 2: expected a measurement"):
         run.trim(2)

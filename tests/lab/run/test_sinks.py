@@ -13,6 +13,7 @@ from train_standins import Toys
 
 from mnemos import InputError
 from mnemos.lab.run.checks import check_settings
+from mnemos.lab.run.files import Measurement
 from mnemos.lab.run.sinks import scalars
 
 
@@ -27,8 +28,7 @@ def killed_and_finished(
     for resumed, (moment, number) in enumerate(kills):
         assert run(folder, toys, resumed > 0, moment, number) == -9
     assert run(folder, toys, True) == 0
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    found = [(name, line["step"], value) for line in lines for name, value in scalars(line)]
+    found = [(name, one.step, value) for one in Measurement.read_all(folder) for name, value in scalars(one)]
     assert {"train/loss", "train/lr", "valid/loss", "gates/layers/0"} <= {name for name, _, _ in found}
     return found
 

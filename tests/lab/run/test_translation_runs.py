@@ -11,6 +11,7 @@ import pytest
 import sacrebleu
 import torch
 from sacrebleu.metrics import CHRF
+from train_standins import train
 from translation_standins import sentences, write_pairs
 
 import mnemos
@@ -18,7 +19,6 @@ from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
 from mnemos.lab.report.examples import _differing
-from mnemos.lab.run.loop import train
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens

@@ -206,10 +206,16 @@ def look(model: nn.Module, step: int) -> dict[str, Any]:
     return {"layers": [model.mix.sum().item()]}
 
 
+def train(*args: Any, **named: Any) -> dict[str, Any]:
+    """Train a recipe in a folder, and return the content of its result.json."""
+    from mnemos.lab.run import loop
+
+    return loop.train(*args, **named).to_json()
+
+
 def work(folder: str, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, quiet: bool = True) -> None:
     """Train in this process; at a chosen moment the process sends itself a signal. For processes of their own."""
     from mnemos.errors import Interrupted
-    from mnemos.lab.run.loop import train
 
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing if quiet else sys.stderr):
@@ -256,7 +262,7 @@ def prepare(moment: str, number: int) -> None:
 
         def record(self: Any, lines: Any) -> None:
             written(self, lines)
-            if lines[-1]["step"] == number:
+            if lines[-1].step == number:
                 path = self.folder / "metrics.jsonl"
                 os.truncate(path, path.stat().st_size - 9)
                 die()

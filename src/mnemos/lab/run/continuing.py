@@ -16,6 +16,7 @@ from mnemos.models.hosts import is_source
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
+from .files import Result
 from .recipe_files import read_recipe
 from .run import RunFolder
 from .sharding import place
@@ -170,14 +171,14 @@ def extend(folder: Path, steps: int) -> None:
     run = RunFolder(folder)
     try:
         result = run.result
-        if result is not None and result.get("stopped_early"):
+        if result is not None and result.stopped_early:
             raise InputError(
                 f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
                 f"from it with --from {folder}"
             )
         if steps < done or (result is not None and steps == done):
             raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
-        (folder / "result.json").unlink(missing_ok=True)
+        (folder / Result.FILE).unlink(missing_ok=True)
         write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
     finally:
         run.close()

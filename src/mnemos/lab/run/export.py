@@ -1,9 +1,9 @@
 """`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mnemos import libraries
 from mnemos.atomic import whole_or_none, write_text
@@ -17,10 +17,11 @@ from mnemos.programs.folder import TARGETS, Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
 from .exported_tokenizer import exported_tokenizers
+from .files import Provenance, Result
 from .model_card import model_card
 from .recipe_files import UnreadableRecipeError, recipe_of_model
-from .run_files import read_about, read_result
 
+T = TypeVar("T", Result, Provenance)
 FOLDER = "hf"  # of a run, where its checkpoint is by default
 ABOUT = "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card, or as "
 ABOUT += "programs of one step and of a prefill, state in and state out."
@@ -71,18 +72,16 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     exported = cls.of(model, **named)
     if isinstance(about, TranslationPreprocessing):
         _search(exported.generation_config, about)
-    found = {
-        "recipe": _recipe(run),
-        "result": _of_run(run, "result", read_result),
-        "run": _of_run(run, "run", read_about),
-    }
+    recipe, result, made = _recipe(run), _of_run(run, Result), _of_run(run, Provenance)
     name = run.resolve().name
     with whole_or_none(out):
         exported.save_pretrained(out)
         for folder, tokenizer in tokenizers.items():
             tokenizer.model_max_length = getattr(exported.config, "max_position_embeddings", 10**30)
             tokenizer.save_pretrained(out / folder)
-        write_text(out / "README.md", model_card(name, model.config, cls.__name__, found, bool(tokenizers)))
+        write_text(
+            out / "README.md", model_card(name, model.config, cls.__name__, recipe, result, made, bool(tokenizers))
+        )
     return out
 
 
@@ -143,11 +142,10 @@ def _search(generation: Any, about: TranslationPreprocessing) -> None:
     generation.max_new_tokens = about.longest + 1
 
 
-def _of_run(run: Path, part: str, read: Callable[[Path], JSONObject]) -> JSONObject:
-    """A file of a run; {} for the folder of a model alone, which has none. Raises InputError for a damaged one."""
-    path = run / f"{part}.json"
+def _of_run(run: Path, file: type[T]) -> T | None:
+    """A file of a run; None for the folder of a model alone, which has none. Raises InputError for a damaged one."""
     try:
-        return read(run) if path.exists() else {}
+        return file.read(run) if file.exists(run) else None
     except InputError as error:
         raise _damaged(error) from None
 

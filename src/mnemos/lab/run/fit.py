@@ -66,7 +66,7 @@ def fit(
     those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by
     default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs. quiet: print no
     progress and no summary. Result: {"valid": scores on valid_data at the end, "seconds", …}, see
-    `mnemos.lab.run.loop.train`. Only a `Task` with a test split gives "test".
+    `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
 
     resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
     map-style data set (also inside a DataLoader, shuffled or not) the order is a function of the seed, so resuming is
@@ -107,4 +107,4 @@ def fit(
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
     with evaluating(model, training=True):  # restores the mode of every module
-        return train_and_assess(recipe, task, folder, resume, quiet, model)
+        return train_and_assess(recipe, task, folder, resume, quiet, model).to_json()

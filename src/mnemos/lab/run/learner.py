@@ -29,6 +29,7 @@ from mnemos.types import InputError, JSONObject, State, leaves
 from . import devices
 from .best import Best
 from .ema import MovingAverage
+from .files import Measurement
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
 from .rollout import ModelWithLoss, RolloutGradients
@@ -235,7 +236,7 @@ class Learner:
     def _peak(self) -> int:
         return max(self.count.peak_bytes, devices.peak_bytes(self.fabric.device) - self._memory_before)
 
-    def line(self, update: dict[str, float]) -> JSONObject:
+    def line(self, update: dict[str, float]) -> Measurement:
         """The line of metrics after an update.
 
         The loss, and the auxiliary loss if layers add one, are means over the updates since the previous line. The
@@ -244,9 +245,7 @@ class Learner:
         tally, self.tally = self.tally, Tally()
         self.count.peak_bytes = self._peak()  # read here and not at each update, because reading takes time
         auxiliary = {"auxiliary_loss": tally.auxiliary / tally.updates} if tally.auxiliaries else {}
-        return {
-            "kind": "train",
-            "step": self.count.step,
+        found = {
             "loss": tally.loss / tally.updates,
             **auxiliary,
             **self._metrics(tally.sums, (tally.loss, tally.updates)),
@@ -255,6 +254,7 @@ class Learner:
             "seconds": round(self.count.seconds, 3),
             "tokens": self.count.tokens,
         }
+        return Measurement("train", self.count.step, found)
 
     def _metrics(self, sums: list[float], loss: tuple[float, float]) -> dict[str, float]:
         rest = iter(sums)

@@ -35,6 +35,7 @@ from . import checkpoint, devices
 from .averaging import average, parameter_names
 from .checks import check_rows, check_settings, check_state, check_task, complete, precision_warning, schedule_warning
 from .continuing import Start, final_weights
+from .files import Measurement, Result
 from .learner import Learner
 from .model_size import check_batch, check_memory, on_meta
 from .opening import Opening, open_run_folder
@@ -62,20 +63,8 @@ def train(
     longer: bool = False,
     accept_changed_data: bool = False,
     count_flops: bool = False,
-) -> JSONObject:
-    """Train a recipe in a folder (`run.py` lists its files) and return the content of its result.json.
-
-    Result: {"recipe", "seed", "steps", "test": {"loss" and each of the task's metrics; absent without a test split},
-    "valid": {the same of the validation split}, "scored_rows": {"valid", "test": how many rows were scored}, "metric"
-    (the name of the task's first metric, which comparisons use), "metrics": {name: {"higher_is_better", "about"}},
-    "reference": {name: score in the metric}, "majority" (share of the most frequent class; null without classes),
-    "parameters", "seconds" (spent in updates), "peak_bytes" (of the GPU; on the CPU, the growth of the process since
-    before the model was built), "tokens" (that updates read, without padding; those that two updates read count twice),
-    "unit" (the name of what "tokens" counts, `Task.unit`), "epoch_seconds" (seconds of updates per epoch; null if the
-    size of an epoch is unknown), "rollout_segments" (segments per update, if more than one), "best_step" (with
-    `train.keep_best`: the step whose weights were scored), "averaged_steps" (with `train.average`: the steps whose
-    averaged weights were scored), "stopped_early": true (with `train.patience`, if the run did not train all steps),
-    "update_flops" (with count_flops: `Learner.update_flops`), "before" ("valid" of the weights of `train.init_from`)}.
+) -> Result:
+    """Train a recipe in a folder (`run.py` lists its files) and return its result.
 
     task: the recipe's data if they are open already; by default the recipe opens them. Model fields that are 0 are
     filled in from the task (`complete`). model: a model to train in place instead of building the recipe's.
@@ -109,7 +98,7 @@ def _train(
     task: Task | None,
     model: nn.Module | None,
     count_flops: bool,
-) -> JSONObject:
+) -> Result:
     task = recipe.data.build() if task is None else task
     run: RunFolder | None = None
     try:
@@ -186,7 +175,7 @@ class _Session:
         self.valid: dict[str, float] = {}
         self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
 
-    def work(self, ended: bool = False, count_flops: bool = False) -> JSONObject:
+    def work(self, ended: bool = False, count_flops: bool = False) -> Result:
         """Train to the last step and return the result. After a signal to stop, save a checkpoint, then raise.
 
         ended: the checkpoint was the last one of a run that is now trained for longer. count_flops: see `train`.
@@ -234,7 +223,7 @@ class _Session:
         """Whether the last `train.patience` evaluations brought no better score."""
         return 0 < self.recipe.train.patience <= self.learner.best.since
 
-    def _record(self, lines: list[JSONObject]) -> None:
+    def _record(self, lines: list[Measurement]) -> None:
         if self.run is not None:
             self.run.record(lines)
 
@@ -282,7 +271,8 @@ class _Session:
         """Score the weights that the run starts with, so that it can be seen what training adds."""
         began = time.perf_counter()
         scores = self._scores("valid")
-        self._record([{"kind": "valid", "step": 0, **scores, "seconds": round(time.perf_counter() - began, 3)}])
+        seconds = round(time.perf_counter() - began, 3)
+        self._record([Measurement("valid", 0, {**scores, "seconds": seconds})])
         self._told(scores, "before training: ")
 
     def _told(self, scores: dict[str, float], when: str = "") -> None:
@@ -302,12 +292,12 @@ class _Session:
         if self.recipe.train.keep_best and self.learner.best.step == self.step:
             self._save_best()
         seconds = round(time.perf_counter() - began, 3)
-        lines = [{"kind": "valid", "step": self.step, **self.valid, "seconds": seconds}]
+        lines = [Measurement("valid", self.step, {**self.valid, "seconds": seconds})]
         if self.run is not None and self.on_evaluation is not None:
             with generators.kept():
                 measured = self.on_evaluation(self.learner.model, self.step)
             if measured is not None:
-                lines.append({"kind": "gates", "step": self.step, **measured})
+                lines.append(Measurement("gates", self.step, measured))
         self._record(lines)
         self._told(self.valid)
 
@@ -347,41 +337,39 @@ class _Session:
         if devices.any_of(self.fabric, self.signals.asked):
             raise _StopRequestedError
 
-    def _finish(self, count_flops: bool) -> JSONObject:
+    def _finish(self, count_flops: bool) -> Result:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
-        counted = {"update_flops": learner.update_flops()} if count_flops else {}
+        flops = learner.update_flops() if count_flops else None
         self._restore_best()
         averaged = self._use_average()
-        result = {
-            "recipe": self.recipe.name,
-            "seed": self.recipe.train.seed,
-            "steps": count.step,
-            **({"test": self._scores("test")} if self.task.has_test else {}),
-            "valid": self.valid,
-            "scored_rows": self.scored,
-            "metric": self.task.metrics[0].name,
-            "metrics": {metric.name: metric.described() for metric in self.task.metrics},
-            "reference": (reference := _reference(self.task)),
-            "majority": reference.get(MAJORITY),
-            "parameters": learner.parameters,
-            "seconds": round(count.seconds, 3),
-            "peak_bytes": count.peak_bytes,
-            "tokens": count.tokens,
-            "unit": self.task.unit,
-            **counted,
-            "epoch_seconds": round(count.seconds / count.step * epoch, 3) if epoch else None,
-        }
-        if (steps := self.recipe.train.rollout.count(self.task.max_length)) > 1:
-            result["rollout_segments"] = steps
-        if self.recipe.train.keep_best and learner.best.step:
-            result["best_step"] = learner.best.step
-        if averaged:
-            result["averaged_steps"] = averaged
-        if count.step < self.recipe.train.steps:
-            result["stopped_early"] = True
+        reference = _reference(self.task)
+        result = Result(
+            recipe=self.recipe.name,
+            seed=self.recipe.train.seed,
+            steps=count.step,
+            test=self._scores("test") if self.task.has_test else None,
+            valid=self.valid,
+            scored_rows=self.scored,
+            metric=self.task.metrics[0].name,
+            metrics={metric.name: metric.described() for metric in self.task.metrics},
+            reference=reference,
+            majority=reference.get(MAJORITY),
+            parameters=learner.parameters,
+            seconds=round(count.seconds, 3),
+            peak_bytes=count.peak_bytes,
+            tokens=count.tokens,
+            unit=self.task.unit,
+            update_flops=flops,
+            epoch_seconds=round(count.seconds / count.step * epoch, 3) if epoch else None,
+            rollout_segments=max(1, self.recipe.train.rollout.count(self.task.max_length)),
+            best_step=learner.best.step if self.recipe.train.keep_best else 0,
+            averaged_steps=averaged,
+            stopped_early=count.step < self.recipe.train.steps,
+            before={} if self.run is None else self.run.scores_before(),
+        )
         if self.run is not None:
-            self.run.finish(result := result | self.run.scores_before())
+            self.run.finish(result)
         return result
 
 

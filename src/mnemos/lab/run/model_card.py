@@ -1,11 +1,13 @@
 """The model card of an exported run: what the model is, how it is used, and the run's own numbers with their origin."""
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.types import JSONObject
+
+from .files import Provenance, Result, Scores
 
 PIPELINES = {
     "MnemosForCausalLM": "text-generation",
@@ -19,14 +21,20 @@ _AUTO = {
 }
 
 
-def model_card(name: str, config: ModelConfig, architecture: str, found: Mapping[str, JSONObject], reads: bool) -> str:
+def model_card(
+    name: str,
+    config: ModelConfig,
+    architecture: str,
+    recipe: JSONObject,
+    result: Result | None,
+    run: Provenance | None,
+    reads: bool,
+) -> str:
     """README.md of a checkpoint.
 
-    found: "recipe", "result" and "run", the contents of the run's files; {} where missing. reads: whether the folder
-    has a tokenizer. Numbers are those of result.json, with the rows that were scored; the names of the data's files
-    are given, their folders are not.
+    recipe: as JSON; {} where it is missing. reads: whether the folder has a tokenizer. Numbers are those of the result,
+    with the rows that were scored; the names of the data's files are given, their folders are not.
     """
-    recipe, result, run = found["recipe"], found["result"], found["run"]
     attention = getattr(config, "attention", None)
     kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
     parts = [
@@ -40,7 +48,7 @@ def model_card(name: str, config: ModelConfig, architecture: str, found: Mapping
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _front(name: str, architecture: str, recipe: JSONObject, result: JSONObject, reads: bool) -> str:
+def _front(name: str, architecture: str, recipe: JSONObject, result: Result | None, reads: bool) -> str:
     libraries.transformers()
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -55,9 +63,9 @@ def _front(name: str, architecture: str, recipe: JSONObject, result: JSONObject,
             metric_type=metric,
             metric_value=value,
         )
-        for split in ("valid", "test")
-        for metric, value in (result.get(split) or {}).items()
-        if isinstance(value, (int, float))
+        for split, of_split in _scores(result).items()
+        for metric, value in of_split.items()
+        if not math.isnan(value)
     ]
     named: dict[str, Any] = {"model_name": name, "eval_results": scores} if scores else {}
     data = ModelCardData(library_name="transformers", tags=["mnemos"], pipeline_tag=pipeline, **named)
@@ -84,37 +92,46 @@ def _use(name: str, architecture: str, reads: bool) -> str:
     )
 
 
-def _numbers(result: JSONObject) -> str:
-    metrics = list(dict.fromkeys(metric for split in ("valid", "test") for metric in result.get(split) or {}))
-    if not metrics:
+def _scores(result: Result | None) -> dict[str, Scores]:
+    return {} if result is None else {"valid": result.valid, "test": result.test or {}}
+
+
+def _numbers(result: Result | None) -> str:
+    metrics = list(dict.fromkeys(metric for scores in _scores(result).values() for metric in scores))
+    if not metrics or result is None:
         return "## Numbers\n\nThe exported folder has no numbers of a run."
-    rows = result.get("scored_rows") or {}
+    rows = result.scored_rows
     head = "| | " + " | ".join(
         f"{split} ({rows[split]} rows)" if split in rows else split for split in ("valid", "test")
     )
     lines = [f"{head} |", "|---|---|---|"]
     for metric in metrics:
-        values = ((result.get(split) or {}).get(metric) for split in ("valid", "test"))
-        lines.append(f"| {metric} | " + " | ".join("" if v is None else f"{v:.6g}" for v in values) + " |")
-    for guess, value in (result.get("reference") or {}).items():
-        lines.append(f"| {guess} | | {value:.6g} |" if value is not None else f"| {guess} | | |")
+        values = (scores.get(metric, math.nan) for scores in _scores(result).values())
+        lines.append(f"| {metric} | " + " | ".join(map(_text, values)) + " |")
+    for guess, value in result.reference.items():
+        lines.append(f"| {guess} | | {_text(value)} |")
     sizes = {"parameters": "parameters", "state_bytes": "bytes of state per row", "tokens": "tokens read in training"}
-    said = [f"{result[key]:,} {text}" for key, text in sizes.items() if isinstance(result.get(key), int)]
+    found = {text: getattr(result, key) for key, text in sizes.items()}
+    said = [f"{value:,} {text}" for text, value in found.items() if value is not None]
     return "## Numbers\n\n" + "\n".join(lines) + ("\n\n" + "; ".join(said) + "." if said else "")
 
 
-def _origin(recipe: JSONObject, result: JSONObject, run: JSONObject) -> str:
-    if not run:
+def _text(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def _origin(recipe: JSONObject, result: Result | None, run: Provenance | None) -> str:
+    if run is None:
         return ""
-    data, versions = run.get("data") or {}, run.get("versions") or {}
+    data, seed, steps = run.data, *((result.seed, result.steps) if result is not None else (None, None))
     files = [str(one.get("name")) for one in data.get("files") or []]
-    lines = [f"Recipe `{recipe.get('name')}`, seed {result.get('seed')}, {result.get('steps')} updates."]
+    lines = [f"Recipe `{recipe.get('name')}`, seed {seed}, {steps} updates."]
     if files:
         more = f" and {data['count'] - len(files[:5])} more" if (data.get("count") or 0) > 5 else ""
         lines.append(f"Data: {', '.join(files[:5])}{more}; SHA-256 {data.get('sha256')}.")
-    dirty = " with changes" if run.get("dirty") else ""
+    dirty = " with changes" if run.dirty else ""
     lines.append(
-        f"Code: mnemos {versions.get('mnemos')} at commit {str(run.get('commit'))[:12]}{dirty}, PyTorch "
-        f"{versions.get('torch')}, {run.get('threads')} threads of {run.get('cpu')}, device {run.get('device')}."
+        f"Code: mnemos {run.versions.get('mnemos')} at commit {str(run.commit)[:12]}{dirty}, PyTorch "
+        f"{run.versions.get('torch')}, {run.threads} threads of {run.cpu}, device {run.device}."
     )
     return "## Origin\n\n" + "\n".join(lines)

@@ -13,11 +13,11 @@ from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint, devices
 from .continuing import extend
+from .files import Provenance, Result
 from .fingerprint import FIELD, check_data
-from .provenance import data_read, latest
+from .provenance import data_read
 from .recipe import Recipe, as_json, as_written
 from .run import RunFolder
-from .run_files import FINISHED, read_about, read_result
 from .snapshots import check_snapshot
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Opening:
 
 def open_run_folder(
     fabric: Fabric, recipe: Recipe, folder: Path, opening: Opening, weights: JSONObject | None
-) -> tuple[RunFolder | None, JSONObject | None, JSONObject | None]:
+) -> tuple[RunFolder | None, JSONObject | None, Result | None]:
     """Open the run's folder: (run, on the first process only; checkpoint to continue from; result if finished).
 
     Raises InputError for a folder that does not fit, and TrainingFailed if the system refuses, on every process.
@@ -51,12 +51,12 @@ def open_run_folder(
         try:
             if opening.resume and not opening.accept_changed_data and not _complete(folder, opening):
                 # Before anything in the folder changes; the checkpoint's own record is compared later.
-                check_data(str(folder), latest(read_about(folder), "data"), data_read(recipe.data))
+                check_data(str(folder), Provenance.read(folder).latest("data"), data_read(recipe.data))
             if opening.longer:
                 extend(folder, recipe.train.steps)
             if opening.resume:
                 run = RunFolder.resume(folder, recipe)
-                result = None if run.result is None else read_result(folder, FINISHED)
+                result = run.result
                 if result is None:
                     step, saved = _prepare(run, recipe, weights, opening.accept_changed_data)
             else:
@@ -87,9 +87,9 @@ def open_run_folder(
 
 def _complete(folder: Path, opening: Opening) -> bool:
     """Whether there is nothing left to do that reads data, or nothing to resume."""
-    if not (folder / "run.json").is_file():
+    if not Provenance.exists(folder):
         return True
-    return (folder / "result.json").is_file() and not opening.longer and "flops" in read_result(folder)
+    return Result.exists(folder) and not opening.longer and Result.read(folder).assessed
 
 
 def _visible(path: Path) -> bool:

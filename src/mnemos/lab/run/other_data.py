@@ -12,11 +12,11 @@ from mnemos.lab.tasks.task import Task
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task
+from .files import Provenance, Result
 from .model_size import on_meta
-from .provenance import data_read, latest
+from .provenance import data_read
 from .recipe import Recipe
 from .recipe_fields import with_fields
-from .run_files import read_about
 from .sharding import check_model_state
 
 
@@ -113,7 +113,7 @@ def _trained(folder: Path, recipe: Recipe) -> Preprocessing | None:
     """The preprocessing that a run's model was trained with; of a run that is not finished, that of its data."""
     if has_preprocessing(folder):
         return read_preprocessing(folder)
-    if (folder / "result.json").is_file():
+    if Result.exists(folder):
         return None
     found: Preprocessing | None = recipe.data.build().preprocessing()
     return found
@@ -129,7 +129,7 @@ def _places(data: JSON) -> list[Path | None]:
 
 def _known(folder: Path) -> JSONObject:
     """The data files that a run has read, from its run.json; {} if they are unknown."""
-    return latest(read_about(folder), "data") or {} if (folder / "run.json").is_file() else {}
+    return Provenance.read(folder).latest("data") or {} if Provenance.exists(folder) else {}
 
 
 def _found(data: DataConfig) -> JSONObject:

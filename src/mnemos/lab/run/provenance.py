@@ -19,7 +19,7 @@ import mnemos
 from mnemos.config import DataConfig, to_dict
 from mnemos.types import JSONObject
 
-from .run_files import read_about
+from .files import Provenance
 
 LISTED = 2_000  # up to this number, all data files are listed and hashed; of more files, this many are hashed
 _NAMED = 20  # a comparison lists at most this many data files; its runs list all
@@ -127,19 +127,14 @@ def data_read(data: DataConfig) -> JSONObject:
     return summary | ({"files": files} if listed else {})
 
 
-def latest(about: JSONObject, name: str) -> JSONObject | None:
-    """An entry of a run.json, such as "data", as the last process that continued the run with another one wrote it."""
-    return next((one[name] for one in reversed([about, *(about.get("resumed") or ())]) if one.get(name)), None)
-
-
 def trained(place: Path, name: str) -> JSONObject:
     """The source that trained the run in `place`, from its run.json: {"folder": name, "seed", "commit", "dirty"}.
 
     If the run was resumed, "resumed": [{"commit", "dirty"}] of each process that continued it.
     """
-    about = read_about(place)
-    resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.get("resumed") or []]
-    own = {key: about.get(key) for key in ("seed", "commit", "dirty")}
+    about = Provenance.read(place)
+    resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.resumed]
+    own: JSONObject = {"seed": about.seed, "commit": about.commit, "dirty": about.dirty}
     return {"folder": name, **own, **({"resumed": resumed} if resumed else {})}
 
 
@@ -149,7 +144,7 @@ def shared(places: Sequence[Path]) -> JSONObject:
     "reported": {"commit", "dirty"} of the source that writes the comparison, which may differ from the source that
     trained the runs. With more than 20 data files the list of files is omitted and their digest kept.
     """
-    abouts = [read_about(place) for place in places]
+    abouts = [Provenance.read(place).to_json() for place in places]
     same = {k: v for k, v in abouts[0].items() if k not in _PER_RUN and all(a.get(k) == v for a in abouts)}
     if isinstance(same.get("data"), dict) and len(same["data"].get("files") or ()) > _NAMED:
         same["data"] = {k: v for k, v in same["data"].items() if k != "files"}

@@ -9,9 +9,9 @@ runs/NAME/recipe.json      the resolved recipe
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -24,10 +24,10 @@ from mnemos.json_text import parse
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint
+from .files import Measurement, Provenance, Result, Scores, read_object
 from .fingerprint import FIELD, changes, check_data, fingerprint
-from .provenance import command_line, data_read, latest, now, provenance, source, source_hash, versions
+from .provenance import command_line, data_read, now, provenance, source, source_hash, versions
 from .recipe import Recipe, as_json, as_written
-from .run_files import WRITTEN, read_about, read_object, read_result
 from .sinks import Sink, open_sink
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
@@ -72,12 +72,9 @@ class RunFolder:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
         run = cls(folder, recipe)
         with run._unlocked_on_error():
-            about = provenance(recipe.train.seed, device, recipe.data)
-            run._made_with, run._new = fingerprint(about), True
-            if weights is not None:
-                about["weights"] = weights
-            about |= {"finished": None, "resumed": []}
-            write_json(folder / "run.json", about)
+            made = provenance(recipe.train.seed, device, recipe.data)
+            run._made_with, run._new = fingerprint(made), True
+            Provenance(**made, weights=weights or {}).write(folder)
             write_json(folder / "recipe.json", to_dict(recipe))
             run.trim(0)
         return run
@@ -112,10 +109,9 @@ class RunFolder:
             raise
 
     @property
-    def result(self) -> JSONObject | None:
-        """The content of result.json; None while the run is not finished."""
-        path = self.folder / "result.json"
-        return read_result(self.folder) if path.is_file() else None
+    def result(self) -> Result | None:
+        """The result; None while the run is not finished."""
+        return Result.read(self.folder) if Result.exists(self.folder) else None
 
     def resumed(
         self,
@@ -132,9 +128,9 @@ class RunFolder:
         run.json, also for checkpoints of versions without one. Returns a warning for each of data, code, libraries,
         weights and number of threads that changed. Raises InputError for changed data, unless these are accepted.
         """
-        about, notes = read_about(self.folder, WRITTEN), []
+        about, notes = Provenance.read(self.folder), []
         found = {**source(), "source_sha256": source_hash(), "versions": versions(), "data": data_read(data)}
-        before = made_with or {name: latest(about, name) for name in found}
+        before = made_with or {name: about.latest(name) for name in found}
         entry = {"step": step, "at": now(), **source(), "command": command_line()}
         try:
             check_data(str(self.folder), before.get("data"), found["data"])
@@ -144,22 +140,21 @@ class RunFolder:
             entry["data"] = found["data"]
             notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
         notes += changes(before, found)
-        if weights is not None and weights["sha256"] != (latest(about, "weights") or {}).get("sha256"):
+        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
             entry["weights"] = weights
             notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
-        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != latest(about, name)}
-        about["resumed"].append(entry)
-        write_json(self.folder / "run.json", about)
+        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != about.latest(name)}
+        replace(about, resumed=[*about.resumed, entry]).write(self.folder)
         self._made_with = fingerprint(found)
         threads = torch.get_num_threads()
-        if about["threads"] != threads:
+        if about.threads not in (None, threads):
             notes.append(
-                f"the run was started with {about['threads']} threads and continues with {threads}: results agree up "
-                f"to rounding, not bit for bit; set OMP_NUM_THREADS={about['threads']} to continue exactly"
+                f"the run was started with {about.threads} threads and continues with {threads}: results agree up to "
+                f"rounding, not bit for bit; set OMP_NUM_THREADS={about.threads} to continue exactly"
             )
         return notes
 
-    def record(self, lines: Sequence[JSONObject]) -> None:
+    def record(self, lines: Sequence[Measurement]) -> None:
         """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
 
         Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
@@ -169,7 +164,7 @@ class RunFolder:
                 self._sink = open_sink(self.folder, self._recipe, self._trimmed)
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
         with self._writing_metrics():
-            append(self._metrics.fileno(), "".join(json.dumps(line) + "\n" for line in lines).encode())
+            append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
         if self._sink is not None:
             self._sink.write(lines)
 
@@ -198,17 +193,16 @@ class RunFolder:
         kept = []
         for i, line in enumerate(lines, 1):
             try:
-                entry = parse(line.decode())
-                last = step if entry["kind"] == "train" else step - 1
-                keep = entry["step"] <= last and line.endswith(b"\n")
-            except (ValueError, KeyError, TypeError):
+                entry = Measurement.from_json(parse(line.decode()))
+                keep = entry.step <= (step if entry.kind == "train" else step - 1) and line.endswith(b"\n")
+            except (ValueError, AttributeError):  # InputError is a ValueError
                 if i < len(lines):
                     problem = f"line {i}: expected a measurement, found {line[:40]!r}"
                     raise InputError(f"{path}: {problem}; remove this line") from None
                 keep = False
             if keep:
                 kept.append(line)
-                trained = entry["step"] if entry["kind"] == "train" else trained
+                trained = entry.step if entry.kind == "train" else trained
         write_bytes(path, b"".join(kept))
         self._trimmed = step
         every = self._recipe.train.log_every if self._recipe is not None else 1
@@ -217,17 +211,14 @@ class RunFolder:
         found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
         return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
 
-    def scores_before(self) -> JSONObject:
-        """{"before": the scores of the weights that the run started with}; {} if they were not evaluated."""
-        path = self.folder / "metrics.jsonl"
-        line = b""
-        if path.is_file():  # it may have been removed meanwhile; `trim` says what is lost
-            with open(path, "rb") as file:
-                line = file.readline()
-        first: JSONObject = parse(line.decode()) if line else {}
-        if first.get("kind") != "valid" or first["step"]:
+    def scores_before(self) -> Scores:
+        """The scores of the weights that the run started with; {} if they were not evaluated."""
+        if not (self.folder / Measurement.FILE).is_file():  # removed meanwhile; `trim` says what is lost
             return {}
-        return {"before": {name: value for name, value in first.items() if name not in ("kind", "step", "seconds")}}
+        first = next(Measurement.read_all(self.folder), None)
+        if first is None or first.kind != "valid" or first.step:
+            return {}
+        return {name: value for name, value in first.values.items() if name != "seconds"}
 
     def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
         """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
@@ -271,11 +262,10 @@ class RunFolder:
                     f"{problem}; put the file back, or start another run from this one with --from"
                 ) from None
 
-    def finish(self, result: JSONObject) -> None:
+    def finish(self, result: Result) -> None:
         """Write the time of the end to run.json, and then result.json."""
-        about = read_about(self.folder, WRITTEN)
-        write_json(self.folder / "run.json", {**about, "finished": now()})
-        write_json(self.folder / "result.json", result)
+        replace(Provenance.read(self.folder), finished=now()).write(self.folder)
+        result.write(self.folder)
 
     def discard(self) -> None:
         """Close a run that was started here and has no checkpoint, and remove its files and its folder."""

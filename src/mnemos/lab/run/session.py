@@ -30,13 +30,13 @@ from mnemos.types import InputError, JSONObject
 
 from .checks import complete
 from .continuing import final_weights
+from .files import Result
 from .loop import train
 from .model_size import on_meta
 from .other_data import open_data
 from .progress import NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import is_model, read_recipe, recipe_of_model
-from .run_files import final_scores
 from .scored_batches import scored_batches
 from .sharding import check_model_state, load_model_state
 
@@ -76,7 +76,9 @@ def run(
     if steps is not None:
         recipe = replace(recipe, train=replace(recipe.train, steps=steps))
     longer = steps is not None
-    return train_and_assess(recipe, recipe.data.build(), folder, resume, quiet, None, longer, accept_changed_data)
+    return train_and_assess(
+        recipe, recipe.data.build(), folder, resume, quiet, None, longer, accept_changed_data
+    ).to_json()
 
 
 def train_and_assess(
@@ -88,7 +90,7 @@ def train_and_assess(
     model: nn.Module | None = None,
     longer: bool = False,
     accept_changed_data: bool = False,
-) -> JSONObject:
+) -> Result:
     """`run` with an open task. model: a model to train instead of building the recipe's. The others: see `train`."""
     recipe = complete(recipe, task)
 
@@ -99,17 +101,17 @@ def train_and_assess(
     # The probe runs the model on one process; with several processes all would have to run it together.
     alone = recipe.train.processes == 1
     on_evaluation = (lambda model, _: probe(model, first(), task) if caches(model) else None) if alone else None
-    finished = resume and not longer and (folder / "result.json").is_file()
+    finished = resume and not longer and Result.exists(folder)
     # A user's own data are read for updates alone.
     counted = model is None
     result = train(recipe, folder, resume, on_evaluation, quiet, task, model, longer, accept_changed_data, counted)
     if not _leave_process_group():
         return result
-    if "flops" not in result:
+    if not result.assessed:
         result = assess(folder, result, recipe, task, model or trained_model(folder, recipe), quiet)
     if not quiet:
         if recipe.train.test_rows and task.has_test:
-            rows = f"{result['scored_rows']['test']:,} rows"
+            rows = f"{result.scored_rows['test']:,} rows"
             print(f"{recipe.name}: {rows} of the test split were scored; mnemos eval scores all")
         if finished:
             steps = recipe.train.steps
@@ -128,9 +130,7 @@ def _leave_process_group() -> bool:
     return first
 
 
-def assess(
-    folder: Path, result: JSONObject, recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True
-) -> JSONObject:
+def assess(folder: Path, result: Result, recipe: Recipe, task: Task, model: nn.Module, quiet: bool = True) -> Result:
     """Measure a finished run's model: FLOPs, bytes of its state, controls of its caches, artifacts, explanations.
 
     Adds them to result.json and returns the complete result; the model is saved in folder/model.
@@ -141,7 +141,6 @@ def assess(
         flops = task_flops(model, task, task.example(), recipe.train.rollout.segment_length)
     model.eval()
     state = task_state_bytes(model, task, task.example(), recipe.train.rollout.segment_length)
-    result = {**result, "flops": flops, "state_bytes": state}
     names = control_names(model)
     left = iter(names)
     with progress(quiet, recipe.name, 0, 0) as display:
@@ -161,16 +160,16 @@ def assess(
         stored = {name: m.cache.contiguous() for name, m in modules if m.grc.scope == "shared" and m.grc.write}
         if stored:
             save_file(stored, str(folder / "caches.safetensors"))
-        result["controls"] = found
     if isinstance(getattr(model, "config", None), ModelConfig):
         save(model, folder / RUN_MODEL)
         if (about := task.preprocessing()) is not None:
             write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
     with progress(quiet, recipe.name, 0, 0) as display:
-        result |= task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
+        artifacts = task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
         if names or getattr(model, "state_kind", None):
             display.message(f"{recipe.name}: measuring what the memory holds, for the report")
-    write_json(folder / "result.json", result)
+    result = replace(result, flops=flops, state_bytes=state, controls=found, artifacts=artifacts)
+    result.write(folder)
     explain(model, task, folder, recipe.train.rollout.segment_length)
     record_write_attention(model, task, folder)
     return result
@@ -277,28 +276,31 @@ def _first(batches: Iterable[Any], rows: int) -> Iterator[Any]:
             return
 
 
-def _print_summary(result: JSONObject, task: Task, folder: Path) -> None:
-    (split, test), metric = final_scores(result), task.metrics[0]
-    line = f"{split} loss {test['loss']:.4f}" + "".join(
-        f", {m.text(test[m.name])}" for m in task.metrics if m.form and m.name in test and m.name != "loss"
+def _print_summary(result: Result, task: Task, folder: Path) -> None:
+    metric = task.metrics[0]
+    line = f"{result.split} loss {result.score('loss'):.4f}" + "".join(
+        f", {m.text(result.score(m.name))}"
+        for m in task.metrics
+        if m.form and m.name in result.scores and m.name != "loss"
     )
     line += "".join(f" ({name} {value:.4f})" for name, value in task.reference.items())
     said = []
-    if "before" in result:
-        scores = (metric.text(result[name][metric.name]) for name in ("before", "valid"))
+    if result.before:
+        scores = (metric.text(scores[metric.name]) for scores in (result.before, result.valid))
         said.append("on the validation split {} before training, {} after".format(*scores))
-    if "controls" in result:
+    if result.controls:
         line += "; caches " + ", ".join(
-            f"{name} {metric.text(score[metric.name])}" for name, score in result["controls"].items()
+            f"{name} {metric.text(score[metric.name])}" for name, score in result.controls.items()
         )
-        said.append(f"caches {legend(result['controls'])}")
-    if "best_step" in result:
-        line += f"; weights of step {result['best_step']:,}, the best on the validation split"
-    if steps := result.get("averaged_steps"):
+        said.append(f"caches {legend(result.controls)}")
+    if result.best_step:
+        line += f"; weights of step {result.best_step:,}, the best on the validation split"
+    if steps := result.averaged_steps:
         line += f"; weights averaged over the checkpoints of {len(steps)} steps, {steps[-1]:,} to {steps[0]:,}"
-    if result.get("stopped_early"):
-        line += f"; stopped early after {result['steps']:,} steps"
-    if result.get("epoch_seconds"):
-        line += f"; {result['epoch_seconds']:.1f} s per epoch"
-    said += no_better({result["recipe"]: test[metric.name]}, task.reference, metric.name, metric.higher_is_better)
-    print("\n".join([f"{result['recipe']}: {line}", *said, str(folder)]))
+    if result.stopped_early:
+        line += f"; stopped early after {result.steps:,} steps"
+    if result.epoch_seconds:
+        line += f"; {result.epoch_seconds:.1f} s per epoch"
+    score = result.score(metric.name)
+    said += no_better({result.recipe: score}, task.reference, metric.name, metric.higher_is_better)
+    print("\n".join([f"{result.recipe}: {line}", *said, str(folder)]))

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from mnemos import libraries
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.types import JSONObject
 
+from .files import Measurement
 from .recipe import Recipe
 
 PROJECT = "mnemos"  # of trackio; its pages show the runs of a project together
@@ -21,7 +21,7 @@ PROJECT = "mnemos"  # of trackio; its pages show the runs of a project together
 class Sink(Protocol):
     """Receives the lines of metrics.jsonl. After a resumption it holds each line once, as metrics.jsonl does."""
 
-    def write(self, lines: Sequence[JSONObject]) -> None:
+    def write(self, lines: Sequence[Measurement]) -> None:
         """Send lines."""
 
     def close(self) -> None:
@@ -43,27 +43,26 @@ def open_sink(folder: Path, recipe: Recipe, step: int) -> Sink | None:
     made = sinks.get(recipe.train.log)
     if made is None:
         return None
-    file = folder / "metrics.jsonl"
-    kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    kept = list(Measurement.read_all(folder)) if (folder / Measurement.FILE).exists() else []
     return made(folder, recipe, step, kept)
 
 
 class TensorBoard:
     """Event files in RUN/tensorboard."""
 
-    def __init__(self, folder: Path, recipe: Recipe, step: int, kept: Sequence[JSONObject]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, step: int, kept: Sequence[Measurement]) -> None:
         libraries.tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard drops what earlier files have from purge_step on, also the line of that step, which was kept.
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
-        self.write([line for line in kept if line["step"] >= step])
+        self.write([line for line in kept if line.step >= step])
 
-    def write(self, lines: Sequence[JSONObject]) -> None:
+    def write(self, lines: Sequence[Measurement]) -> None:
         """Add each number of the lines as a scalar at the line's step."""
         for line in lines:
             for name, value in scalars(line):
-                self._writer.add_scalar(name, value, line["step"])
+                self._writer.add_scalar(name, value, line.step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class Trackio:
     machine, such as on a Space, it continues under a new name.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, step: int, kept: Sequence[JSONObject]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, step: int, kept: Sequence[Measurement]) -> None:
         file = folder / "trackio.json"
         about = json.loads(file.read_text()) if file.is_file() else None
         if about is None or not _deleted(about["name"]):
@@ -89,10 +88,10 @@ class Trackio:
             self._run: Any = libraries.trackio().init(project=PROJECT, name=about["name"], config=to_dict(recipe))
         self.write(kept)
 
-    def write(self, lines: Sequence[JSONObject]) -> None:
+    def write(self, lines: Sequence[Measurement]) -> None:
         """Send the numbers of each line."""
         for line in lines:
-            self._run.log(dict(scalars(line)), step=line["step"])
+            self._run.log(dict(scalars(line)), step=line.step)
 
     def close(self) -> None:
         """Wait until trackio has everything."""
@@ -109,9 +108,9 @@ def _deleted(name: str) -> bool:
     return any([run.delete() for run in runs])
 
 
-def scalars(line: JSONObject) -> Iterator[tuple[str, float]]:
+def scalars(line: Measurement) -> Iterator[tuple[str, float]]:
     """The numbers of a line of metrics.jsonl with names such as train/loss, or gates/blocks.0.attention/mix/0."""
-    yield from _numbers({name: value for name, value in line.items() if name not in ("kind", "step")}, line["kind"])
+    yield from _numbers(line.values, line.kind)
 
 
 def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,368 @@
+"""The JSON files of a run's folder, each with one class that writes it and reads it.
+
+RUN/run.json        `Provenance`: what the run's numbers depend on, and each time that it was continued
+    metrics.jsonl   `Measurement`, one a line
+    result.json     `Result`
+
+recipe.json holds a `Recipe`, which `recipe_files` reads. A damaged or hand-made file is one line of error.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from mnemos.atomic import write_json
+from mnemos.json_text import parse
+from mnemos.lab.tasks.metrics import description
+from mnemos.types import JSON, InputError, JSONObject
+
+Scores = dict[str, float]  # the loss and each of the task's metrics
+Types = Mapping[str, type | tuple[type, ...]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """result.json, which is written last: a run that has it is finished.
+
+    Runs of older versions lack some entries, which then have the default. A score that is null in the file is NaN.
+
+    Attributes:
+        recipe: the recipe's name.
+        seed: the run's seed.
+        steps: updates done.
+        valid: the scores of the validation split.
+        test: those of the test split; None for a task without one.
+        scored_rows: how many rows of each split were scored.
+        metric: the name of the task's first metric, by which runs are compared.
+        metrics: {name: {"higher_is_better", "about"}}.
+        reference: {name: score in the metric without learning}.
+        majority: the share of the most frequent class; None without classes.
+        parameters: of the model.
+        seconds: spent in updates.
+        peak_bytes: of the GPU; on the CPU, the growth of the process since before the model was built.
+        tokens: that updates read, without padding; those that two updates read count twice.
+        unit: the name of what `tokens` counts (`Task.unit`).
+        update_flops: `Learner.update_flops`; None for several processes.
+        epoch_seconds: seconds of updates per epoch; None if the size of an epoch is unknown.
+        rollout_segments: segments per update.
+        best_step: the step whose weights were scored, with `train.keep_best`; 0: those of the last step.
+        averaged_steps: the steps whose averaged weights were scored, with `train.average`.
+        stopped_early: whether the run did not train all its steps (`train.patience`).
+        before: `valid` of the weights of `train.init_from`.
+        flops: of a training forward of one sample of the greatest length; None before the model is assessed.
+        state_bytes: of the state of one stream after that sample.
+        controls: {name: scores} of models with gated caches (`evaluate.controls`).
+        artifacts: the entries that the task adds (`Task.artifacts`), beside the others in the file.
+    """
+
+    recipe: str = ""
+    seed: int | None = None
+    steps: int | None = None
+    valid: Scores = field(default_factory=dict)
+    test: Scores | None = None
+    scored_rows: dict[str, int] = field(default_factory=dict)
+    metric: str = ""
+    metrics: dict[str, JSONObject] = field(default_factory=dict)
+    reference: Scores = field(default_factory=dict)
+    majority: float | None = None
+    parameters: int | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    tokens: int | None = None
+    unit: str | None = None
+    update_flops: float | None = None
+    epoch_seconds: float | None = None
+    rollout_segments: int = 1
+    best_step: int = 0
+    averaged_steps: list[int] = field(default_factory=list)
+    stopped_early: bool = False
+    before: Scores = field(default_factory=dict)
+    flops: int | None = None
+    state_bytes: int | None = None
+    controls: dict[str, Scores] = field(default_factory=dict)
+    artifacts: JSONObject = field(default_factory=dict)
+
+    FILE: ClassVar[str] = "result.json"
+    _ALWAYS: ClassVar[set[str]] = {"valid", "scored_rows", "metrics", "reference", "majority", "epoch_seconds"}
+    _TYPES: ClassVar[Types] = {
+        **dict.fromkeys(("recipe", "metric", "unit"), str),
+        **dict.fromkeys(("metrics", "controls"), dict),
+        "averaged_steps": list,
+        "stopped_early": bool,
+    }
+    _NUMBERS: ClassVar[tuple[str, ...]] = (
+        *("seed", "steps", "majority", "parameters", "seconds", "peak_bytes", "tokens", "update_flops"),
+        *("epoch_seconds", "rollout_segments", "best_step", "flops", "state_bytes"),
+    )
+
+    @classmethod
+    def exists(cls, folder: Path) -> bool:
+        """Whether a folder has the file."""
+        return (folder / cls.FILE).is_file()
+
+    @classmethod
+    def read(cls, folder: Path, needed: Iterable[str] = ()) -> Self:
+        """The result of a run. Raises InputError if it is missing, damaged, or lacks one of the `needed` entries."""
+        path = folder / cls.FILE
+        found = read_object(path)
+        for name in needed:
+            if found.get(name) is None:
+                raise damaged(path, f"no {name!r} in it")
+        return cls.from_json(found, path)
+
+    @classmethod
+    def from_json(cls, found: JSONObject, path: Path) -> Self:
+        """The result in the content of the file at `path`. Raises InputError for entries of other types."""
+        result = _made(cls, found, "artifacts", path, cls._TYPES)
+        costs = {name: getattr(result, name) for name in cls._NUMBERS}
+        parts = {"costs": costs, **result.controls}
+        parts |= {name: getattr(result, name) for name in ("valid", "test", "scored_rows", "reference", "before")}
+        for name, numbers in parts.items():
+            if numbers is not None and not (isinstance(numbers, dict) and all(map(_is_number, numbers.values()))):
+                raise damaged(path, f"{numbers!r:.60} as its {name!r}")
+        for scores in (result.valid, result.test or {}, result.reference, result.before, *result.controls.values()):
+            scores |= {name: math.nan for name, value in scores.items() if value is None}
+        if "loss" not in result.scores:
+            raise damaged(path, f"no 'loss' in its {result.split!r}")
+        along: Any = result.artifacts.get("along", {"values": []})
+        points = along.get("values") if isinstance(along, dict) else None
+        if not isinstance(points, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and None not in pair and all(map(_is_number, pair))
+            for pair in points
+        ):
+            raise damaged(path, f"{along!r:.60} as its 'along'")
+        return result
+
+    def to_json(self) -> JSONObject:
+        """The content of the file."""
+        return _entries(self, "artifacts", self._ALWAYS)
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        write_json(folder / self.FILE, self.to_json())
+
+    @property
+    def split(self) -> Literal["valid", "test"]:
+        """The split that the run is judged by: "test", or "valid" of data without a test split."""
+        return "valid" if self.test is None else "test"
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of `split`."""
+        return self.valid if self.test is None else self.test
+
+    @property
+    def assessed(self) -> bool:
+        """Whether the run's model was measured after training."""
+        return self.flops is not None
+
+    def score(self, metric: str, control: str | None = None) -> float:
+        """A score of `split`, as trained or under a control ("emptied", …); NaN if there is none."""
+        return (self.scores if control is None else self.controls.get(control, {})).get(metric, math.nan)
+
+    def description(self, metric: str, folder: Path) -> JSONObject:
+        """{"higher_is_better", "about"} of a metric. folder: the run's, for the InputError if it is not known."""
+        return description({"metrics": self.metrics}, metric, str(folder / self.FILE))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """run.json: everything that a run's numbers may depend on, and each time that it was continued.
+
+    Attributes:
+        commit: of the running source; None outside a git checkout.
+        dirty: whether the source differs from the commit (`provenance.source`).
+        source_sha256: of the package's files (`provenance.source_hash`).
+        versions: {library: version}.
+        device: that trained.
+        cpu: the processor's name.
+        threads: within operations on the CPU.
+        seed: the run's.
+        data: the exact source of the data (`provenance.data_read`).
+        command: the words of the command that started the run.
+        started: the time of the start, in ISO format.
+        weights: of the run that it starts from, `Start.source`.
+        finished: the time of the end; None until then.
+        resumed: {"step", "at", "commit", "dirty", "command"} of each continuation, and what else changed before it.
+        others: further entries of the file.
+    """
+
+    commit: str | None = None
+    dirty: bool | None = None
+    source_sha256: str | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    device: str | None = None
+    cpu: str | None = None
+    threads: int | None = None
+    seed: int | None = None
+    data: JSONObject = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    started: str | None = None
+    weights: JSONObject = field(default_factory=dict)
+    finished: str | None = None
+    resumed: list[JSONObject] = field(default_factory=list)
+    others: JSONObject = field(default_factory=dict)
+
+    FILE: ClassVar[str] = "run.json"
+    _ALWAYS: ClassVar[set[str]] = {"commit", "dirty", "finished", "resumed"}
+
+    @classmethod
+    def exists(cls, folder: Path) -> bool:
+        """Whether a folder has the file."""
+        return (folder / cls.FILE).is_file()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The provenance of a run. Raises InputError if the file is missing or damaged."""
+        path = folder / cls.FILE
+        return cls.from_json(read_object(path), path)
+
+    @classmethod
+    def from_json(cls, found: JSONObject, path: Path) -> Self:
+        """The provenance in the content of the file at `path`. Raises InputError for entries of other types."""
+        about = _made(cls, found, "others", path, {"resumed": list, "command": list, "threads": int})
+        if not all(isinstance(entry, dict) for entry in about.resumed):
+            raise damaged(path, f"{about.resumed!r:.40} as its 'resumed'")
+        for part in (found, *about.resumed):
+            for name in ("data", "weights", "versions"):
+                if not isinstance(part.get(name) or {}, dict):
+                    raise damaged(path, f"{part[name]!r:.40} as its {name!r}")
+            data: JSONObject = part.get("data") or {}
+            files, count = data.get("files") or [], data.get("count") or 0
+            if not (isinstance(files, list) and all(isinstance(one, dict) for one in files) and isinstance(count, int)):
+                raise damaged(path, f"{data!r:.60} as its 'data'")
+        return about
+
+    def to_json(self) -> JSONObject:
+        """The content of the file."""
+        return _entries(self, "others", self._ALWAYS)
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        write_json(folder / self.FILE, self.to_json())
+
+    def latest(self, name: str) -> Any:
+        """An entry, such as "data", as the last process that continued the run with another one wrote it; or None."""
+        own = getattr(self, name)
+        return next((one[name] for one in reversed(self.resumed) if one.get(name)), None) or own or None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A line of metrics.jsonl: {"kind", "step", and the values}.
+
+    kind: "train" (over the updates since the last such line), "valid" (an evaluation) or "gates" (`evaluate.probe`).
+    step: updates done. where: file and line that it was read from, for errors.
+    """
+
+    kind: str
+    step: int
+    values: JSONObject
+    where: str = ""
+
+    FILE: ClassVar[str] = "metrics.jsonl"
+
+    @classmethod
+    def read_all(cls, folder: Path) -> Iterator[Self]:
+        """The lines of a run's file, in order.
+
+        A run that is continued repeats the steps since its last checkpoint: of two lines with one kind and step the
+        later counts. An incomplete last line is left out, because the run may be writing or may have been killed.
+        Raises InputError, with file and line, if there is no file or a line is no measurement.
+        """
+        path = folder / cls.FILE
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: expected the metrics of a run, found {error}; is this a run folder?") from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                found = parse(line)
+            except ValueError as error:
+                if 1 < number == len(lines):
+                    continue
+                raise InputError(
+                    f"{where}: expected one JSON object, found {error}; repair or delete the line"
+                ) from None
+            if not isinstance(found, dict):
+                raise InputError(f"{where}: expected one JSON object, found {line[:40]!r}; repair or delete the line")
+            yield cls.from_json(found, where)
+
+    @classmethod
+    def from_json(cls, found: JSONObject, where: str = "") -> Self:
+        """The measurement in a line. Raises InputError if it has no kind or no step."""
+        kind, step = found.get("kind"), found.get("step")
+        if not isinstance(kind, str):
+            raise InputError(f'{where}: expected "kind" to be a name, found {kind!r}; repair or delete the line')
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
+            raise InputError(
+                f'{where}: expected "step" to be a count of updates, found {step!r}; repair or delete the line'
+            )
+        return cls(kind, step, {k: v for k, v in found.items() if k not in ("kind", "step")}, where)
+
+    def to_line(self) -> str:
+        """The line, with its end."""
+        return json.dumps({"kind": self.kind, "step": self.step, **self.values}) + "\n"
+
+
+def read_object(path: Path, types: Types | None = None) -> JSONObject:
+    """A JSON object with entries of these types. Raises InputError if the file is missing or holds something else."""
+    try:
+        found = parse(path.read_text())
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: expected this file of a run, found none; start a new run in another folder"
+        ) from None
+    except ValueError as error:
+        raise damaged(path, f"a damaged file ({error})") from None
+    if not isinstance(found, dict):
+        raise damaged(path, f"{found!r:.40}")
+    for name, kind in (types or {}).items():
+        if not isinstance(found.get(name), kind):
+            raise damaged(path, f"{found[name]!r:.40} as its {name!r}" if name in found else f"no {name!r} in it")
+    return found
+
+
+def damaged(path: Path, found: str) -> InputError:
+    """The error of a file that a run did not write as it is."""
+    return InputError(f"{path}: expected JSON as a run writes it, found {found}; start a new run in another folder")
+
+
+def _made(cls: type[T], found: JSONObject, rest: str, path: Path, types: Types) -> T:
+    """A dataclass from the entries of a file, with those that it has no field for in `rest`; null is the default."""
+    names = {one.name for one in fields(cls)} - {rest}  # type: ignore[arg-type]
+    known = {name: value for name, value in found.items() if name in names and value is not None}
+    for name, kind in types.items():
+        if name in known and not isinstance(known[name], kind):
+            raise damaged(path, f"{known[name]!r:.40} as its {name!r}")
+    return cls(**known, **{rest: {name: value for name, value in found.items() if name not in names}})
+
+
+def _entries(value: Any, rest: str, always: set[str]) -> JSONObject:
+    """The entries of a file: fields that have another value than by default, those in `always`, and those in `rest`."""
+    found: JSONObject = {}
+    for one in fields(value):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if one.name != rest and (one.name in always or getattr(value, one.name) != default):
+            found[one.name] = getattr(value, one.name)
+    return found | getattr(value, rest)
+
+
+def _is_number(value: JSON) -> bool:
+    """Whether a value of JSON is null or a number that is a float too."""
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
+    return True
