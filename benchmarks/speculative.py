@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.generate.packed import packed
+from mnemos.generate.decoder_step import packed
 from mnemos.lab.run.run import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text

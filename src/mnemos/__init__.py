@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .errors import InputError as InputError
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
-    from .generate.drafts import Lookup as Lookup
     from .generate.fused import fused_step as fused_step
     from .generate.prefix_tree import PrefixTree as PrefixTree
+    from .generate.speculative import Lookup as Lookup
     from .generate.speculative import speculate as speculate
     from .generate.stream import Stream as Stream
     from .hosts.attach import cache as cache

@@ -11,7 +11,7 @@ import mnemos
 from mnemos import BeamConfig, EncoderDecoder, InputError, MemformerConfig, Pair, TransformerConfig, beam_search, native
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.generate.candidates import top_tokens
+from mnemos.generate.beam import top_tokens
 from mnemos.models import HeadConfig, LSTMConfig, RMTConfig
 
 VOCABULARY, EOS = 7, 2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.generate.finished import accepted, is_done
+from mnemos.generate.beam import accepted, is_done
 
 NONE = -torch.inf
 

@@ -15,8 +15,6 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding
-from mnemos.generate import fused_memory as memories
-from mnemos.generate import fused_plan as planning
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import build as building
 from mnemos.native import library
@@ -316,8 +314,8 @@ def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys)
 
 
 def test_without_a_compiler_the_model_steps(monkeypatch):
-    monkeypatch.setattr(planning, "library", lambda: None)
-    monkeypatch.setattr(planning, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
+    monkeypatch.setattr(decoding, "library", lambda: None)
+    monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
     model = make()
     step = mnemos.fused_step(model)
     assert not step.fused
@@ -339,8 +337,8 @@ def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     header = (building.HERE / "decode.h").read_text()
     step = mnemos.fused_step(make())
     handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Numbers": len(step._numbers)}
-    handed |= {"Sums": len(memories.NO_SUMS), "Keys": len(memories.NO_KEYS), "Visible": len(memories.NOTHING)}
-    handed |= {"Memory": len(memories.NO_SUMS) + 2 * len(memories.NO_KEYS), "Step": 6 + 2 * len(memories.NOTHING)}
+    handed |= {"Sums": len(decoding.NO_SUMS), "Keys": len(decoding.NO_KEYS), "Visible": len(decoding.NOTHING)}
+    handed |= {"Memory": len(decoding.NO_SUMS) + 2 * len(decoding.NO_KEYS), "Step": 6 + 2 * len(decoding.NOTHING)}
     words = {"Affine": 3, **{name: handed[name] for name in ("Sums", "Keys", "Visible")}}
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]

@@ -10,10 +10,9 @@ from mnemos import GRC, InputError, Lookup, Stream, Transformer, TransformerConf
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import speculative
-from mnemos.generate.drafts import LookupDrafter, Settings
 from mnemos.generate.rollback import without_last
 from mnemos.generate.sampling import probabilities
-from mnemos.generate.speculative import check_draft
+from mnemos.generate.speculative import LookupDrafter, Settings, check_draft
 from mnemos.libraries import transformers
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import leaves

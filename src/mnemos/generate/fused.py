@@ -2,12 +2,15 @@
 
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
 times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
-layers in one call. The state is the model's own.
+layers in one call. The state is the model's own. `Plan` says where the kernel finds a model's sizes and weights,
+`Prepared` how it reads and writes the memory: running sums, or keys and values.
 """
 
 import ctypes
+import functools
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +19,32 @@ from mnemos import native
 from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
+    has_forward_hooks,
+    has_global_forward_hooks,
+    literal,
     parameters_of,
     transformed,
     write_count,
 )
-from mnemos.attention.linear import PlacedSums
-from mnemos.models.encoder_decoder import EncoderDecoderState
-from mnemos.models.transformer import TransformerState
-from mnemos.native import codes, library
+from mnemos.attention.linear import LinearAttention, PlacedSums
+from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.config import ModelConfig
+from mnemos.memory.branched import BranchedKeyValues, Encoded
+from mnemos.memory.key_values import KeyValues
+from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
+from mnemos.models.skeleton import skeleton
+from mnemos.models.transformer import Transformer, TransformerState
+from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
-from mnemos.types import InputError, Output, State
-
-from .fused_memory import (
-    KIND,
-    NO_KEYS,
-    NO_SUMS,
-    NOTHING,
-    Prepared,
-    is_literal,
-    prepared_keys,
-    prepared_source,
-    prepared_sums,
-)
-from .fused_plan import plan_of, why_not_fused
+from mnemos.ops.linear.feature_maps import FEATURE_MAPS
+from mnemos.ops.sinusoids import frequencies
+from mnemos.types import InputError, Output, State, likelihood_of
 
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
+MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
+KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
+NO_SUMS, NO_KEYS = [0] * 4, [0] * 5  # `Sums` and `Keys` of native/decode.h
+NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 
 def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
@@ -259,3 +263,274 @@ def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
     if p.shape != shape or not p.is_contiguous():
         return f"expected a contiguous weight of shape {tuple(shape)}, found {tuple(p.shape)}, strides {p.stride()}"
     return ""
+
+
+class Plan(NamedTuple):
+    """The sizes and parts of a model. `Stack`, `Layer` and `Numbers` are those of native/decode.h.
+
+    sizes: the numbers of `Stack` up to `limit`, in its order; attention, reads: those after `weights`. embedding,
+    positions (None: not learned): tables. affine: the linear layers and norms of `Stack`, then those of every `Layer`;
+    None: there is none. numbers: those of `Numbers`. outputs: the shape of the logits of a row. window: of the
+    attention. turned_sums: linear attention has rotary positions, so that a layer's state is a `PlacedSums`.
+    """
+
+    sizes: tuple[int, ...]
+    attention: int
+    reads: bool
+    embedding: nn.Module
+    positions: nn.Module | None
+    frequencies: Tensor
+    affine: list[nn.Module | None]
+    numbers: tuple[float, float, float]
+    outputs: tuple[int, ...]
+    window: int | None
+    turned_sums: bool
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.sizes[0]
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The number of heads and their width."""
+        return self.sizes[2], self.sizes[1] // self.sizes[2]
+
+
+def plan_of(model: Any) -> Plan:
+    """The plan of a model for which `why_not_fused` finds no reason."""
+    c, pairs = model.config, isinstance(model, EncoderDecoder)
+    blocks = model.decoder if pairs else model.blocks
+    attention = blocks[0].attention
+    linear = isinstance(attention, LinearAttention)
+    norm = model.decoder_norm if pairs else model.final_norm
+    head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
+    affine: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1]]
+    for block in blocks:
+        affine += [block.attention_norm, block.attention.qkv, block.attention.output]
+        affine += [block.read_norm, block.read.query, block.read.output] if pairs else [None] * 3
+        affine += [block.mlp_norm, getattr(block.mlp, "gate", None), block.mlp.expand, block.mlp.contract]
+    sizes = (len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0)
+    gated = c.activation == "swiglu"
+    activation = codes.ACTIVATIONS["silu" if gated else c.activation]
+    kinds = (c.norm == "post", c.norm == "rms", activation, gated, _map(attention) if linear else 0)
+    outputs = head[-1].out_features
+    position = c.position if pairs else c.positions
+    rotary = c.rotary.frequencies(c.dim // c.num_heads, "cpu") if position == "rotary" else None
+    return Plan(
+        sizes=(*sizes, outputs, *map(int, kinds), codes.POSITIONS[position], c.max_length),
+        attention=codes.ATTENTIONS["linear" if linear else "softmax"],
+        reads=pairs,
+        embedding=model.embedding,
+        positions=model.positions if position == "learned" else None,
+        frequencies=frequencies(c.dim, "cpu") if rotary is None else rotary,
+        affine=affine,
+        numbers=(
+            blocks[0].mlp_norm.eps,
+            attention.eps if linear else 0.0,
+            (c.dim**0.5 if c.scale_embedding else 1.0) if pairs else c.embedding_scale,
+        ),
+        outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
+        window=None if linear else attention.window,
+        turned_sums=linear and rotary is not None,
+    )
+
+
+def why_not_fused(model: nn.Module) -> str:
+    """Why the kernel cannot compute this model, in one line; empty if it can."""
+    if library() is None:
+        return why_not()
+    if type(model) not in (Transformer, EncoderDecoder):
+        return f"the kernel needs a mnemos.Transformer or EncoderDecoder, found {type(model).__name__}"
+    if has_global_forward_hooks():
+        return "there are hooks on the forward of all modules, which the kernel would skip"
+    for name, part in model.named_modules():
+        if has_forward_hooks(part) and not _encodes(name):
+            return f"there is a hook on {name or 'the model'}, which the kernel would skip"
+    config: Any = model.config
+    if getattr(config, "features", 0):
+        return "it reads vectors, and the kernel reads tokens"
+    if config.activation not in (*codes.ACTIVATIONS, "swiglu"):
+        return f"the kernel has the activations {', '.join(codes.ACTIVATIONS)} and swiglu, found {config.activation}"
+    if not config.mlp:
+        return "its blocks have no MLP, for which there is no kernel"
+    if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
+        return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
+    blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
+    return next((why for block in blocks if (why := _attends(block, blocks[0]))), "") or _differs(model)
+
+
+def _encodes(name: str) -> bool:
+    """Whether a module is of the encoder, which a step does not run."""
+    return name.startswith(("encoder", "source_"))
+
+
+def _attends(block: nn.Module, first: Any) -> str:
+    attention: Any = block.attention
+    if type(attention) not in (LinearAttention, SoftmaxAttention):
+        return f"the kernel has LinearAttention and SoftmaxAttention, found {type(attention).__name__}"
+    if not attention.causal:
+        return "its attention is not causal, so it has no state"
+    if type(attention) is LinearAttention:
+        if _map(attention) is None:
+            return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
+        if attention.compensated:
+            return "its state is compensated, for which there is no kernel"
+        if attention.backend not in ("auto", "native"):
+            return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
+    if type(attention) is SoftmaxAttention and attention.kv_heads != attention.num_heads:
+        return "its heads share keys and values, for which there is no kernel"
+    if type(attention) is SoftmaxAttention and attention.query_norm is not None:
+        return "its queries and keys are normalised, for which there is no kernel"
+    same = _settings(attention) == _settings(first.attention)
+    return "" if same else "its layers' attention differs in kind, heads, eps, feature map, rotary positions or window"
+
+
+def _settings(attention: Any) -> tuple[Any, ...]:
+    if type(attention) is LinearAttention:
+        return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
+    return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
+
+
+def _map(attention: LinearAttention) -> int | None:
+    """The kernel's code of a feature map, None if it has none."""
+    found = attention.feature_map
+    return next((codes.FEATURE_MAPS[name] for name in MAPS if found in (name, FEATURE_MAPS[name])), None)
+
+
+@functools.lru_cache(maxsize=16)
+def _expected(config: ModelConfig) -> dict[str, tuple[type[nn.Module], str, str]]:
+    """The modules that a configuration builds, by their names: type, settings, and how they print."""
+    modules = skeleton(config).named_modules()
+    return {name: (type(part), part.extra_repr(), str(part)) for name, part in modules if name and not _encodes(name)}
+
+
+def _differs(model: Any) -> str:
+    """The first part that is not as the configuration builds it; the head may have another number of outputs."""
+    found = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
+    for name, (kind, settings, words) in _expected(model.config).items():
+        other = found.pop(name, None)
+        if kind is not type(other) or (other.extra_repr() != settings and not name.startswith("head")):
+            return f"{name}: its configuration says {words}, found {other}"
+    return f"{next(iter(found))}: a module that its configuration does not have" if found else ""
+
+
+class Prepared(NamedTuple):
+    """What a step hands to the kernel, and the states that the kernel then completes.
+
+    words: a `Sums` or a `Keys` per layer; visible: a `Visible`, all of native/decode.h. held: what their addresses
+    belong to.
+    """
+
+    words: list[list[int]]
+    visible: list[int]
+    layers: tuple[State, ...]
+    held: tuple[Tensor, ...]
+
+
+def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor | None) -> Prepared | None:
+    """For linear attention with states s [B, H, D, D]; None where the kernel cannot read a state.
+
+    seen [B]: of the model's state where positions are rotary, which that of every layer must equal; else None.
+    """
+    given: list[LinearState] = []
+    counted = seen
+    for layer in layers:
+        if (type(layer) is PlacedSums) != (seen is not None):
+            return None
+        if isinstance(layer, PlacedSums) and seen is not None:
+            if layer.seen is not counted and not torch.equal(layer.seen, seen):
+                return None
+            counted, layer = layer.seen, layer.sums
+        if type(layer) is not LinearState or layer.s.shape != shape or layer.z.shape != shape[:3]:
+            return None
+        if not all(x.dtype == torch.float32 and x.is_contiguous() and is_literal(x) for x in layer):
+            return None
+        given.append(layer)
+    n = len(given)
+    s, z = torch.empty(n, *shape, **KIND), torch.empty(n, *shape[:3], **KIND)
+    new: tuple[Any, ...] = tuple(map(LinearState, s.unbind(), z.unbind()))
+    words = [[x.data_ptr() for pair in both for x in pair] for both in zip(given, new, strict=True)]
+    if seen is not None:
+        later = seen + 1
+        new = tuple(PlacedSums(sums, later) for sums in new)
+    return Prepared(words, NOTHING, new, ())
+
+
+def prepared_keys(
+    layers: Sequence[Any], shape: tuple[int, int, int], window: int | None, seen: Tensor
+) -> Prepared | None:
+    """For softmax attention of `shape`: rows, heads and their width; None where the kernel cannot read a state.
+
+    The kernel has one number of entries and one set of marks for all layers. seen [B]: of the model's state.
+    """
+    rows, *heads = shape
+    first: Any = layers[0]
+    if type(first) not in (KeyValues, BranchedKeyValues) or len(first.seen) != rows:
+        return None
+    branched = isinstance(first, BranchedKeyValues)
+    if not all(_readable(layer, heads) and _alike(layer, first, seen) for layer in layers):
+        return None
+    visible = first.visible_after() if branched else None
+    words, kept, attended = [], [], []
+    for layer in layers:
+        new: Any = layer.with_room(visible, first.seen + 1) if branched else layer.with_room()
+        attended.append(new if window is None else new.last(window))
+        kept.append(new if window is None else new.last(window - 1))
+        words.append(_keys(attended[-1].k, attended[-1].v))
+    marks = _marks(attended[0]).contiguous()
+    copies = first.copies if branched else 1
+    return Prepared(words, [marks.data_ptr(), marks.shape[1], copies, 0], tuple(kept), (marks,))
+
+
+def prepared_source(source: Encoded, shape: tuple[int, int, int], layers: int) -> Prepared | None:
+    """For the attention to a source; None where the kernel cannot read it."""
+    rows, *heads = shape
+    if len(source.layers) != layers or source.rows != rows or source.valid.dtype != torch.bool:
+        return None
+    words = []
+    for k, v in source.layers:
+        if [*k.shape[2:]] != heads or k.shape[:2] != source.valid.shape or not _same_layout(k, v):
+            return None
+        words.append(_keys(k, v))
+    marks = source.valid.contiguous()
+    return Prepared(words, [marks.data_ptr(), marks.shape[1], source.copies, 1], (), (marks,))
+
+
+def _keys(k: Tensor, v: Tensor) -> list[int]:
+    return [k.data_ptr(), v.data_ptr(), *k.stride()[:3]]
+
+
+def _readable(layer: Any, heads: list[int]) -> bool:
+    """Whether the kernel can read a layer's keys and values, of which there is at least one entry."""
+    if type(layer) not in (KeyValues, BranchedKeyValues) or not layer.k.dtype == layer.v.dtype == torch.float32:
+        return False
+    fits = layer.k.shape[1] > 0 and [*layer.k.shape[2:]] == heads and layer.k.shape == layer.v.shape
+    return fits and is_literal(layer.k) and is_literal(layer.v)
+
+
+def _alike(layer: Any, first: Any, seen: Tensor) -> bool:
+    """Whether a layer has read the tokens that the first one has, and its rows attend to the same entries."""
+    if type(layer) is not type(first) or layer.k.shape != first.k.shape or not torch.equal(layer.seen, seen):
+        return False
+    if isinstance(layer, BranchedKeyValues) and (layer.copies, layer.shared) != (first.copies, first.shared):
+        return False
+    return layer is first or torch.equal(_marks(layer), _marks(first))
+
+
+def _marks(layer: Any) -> Tensor:
+    """Which entries a row attends to."""
+    marks: Tensor = layer.visible if isinstance(layer, BranchedKeyValues) else layer.valid
+    return marks
+
+
+def _same_layout(k: Tensor, v: Tensor) -> bool:
+    """Whether both are float32, with one layout whose last axis lies together."""
+    if not (k.dtype == v.dtype == torch.float32 and is_literal(k) and is_literal(v)):
+        return False
+    return k.shape == v.shape and k.stride() == v.stride() and (k.stride(3) == 1 or k.shape[3] == 1)
+
+
+def is_literal(x: Tensor) -> bool:
+    """Whether the tensor's memory on the CPU holds its numbers as they are."""
+    return x.is_cpu and literal(x)

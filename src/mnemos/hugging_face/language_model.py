@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mnemos import libraries
 from mnemos.generate.fused import fused_step
-from mnemos.models.likelihood import LogisticMixture
+from mnemos.models.heads import LogisticMixture
 from mnemos.ops import logistic_mixture
 from mnemos.types import InputError, Likelihood, LogProbLikelihood, Output, State, likelihood_of
 

@@ -1,4 +1,4 @@
-"""The parts that the models share: attention and MLP blocks, positions, initialisation."""
+"""The parts that the models share: attention and MLP blocks, positions, initialisation, declarations."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Attention, Branching, Device, Output, State, select
+from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, State, StateKind, select
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
 Activation = Literal["swiglu"] | Ungated
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "swiglu": nn.SiLU}
+
+TABLE = 4096  # positions that a table of sinusoids may have; those of longer streams are computed
 
 _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.GELU: torch.ops.aten.gelu_,
@@ -136,6 +138,58 @@ def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Device = No
     return of_positions(positions, dim)
 
 
+class LearnedPositions(nn.Embedding):
+    """y [B, T, D] plus learned positions from `seen` [B] on (None: 0). Raises InputError beyond the last position."""
+
+    def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
+        """See the class."""
+        limit, t = self.num_embeddings, y.shape[1]
+        # An exported program reads no values; the look-up in the table raises its own error.
+        known = not torch.compiler.is_exporting()
+        start = int(seen.max()) if known and seen is not None and seen.numel() else 0
+        if known and start + t > limit:
+            raise InputError(
+                f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "
+                'position="sinusoidal"'
+            )
+        place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
+        return y + super().forward(place)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class SinusoidalPositions(nn.Module):
+    """y [B, T, D] plus sinusoids of the positions from `seen` [B] on (None: 0). Positions have no limit.
+
+    The first `TABLE` positions come from a table, which is kept between calls and grows as it is needed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._table: Tensor | None = None
+
+    def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
+        """See the class."""
+        t, dim, stops = y.shape[1], y.shape[2], y.shape[1]
+        if seen is not None and seen.device.type == "cpu" and seen.numel() and not torch.compiler.is_compiling():
+            stops += int(seen.max())
+        elif seen is not None:
+            stops = TABLE + 1  # unknown without waiting for the device
+        if torch.compiler.is_compiling() or (stops > TABLE and seen is not None):
+            return y + sinusoids(t, dim, seen, y.device).to(y.dtype)
+        table = self._table
+        if table is None or len(table) < stops or table.device != y.device or table.dtype != y.dtype:
+            longest = stops if seen is None else min(TABLE, 2 * stops)
+            table = self._table = sinusoids(longest, dim, None, y.device)[0].to(y.dtype)
+        if seen is None:
+            return y + table[:t]
+        return y + table[seen[:, None] + torch.arange(t, device=y.device)]
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
 def init_weights(model: nn.Module) -> None:
     """Initialise a model: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D)."""
     for module in model.modules():
@@ -166,3 +220,21 @@ def branched_layers(
         return attention.branch(state, copies) if isinstance(attention, Branching) else select(state, index)
 
     return tuple(branched(attention, state) for attention, state in zip(attentions, layers, strict=True))
+
+
+class Stateless:
+    """Base of models without a state, next to `nn.Module`: what `mnemos.types.RecurrentModel` asks for."""
+
+    splits: Splits = "never"
+    state_kind: StateKind = "none"
+    state_gradient = False
+    autoregressive = False
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row's output in training depends on that row alone."""
+        return True
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        """None: there is no state."""
+        return None

@@ -36,7 +36,9 @@ from .blocks import (
     ACTIVATIONS,
     Activation,
     Block,
+    LearnedPositions,
     Norm,
+    SinusoidalPositions,
     branched_layers,
     final_norm_of,
     init_weights,
@@ -45,9 +47,7 @@ from .blocks import (
     shrink_residuals,
 )
 from .fields import TransformerFields, signed
-from .heads import AdaptiveSoftmax, HeadConfig, adaptive, check_head, language_head, tie
-from .likelihood import LogisticMixture, spread_means
-from .positions import LearnedPositions, SinusoidalPositions
+from .heads import AdaptiveSoftmax, HeadConfig, LogisticMixture, adaptive, check_head, language_head, spread_means, tie
 
 
 @register

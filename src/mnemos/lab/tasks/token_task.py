@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mnemos.generate.drafts import Lookup
-from mnemos.generate.speculative import Statistics, speculate
+from mnemos.generate.speculative import Lookup, Statistics, speculate
 from mnemos.generate.stream import Stream
 from mnemos.types import InputError, State, likelihood_of
 

@@ -12,7 +12,7 @@ from mnemos.hosts.attention_cache import cache_attention
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.memory.token_cache import AttentionCache
-from mnemos.models.stateless import Stateless
+from mnemos.models.blocks import Stateless
 from mnemos.types import InputError, check_heads
 
 

@@ -13,7 +13,7 @@ from mnemos.lab.vision.classifiers.pvt import PVTConfig
 from mnemos.libraries import torchvision
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
-from mnemos.models.stateless import Stateless
+from mnemos.models.blocks import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError
 
