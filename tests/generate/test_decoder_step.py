@@ -20,7 +20,7 @@ SIZES = {"vocab_size": 50, "dim": 16, "num_heads": 2, "mlp": 24, "encoder_layers
 @pytest.fixture(autouse=True)
 def pack_everything(monkeypatch):
     """The step for many rows, with packed matrices."""
-    monkeypatch.setattr(packing, "LEAST", 1)
+    monkeypatch.setattr(steps, "LEAST", 1)
     monkeypatch.setattr(steps, "FEW", 0)
     monkeypatch.setattr(steps, "ROWS", 0)
 
