@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 from mnemos.lab.run.run import provenance
+from mnemos.lab.tasks.listops import SampleStream, evaluate, to_text
 from mnemos.lab.tasks.listops_generate import Rules
-from mnemos.lab.tasks.listops_stream import SampleStream
-from mnemos.lab.tasks.listops_text import evaluate, to_text
 
 
 def check(seed: int) -> None:

@@ -54,8 +54,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .lab.tasks.task import Sampling as Sampling
     from .lab.tasks.task import Task as Task
     from .lab.translation.translate import TrainedTranslator as TrainedTranslator
+    from .lab.translation.translate import Translation as Translation
     from .lab.translation.translate import translate as translate
-    from .lab.translation.translating import Translation as Translation
     from .lab.vision.detect import TrainedDetector as TrainedDetector
     from .lab.vision.detect import detect as detect
     from .memory.associations import AssociationsConfig as AssociationsConfig
@@ -134,8 +134,7 @@ _MODULES = {
     "lab.tasks.batch": "Batch",
     "lab.tasks.metrics": "CorpusMetric SumMetric",
     "lab.tasks.task": "Sampling Task",
-    "lab.translation.translate": "TrainedTranslator translate",
-    "lab.translation.translating": "Translation",
+    "lab.translation.translate": "TrainedTranslator Translation translate",
     "lab.vision.detect": "TrainedDetector detect",
 }
 _NAMES = {name: f"mnemos.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -22,7 +22,7 @@ from mnemos.lab.compare import apart, several
 from mnemos.lab.compare.apart import train_apart
 from mnemos.lab.run.checks import complete
 from mnemos.lab.tasks.listops_generate import Rules, generate_block
-from mnemos.lab.tasks.mqar import MQARConfig
+from mnemos.lab.tasks.recall import MQARConfig
 
 SMALL = replace(
     BENCHMARKS["mqar"],

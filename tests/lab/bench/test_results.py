@@ -13,7 +13,7 @@ from mnemos.lab.bench.memories import Sizes
 from mnemos.lab.bench.page import unlearned
 from mnemos.lab.bench.tasks import BENCHMARKS
 from mnemos.lab.run.checks import complete
-from mnemos.lab.tasks.mqar import MQARConfig
+from mnemos.lab.tasks.recall import MQARConfig
 
 SMALL = replace(BENCHMARKS["mqar"], data=MQARConfig(16, 2, 16, rows=2), sizes=Sizes(8, 4, 2, 1, 0))
 KEYS_AND_VALUES = 2 * 2 * 8 * 4  # bytes per token, of 2 layers, 8 channels in float32

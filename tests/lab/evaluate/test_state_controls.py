@@ -12,8 +12,8 @@ from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, So
 from mnemos.lab.evaluate.state_controls import ROWS, SEGMENTS, WHOLE, control_lines, state_controls
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
-from mnemos.lab.tasks.segments import SegmentedTask
 from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.token_task import SegmentedTask
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.models.transformer import HeadConfig
 

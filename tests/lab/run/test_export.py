@@ -26,12 +26,9 @@ from mnemos.lab.evaluate.predict import predict
 from mnemos.lab.run.export import export_run, export_run_programs, push
 from mnemos.lab.run.exported_tokenizer import exported_tokenizers
 from mnemos.lab.run.session import run
-from mnemos.lab.tasks.subword_vocabulary import SubWords
-from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
-from mnemos.lab.tasks.vocabulary import Bytes
-from mnemos.lab.tasks.word_vocabulary import Words
-from mnemos.lab.translation.translating import Decoding
-from mnemos.lab.translation.translation_preprocessing import TranslationPreprocessing
+from mnemos.lab.tasks.text import TextPreprocessing
+from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
+from mnemos.lab.translation.translate import Decoding, TranslationPreprocessing
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens
 from mnemos.libraries import tokenizers, transformers
 from mnemos.types import InputError

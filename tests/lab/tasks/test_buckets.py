@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mnemos.lab.tasks.buckets import POOL, Order
+from mnemos.lab.tasks.row_order import POOL, Order
 from mnemos.types import InputError
 
 

@@ -1,9 +1,6 @@
 import gzip
 import hashlib
 import io
-import os
-import pickle
-import struct
 import tarfile
 
 import numpy as np
@@ -15,10 +12,9 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 from image_standins import REAL, need_timm, photo
 
 from mnemos.config import DataConfig, from_dict, to_dict
-from mnemos.lab.tasks import cifar_files
+from mnemos.lab.tasks import cifar
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
-from mnemos.lab.tasks.cifar import COLOURS, CIFARConfig
-from mnemos.lab.tasks.cifar_files import OFFICIAL, download_cifar, read_cifar
+from mnemos.lab.tasks.cifar import OFFICIAL, CIFARConfig, download_cifar, find_cifar, read_cifar
 from mnemos.types import InputError
 
 NAMES = {
@@ -32,24 +28,15 @@ def images(variant, rows, seed):
     return random.integers(0, 256, (rows, 3, 32, 32)).astype(np.uint8), random.permutation(rows) % len(NAMES[variant])
 
 
-def files(variant, kind, seed=0):
+def files(variant, seed=0):
     """The content of the official files, few images in each."""
-    about = OFFICIAL[variant]
-    *batches, test, names = about.binary if kind == "binary" else about.python
+    *batches, test, names = OFFICIAL[variant].files
     found = {}
     for i, name in enumerate([*batches, test]):
         pixels, labels = images(variant, 110, seed + i)
-        if kind == "binary":
-            coarse = [labels // 5] if variant == "cifar100" else []
-            record = [*coarse, labels, *pixels.reshape(110, -1).T]
-            found[name] = np.stack(record, 1).astype(np.uint8).tobytes()
-        else:
-            key = b"fine_labels" if variant == "cifar100" else b"labels"
-            found[name] = pickle.dumps({b"data": pixels.reshape(110, -1), key: labels.tolist()}, protocol=2)
-    key = b"fine_label_names" if variant == "cifar100" else b"label_names"
-    listed = {key: [name.encode() for name in NAMES[variant]]}
-    found[names] = "\n".join(NAMES[variant]).encode() if kind == "binary" else pickle.dumps(listed, protocol=2)
-    return found
+        coarse = [labels // 5] if variant == "cifar100" else []
+        found[name] = np.stack([*coarse, labels, *pixels.reshape(110, -1).T], 1).astype(np.uint8).tobytes()
+    return found | {names: "\n".join(NAMES[variant]).encode()}
 
 
 def pack(path, contents):
@@ -61,19 +48,18 @@ def pack(path, contents):
 
 
 def expected(variant):
-    batches = len(OFFICIAL[variant].binary) - 2
+    batches = len(OFFICIAL[variant].files) - 2
     parts = [images(variant, 110, i) for i in range(batches + 1)]
     train = [np.concatenate(x) for x in zip(*parts[:-1], strict=True)]
     return (train[0].transpose(0, 2, 3, 1), train[1]), (parts[-1][0].transpose(0, 2, 3, 1), parts[-1][1])
 
 
 @pytest.mark.parametrize("variant", ["cifar10", "cifar100"])
-@pytest.mark.parametrize("kind", ["binary", "python"])
 @pytest.mark.parametrize("form", ["archive", "below", "here"])
-def test_official_files(tmp_path, variant, kind, form):
-    contents = files(variant, kind)
+def test_official_files(tmp_path, variant, form):
+    contents = files(variant)
     if form == "archive":
-        pack(tmp_path / (OFFICIAL[variant].archive if kind == "binary" else OFFICIAL[variant].python_archive), contents)
+        pack(tmp_path / OFFICIAL[variant].archive, contents)
     else:
         place = tmp_path / "unpacked" if form == "below" else tmp_path
         place.mkdir(exist_ok=True)
@@ -106,10 +92,27 @@ def test_tars_of_jpegs(tmp_path):
     assert np.abs(found.train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
     with pytest.raises(InputError, match=r"test\.tar\.gz|train.*\.tar\.gz: .*\b100\b.*\b10\b"):
         read_cifar(tmp_path, "cifar100")
+    for split in ("train50k", "test5k"):
+        with tarfile.open(tmp_path / f"cifar10-{split}-jpg.tar.gz") as archive:
+            archive.extractall(tmp_path, filter="data")
+    unpacked = read_cifar(tmp_path / "cifar-batches", "cifar10")
+    for ours, theirs in ((unpacked.train, found.train), (unpacked.test, found.test)):
+        assert np.array_equal(ours[0], theirs[0])
+        assert np.array_equal(ours[1], theirs[1])
+    assert len(find_cifar(tmp_path / "cifar-batches", "cifar10")) == 50
+
+
+@pytest.mark.parametrize("name", ["cifar-10-python.tar.gz", "cifar-10-batches-py/batches.meta"])
+def test_pickles_are_not_read(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match=rf"{name}: .*pickles.*fetch cifar-10-binary.tar.gz.*data.download") as error:
+        CIFARConfig(str(tmp_path)).files()
+    assert "\n" not in str(error.value)
 
 
 def test_the_task(tmp_path):
-    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10", "binary"))
+    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10"))
     settings = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("none"))
     task = settings.build()
     assert (task.classes, task.inputs, task.names) == (10, "images", NAMES["cifar10"])
@@ -122,7 +125,7 @@ def test_the_task(tmp_path):
     again = np.lexsort(shown.reshape(110, -1).T[:4])
     assert np.array_equal(shown[again], pixels[order])
     assert batch.targets[again].tolist() == labels[order].tolist()
-    assert torch.equal(batch.inputs, normalise(shown, *COLOURS["cifar10"]))
+    assert torch.equal(batch.inputs, normalise(shown, *OFFICIAL["cifar10"].colours))
     known = torch.cat([next(task.batches("valid", 100)).inputs, task.train_batch(0, 450, 0).inputs])
     assert len(known.flatten(1).unique(dim=0)) == 550
     assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().sample().shape == (1, 3, 24, 24)
@@ -131,7 +134,7 @@ def test_the_task(tmp_path):
 
 def test_the_papers_augmentation(tmp_path):
     need_timm()
-    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10", "binary"))
+    pack(tmp_path / OFFICIAL["cifar10"].archive, files("cifar10"))
     settings = {"folder": str(tmp_path), "valid_size": 100, "augment": AugmentConfig("timm")}
     alone, helped = CIFARConfig(**settings).build(), CIFARConfig(**settings, workers=1).build()
     for i in range(3):
@@ -143,80 +146,23 @@ def test_the_papers_augmentation(tmp_path):
     helped.close()
 
 
-def as_python_2(pixels, labels):
-    """The bytes of the official pickles, which Python 2 and an old NumPy wrote."""
-    rows, columns = (b"M" + struct.pack("<H", n) for n in pixels.shape)
-    shape = b"(K\x01" + rows + columns + b"\x86"
-    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
-    raw = pixels.tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    array += shape + kind + b"\x89T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + listed + b"u."
-
-
-def test_pickles_of_python_2(tmp_path):
-    pixels, labels = images("cifar10", 20, 4)
-    contents = files("cifar10", "python")
-    write(tmp_path, {**contents, "test_batch": as_python_2(pixels.reshape(20, -1), labels)})
-    found = read_cifar(tmp_path, "cifar10").test
-    assert np.array_equal(found[0], pixels.transpose(0, 2, 3, 1))
-    assert found[1].tolist() == labels.tolist()
-
-
 def write(folder, contents):
     folder.mkdir(exist_ok=True)
     for name, data in contents.items():
         (folder / name).write_bytes(data)
 
 
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, ("/nonexistent/evil",)
-
-
-ROW = np.arange(3072, dtype=np.uint8)[None]
-
-
-def batch(labels, data=ROW):
-    return pickle.dumps({b"data": data, b"labels": labels}, 2)
-
-
 @pytest.mark.parametrize(
-    ("kind", "name", "data", "words"),
+    ("name", "data", "words"),
     [
-        ("binary", "data_batch_2.bin", b"\0" * 3072, "data_batch_2.bin: .*3073 bytes, found 3072"),
-        ("binary", "data_batch_2.bin", b"", "data_batch_2.bin: .*3073 bytes, found 0"),
-        ("binary", "test_batch.bin", b"\x0a" * 3073, "test_batch.bin: .*labels 0 to 9 .*found 10 to 10"),
-        ("binary", "batches.meta.txt", b"one\ntwo\n", "batches.meta.txt: .*10 .*found 2"),
-        ("python", "test_batch", b"no pickle", "test_batch: .*pickle"),
-        ("python", "test_batch", pickle.dumps(Evil(), 2), r"test_batch: .*\w+\.mkdir"),
-        ("python", "test_batch", pickle.dumps([1], 2), "test_batch: .*found a list"),
-        ("python", "test_batch", pickle.dumps({b"fine_labels": [1]}, 2), "test_batch: .*N labels.*cifar10"),
-        ("python", "test_batch", batch([3, 4]), "test_batch: .*expected 1 labels.*found 2"),
-        ("python", "test_batch", batch([10]), "test_batch: .*labels 0 to 9 .*found 10 to 10"),
-        ("python", "test_batch", batch([-1]), "test_batch: .*labels 0 to 9 .*found -1 to -1"),
-        ("python", "test_batch", batch([3.5]), "test_batch: .*integers, found a float"),
-        ("python", "test_batch", batch([None]), "test_batch: .*integers, found a NoneType"),
-        ("python", "test_batch", batch([True]), "test_batch: .*integers, found a bool"),
-        ("python", "test_batch", batch([[3]]), "test_batch: .*integers, found a list"),
-        ("python", "test_batch", batch("3"), "test_batch: .*list of integers, found a str"),
-        ("python", "test_batch", batch(7), "test_batch: .*list of integers, found a int"),
-        ("python", "test_batch", batch(np.array([[3]])), "test_batch: .*list of integers, found a ndarray"),
-        ("python", "test_batch", batch(np.array([3.0])), "test_batch: .*dtype f8"),
-        (
-            "python",
-            "test_batch",
-            pickle.dumps({b"data": ROW[:0], b"labels": []}, 3),
-            "test_batch: .*labels 0 to 9 .*found no labels",
-        ),
-        ("python", "test_batch", batch([3], ROW.astype(np.int64)), r"test_batch: .*data \[N, 3072\].*int64"),
-        ("python", "test_batch", batch([3], ROW[0]), r"test_batch: .*data \[N, 3072\].*shape \(3072,\)"),
-        ("python", "batches.meta", pickle.dumps({b"label_names": 10}, 2), "batches.meta: .*label_names"),
+        ("data_batch_2.bin", b"\0" * 3072, "data_batch_2.bin: .*3073 bytes, found 3072"),
+        ("data_batch_2.bin", b"", "data_batch_2.bin: .*3073 bytes, found 0"),
+        ("test_batch.bin", b"\x0a" * 3073, "test_batch.bin: .*labels 0 to 9 .*found 10 to 10"),
+        ("batches.meta.txt", b"one\ntwo\n", "batches.meta.txt: .*10 .*found 2"),
     ],
 )
-def test_damaged_files(tmp_path, kind, name, data, words):
-    write(tmp_path, {**files("cifar10", kind), name: data})
+def test_damaged_files(tmp_path, name, data, words):
+    write(tmp_path, {**files("cifar10"), name: data})
     with pytest.raises(InputError, match=words) as error:
         read_cifar(tmp_path, "cifar10")
     assert "\n" not in str(error.value)
@@ -224,7 +170,7 @@ def test_damaged_files(tmp_path, kind, name, data, words):
 
 def test_damaged_archives(tmp_path):
     path = tmp_path / OFFICIAL["cifar10"].archive
-    contents = files("cifar10", "binary")
+    contents = files("cifar10")
     pack(path, {name: data for name, data in contents.items() if name != "data_batch_3.bin"})
     with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz: .*data_batch_3.bin"):
         read_cifar(tmp_path, "cifar10")
@@ -253,7 +199,7 @@ def test_damaged_archives(tmp_path):
 def test_missing_files(tmp_path):
     with pytest.raises(InputError, match=r"none: .*cifar-10-binary.tar.gz.*data.download"):
         CIFARConfig(str(tmp_path / "none")).build()
-    with pytest.raises(InputError, match=r"cifar-100-binary.tar.gz.*cifar-100-python.tar.gz.*data.download") as error:
+    with pytest.raises(InputError, match=r"cifar-100-binary.tar.gz.*train/CLASS.*data.download") as error:
         CIFARConfig(str(tmp_path), "cifar100").build()
     assert "\n" not in str(error.value)
     jpegs(tmp_path / "train.tar.gz", "train", side=31, each=1)
@@ -269,9 +215,9 @@ def mirror(tmp_path, monkeypatch):
     """A folder that replaces the download server."""
     folder, about = tmp_path / "mirror", OFFICIAL["cifar10"]
     folder.mkdir()
-    pack(folder / about.archive, files("cifar10", "binary"))
+    pack(folder / about.archive, files("cifar10"))
     digest = hashlib.sha256((folder / about.archive).read_bytes()).hexdigest()
-    monkeypatch.setattr(cifar_files, "URL", folder.as_uri() + "/")
+    monkeypatch.setattr(cifar, "URL", folder.as_uri() + "/")
     monkeypatch.setitem(OFFICIAL, "cifar10", about._replace(sha256=digest))
     return folder
 

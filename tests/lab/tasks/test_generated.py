@@ -10,16 +10,18 @@ import torch
 
 from mnemos import config, registry
 from mnemos.lab.tasks import generated
-from mnemos.lab.tasks.associative_retrieval import AssociativeRetrievalConfig
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.copying import CopyConfig
-from mnemos.lab.tasks.facts import FactsConfig
 from mnemos.lab.tasks.generated import distinct, smallest
-from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
-from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
-from mnemos.lab.tasks.mqar import MQARConfig
-from mnemos.lab.tasks.needle import NeedleConfig
-from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
+from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig, RecallConfig
 from mnemos.types import InputError
 
 CONFIGS = [

@@ -19,11 +19,11 @@ from image_standins import write_photos
 from mnemos.errors import SkippedFile
 from mnemos.lab.cli import verbs as cli
 from mnemos.lab.speech.recordings.audio import read_recordings
-from mnemos.lab.tasks.cifar_files import OFFICIAL, read_cifar
+from mnemos.lab.tasks.cifar import OFFICIAL, read_cifar
 from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, special
 from mnemos.lab.tasks.folders import scan
-from mnemos.lab.tasks.image_files import check_image_files
-from mnemos.lab.tasks.listops_text import read_tsv
+from mnemos.lab.tasks.listops import read_tsv
+from mnemos.lab.tasks.pictures import check_image_files
 from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.types import InputError

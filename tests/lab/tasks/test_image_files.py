@@ -6,7 +6,7 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import photo
 
-from mnemos.lab.tasks.image_files import check_image_files
+from mnemos.lab.tasks.pictures import check_image_files
 from mnemos.types import InputError
 
 
@@ -39,7 +39,7 @@ def test_an_intact_file_is_not_decoded(tmp_path, monkeypatch):
 
     written(tmp_path, "a.jpg")
     written(tmp_path, "b.png")
-    monkeypatch.setattr("mnemos.lab.tasks.image_files.read_image", decoded)
+    monkeypatch.setattr("mnemos.lab.tasks.pictures.read_image", decoded)
     check_image_files([str(tmp_path / "a.jpg"), str(tmp_path / "b.png")])
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from mnemos import config
-from mnemos.lab.tasks import idx
+from mnemos.lab.tasks import images as module
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.idx import download_mnist, find_mnist, read_idx, read_images
-from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, download_mnist, find_mnist, read_idx, read_images
 from mnemos.types import InputError
 
 REAL = Path(__file__).parents[3] / "../shared/data/mnist"
@@ -136,9 +135,9 @@ def test_held_out_sizes_that_leave_nothing(tmp_path, size):
 def mirror(tmp_path, monkeypatch):
     """A folder that replaces the download server."""
     folder = write_mnist(tmp_path / "mirror", ending=".gz")
-    monkeypatch.setattr(idx, "MNIST_URL", folder.as_uri() + "/")
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in idx.MNIST_SHA256}
-    monkeypatch.setattr(idx, "MNIST_SHA256", sums)
+    monkeypatch.setattr(module, "MNIST_URL", folder.as_uri() + "/")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in module.MNIST_SHA256}
+    monkeypatch.setattr(module, "MNIST_SHA256", sums)
     return folder
 
 
@@ -168,7 +167,7 @@ def test_download_that_fails(tmp_path, mirror):
 def test_the_real_files():
     train, test = find_mnist(REAL, "train"), find_mnist(REAL, "t10k")
     for path in train:
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == idx.MNIST_SHA256[path.name]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == module.MNIST_SHA256[path.name]
     task = MNISTConfig(str(REAL)).build()
     assert [task.size(split) for split in ("train", "valid", "test")] == [55_000, 5_000, len(read_idx(test[1], 1))]
     batch = task.train_batch(0, 4, 0)

@@ -7,10 +7,8 @@ import torch
 
 from mnemos import config, registry
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.listops import FILES, ListOpsConfig
-from mnemos.lab.tasks.listops_answers import EQUALS, ListOpsAnswersConfig
+from mnemos.lab.tasks.listops import EQUALS, FILES, ListOpsAnswersConfig, ListOpsConfig, evaluate, read_tsv, to_text
 from mnemos.lab.tasks.listops_generate import ZERO
-from mnemos.lab.tasks.listops_text import evaluate, read_tsv, to_text
 from mnemos.types import InputError
 
 SHORT = ListOpsConfig(4, 25, 3, 4, 0.5, train_size=2000, valid_size=200, test_size=300)

@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from mnemos.lab.tasks.listops import evaluate, generate, to_text
 from mnemos.lab.tasks.listops_generate import CLOSE, MIN, Rules, draws, generate_block
-from mnemos.lab.tasks.listops_stream import generate
-from mnemos.lab.tasks.listops_text import evaluate, to_text
 
 SHORT = Rules(4, 25, 3, 4, 0.5)
 LONG = Rules()

@@ -4,9 +4,9 @@ import time
 import numpy as np
 import pytest
 
-from mnemos.lab.tasks import listops_stream
+from mnemos.lab.tasks import listops
+from mnemos.lab.tasks.listops import Position, SampleStream, generate
 from mnemos.lab.tasks.listops_generate import Rules
-from mnemos.lab.tasks.listops_stream import Position, SampleStream, generate
 from mnemos.types import InputError
 
 SHORT = Rules(4, 25, 3, 4, 0.5)
@@ -59,7 +59,7 @@ def test_resumes_where_it_stopped(done, workers):
 
 
 def test_too_many_samples_raise(monkeypatch):
-    monkeypatch.setattr(listops_stream, "PATIENCE", 3)
+    monkeypatch.setattr(listops, "PATIENCE", 3)
     with SampleStream(Rules(0, 2, 1), 0) as stream:
         assert sorted(stream.take(10).labels) == list(range(10))
         with pytest.raises(InputError, match=r"1 more .*found 0.* 3 blocks") as error:
@@ -134,7 +134,7 @@ def test_workers_are_used_where_they_pay(monkeypatch):
             used.append(workers)
             super().__init__(Rules(0, 20, 3), seed)
 
-    monkeypatch.setattr(listops_stream, "SampleStream", Spy)
+    monkeypatch.setattr(listops, "SampleStream", Spy)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     for rules in (SHORT, Rules(500_000, 600_000)):
         generate(rules, 0, 100)
@@ -144,7 +144,7 @@ def test_workers_are_used_where_they_pay(monkeypatch):
 def test_progress_appears_after_two_seconds_on_standard_error(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with listops_stream._Progress("samples", 10) as progress:
+    with listops._Progress("samples", 10) as progress:
         progress.advance(1)
         assert progress._bar is None
         now[0] = 2.5

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from mnemos.lab.tasks.arrays import Rows
+from mnemos.lab.tasks.listops import evaluate, generate, read_tsv, to_text, write_tsv
 from mnemos.lab.tasks.listops_generate import Rules
-from mnemos.lab.tasks.listops_stream import generate
-from mnemos.lab.tasks.listops_text import evaluate, read_tsv, to_text, write_tsv
 from mnemos.types import InputError
 
 

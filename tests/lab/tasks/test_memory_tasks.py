@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos.lab.tasks import facts, needle
-from mnemos.lab.tasks.associative_retrieval import END, QUESTION, SEPARATOR, AssociativeRetrievalConfig
+from mnemos.lab.tasks import haystack
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.facts import FactsConfig
-from mnemos.lab.tasks.haystack import SENTENCE
-from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
-from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
+from mnemos.lab.tasks.haystack import SENTENCE, FactsConfig, NeedleConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
 from mnemos.lab.tasks.metrics import right_predictions
-from mnemos.lab.tasks.mqar import MIXTURE, MQARConfig
-from mnemos.lab.tasks.needle import NeedleConfig
+from mnemos.lab.tasks.recall import END, MIXTURE, QUESTION, SEPARATOR, AssociativeRetrievalConfig, MQARConfig
 from mnemos.lab.tasks.task import Task
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import TransformerConfig
@@ -248,7 +250,7 @@ def test_needle_in_rulers_words(path, tmp_path):
             depths.append(len(before) / len(before + after))
     if path is None:
         lines = max(depths)
-        assert {*depths} <= {lines * int(depth) // 100 for depth in needle.DEPTHS}
+        assert {*depths} <= {lines * int(depth) // 100 for depth in haystack.DEPTHS}
         assert len({*depths}) == 40
     else:
         assert min(depths) < 0.05
@@ -260,7 +262,7 @@ def answered(text):
     """The first letter of the place that a row's question asks for, found by reading its facts in order."""
     body, question = re.fullmatch(r"(.*) (Where .*\?) ", text, re.DOTALL).groups()
     where, holder, stays = {}, {}, {}
-    people, things = "|".join(facts.PEOPLE), "|".join(facts.THINGS)
+    people, things = "|".join(haystack.PEOPLE), "|".join(haystack.THINGS)
     for name, verb, what in re.findall(rf"({people}) (went to|took|left) the (\w+)\.", body):
         if verb == "went to":
             where[name] = what
@@ -297,12 +299,12 @@ def test_facts_in_books(task, count, tmp_path):
             assert chr(targets[-1]) == answered(text)[0]
             letters[chr(targets[-1])] += 1
             books |= {*re.findall(r"number (\d+) of", text)}
-            said = [m.start() for m in re.finditer(rf"({'|'.join(facts.PEOPLE)}) (went|took|left)", text)]
+            said = [m.start() for m in re.finditer(rf"({'|'.join(haystack.PEOPLE)}) (went|took|left)", text)]
             assert len(said) == count
             assert all(i == 0 or text[i - 2 : i] in (". ", "! ", "? ") for i in said)
     assert not seen["valid"] & seen["test"], "the splits have books of their own"
-    assert {*letters} == {place[0] for place in facts.PLACES}
-    assert len({place[0] for place in facts.PLACES}) == len(facts.PLACES) == len(facts.PEOPLE) == 10
+    assert {*letters} == {place[0] for place in haystack.PLACES}
+    assert len({place[0] for place in haystack.PLACES}) == len(haystack.PLACES) == len(haystack.PEOPLE) == 10
 
 
 @pytest.mark.parametrize(

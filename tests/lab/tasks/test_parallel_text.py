@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mnemos.lab.translation.parallel_files import find_pairs
-from mnemos.lab.translation.parallel_text import lines_of, pairs, read_lines
+from mnemos.lab.translation.parallel_text import find_pairs, lines_of, pairs, read_lines
 from mnemos.types import InputError
 
 PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]

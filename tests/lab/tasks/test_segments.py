@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.segments import SegmentedTask
+from mnemos.lab.tasks.token_task import SegmentedTask
 from mnemos.types import InputError
 
 START = 0

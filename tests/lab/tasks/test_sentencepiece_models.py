@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from translation_standins import sentences
 
-from mnemos.lab.translation.bpe_dropout import BPEDropout
-from mnemos.lab.translation.translation_vocabulary import END, UNKNOWN, SubWordTokens
+from mnemos.lab.translation.translation_vocabulary import END, UNKNOWN, BPEDropout, SubWordTokens
 from mnemos.types import InputError
 
 spm = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")

@@ -7,9 +7,8 @@ import torch
 
 from mnemos import Transformer, config
 from mnemos.attention import SoftmaxConfig
-from mnemos.lab.tasks.text import TextConfig, read_documents, split_documents
+from mnemos.lab.tasks.text import GIVEN, TEXTS, WRITTEN, TextConfig, read_documents, split_documents, written_texts
 from mnemos.lab.tasks.text_files import find_text
-from mnemos.lab.tasks.written_text import GIVEN, TEXTS, WRITTEN, written_texts
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError
 

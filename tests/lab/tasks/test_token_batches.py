@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mnemos.lab.tasks.token_batches import FEWEST, TokenBatches
-from mnemos.lab.tasks.token_rows import TokenRows
+from mnemos.lab.translation.parallel_corpus import FEWEST, TokenBatches, TokenRows
 from mnemos.types import InputError
 
 

@@ -14,11 +14,9 @@ from translation_standins import sentences, write_pairs
 from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.source_attention import source_attention
-from mnemos.lab.translation.translating import Decoding, decoded, padded
-from mnemos.lab.translation.translation import TranslationConfig, _ordinal
+from mnemos.lab.translation.translate import Decoding, decoded, padded
+from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, _ordinal, source_attention
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
-from mnemos.lab.translation.translation_task import TranslationTask
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
 from mnemos.models import EncoderDecoder
 from mnemos.models.encoder_decoder import EncoderDecoderConfig

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models
 from translation_standins import sentences
 
 from mnemos.lab.cli import main
-from mnemos.lab.translation.bpe_dropout import BPEDropout
-from mnemos.lab.translation.translation_vocabulary import END, SPECIAL, SubWordTokens
+from mnemos.lab.translation.translation_vocabulary import END, SPECIAL, BPEDropout, SubWordTokens
 from mnemos.types import InputError
 
 LINES = [side for pair in sentences(200, 0) for side in pair]

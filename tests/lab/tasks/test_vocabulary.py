@@ -13,12 +13,9 @@ from mnemos import Transformer
 from mnemos.attention.relative import RelativeConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.tasks.metrics import BITS_PER_BYTE
-from mnemos.lab.tasks.subword_vocabulary import SubWords
 from mnemos.lab.tasks.task import Sampling
-from mnemos.lab.tasks.text import TextConfig
-from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
-from mnemos.lab.tasks.vocabulary import Bytes
-from mnemos.lab.tasks.word_vocabulary import Words
+from mnemos.lab.tasks.text import TextConfig, TextPreprocessing
+from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError
 
@@ -118,7 +115,7 @@ def spaced(library, kind: str):
 @pytest.mark.parametrize("kind", ["ByteLevel", "Metaspace", "Prepend"])
 def test_sub_words_have_no_space_before_a_text(monkeypatch, kind):
     library = pytest.importorskip("tokenizers")
-    monkeypatch.setattr("mnemos.lab.tasks.subword_vocabulary._PIECE", 4)  # pieces begin inside a text, too
+    monkeypatch.setattr("mnemos.lab.tasks.vocabulary._PIECE", 4)  # pieces begin inside a text, too
     vocabulary = SubWords(spaced(library, kind).to_str())
     for text in ("the cat\nthe teaß\nat", " the cat", "\nthe"):
         tokens = vocabulary.encode(text.encode(), "x").tolist()

@@ -4,14 +4,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemos.config import DataConfig
-from mnemos.lab.tasks.associative_retrieval import AssociativeRetrievalConfig
 from mnemos.lab.tasks.copying import CopyConfig
-from mnemos.lab.tasks.facts import FactsConfig
-from mnemos.lab.tasks.listops_answers import ListOpsAnswersConfig
-from mnemos.lab.tasks.mad_recall import MADFuzzyRecallConfig, MADRecallConfig
-from mnemos.lab.tasks.mad_tokens import MADCompressionConfig, MADCopyingConfig, MADMemorisationConfig
-from mnemos.lab.tasks.mqar import MQARConfig
-from mnemos.lab.tasks.needle import NeedleConfig
+from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
+from mnemos.lab.tasks.listops import ListOpsAnswersConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
+from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig
 
 from .memories import Sizes
 

@@ -82,7 +82,7 @@ def _progress(done: int, whole: int) -> None:
 
 def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from mnemos.lab.run.model_translations import translate_test_split
-    from mnemos.lab.translation.score import score_runs
+    from mnemos.lab.translation.translation_scores import score_runs
 
     about = "the folder of a finished run or of an averaged model, or a file of translations, one per line"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=about)

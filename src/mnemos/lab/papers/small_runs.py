@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mnemos.lab.tasks.idx import find_mnist
+from mnemos.lab.tasks.images import find_mnist
 from mnemos.types import InputError, JSONObject
 
 from .reproduce import Options

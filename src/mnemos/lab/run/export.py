@@ -9,8 +9,8 @@ from mnemos import libraries
 from mnemos.atomic import whole_or_none, write_text
 from mnemos.config import ModelConfig, to_dict
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
-from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
-from mnemos.lab.translation.translation_preprocessing import TranslationPreprocessing
+from mnemos.lab.tasks.text import TextPreprocessing
+from mnemos.lab.translation.translate import TranslationPreprocessing
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, UNKNOWN
 from mnemos.models.store import load
 from mnemos.programs.folder import TARGETS, Target, check_new, export
@@ -135,7 +135,7 @@ def _architecture(model: Any) -> Any:
 
 
 def _search(generation: Any, about: TranslationPreprocessing) -> None:
-    """The beam search of the run: see `mnemos.lab.translation.translating.Decoding`."""
+    """The beam search of the run: see `mnemos.lab.translation.translate.Decoding`."""
     generation.num_beams, generation.length_penalty = about.beams, about.length_penalty
     generation.early_stopping = True
     generation.suppress_tokens = [PAD, START, UNKNOWN]

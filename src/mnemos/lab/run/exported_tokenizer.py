@@ -4,12 +4,10 @@ from typing import Any
 
 from mnemos import libraries
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.lab.tasks.subword_vocabulary import SubWords
-from mnemos.lab.tasks.text_preprocessing import TextPreprocessing
-from mnemos.lab.tasks.vocabulary import Vocabulary
-from mnemos.lab.tasks.word_vocabulary import END as LINE_END
-from mnemos.lab.tasks.word_vocabulary import Words
-from mnemos.lab.translation.translation_preprocessing import TranslationPreprocessing
+from mnemos.lab.tasks.text import TextPreprocessing
+from mnemos.lab.tasks.vocabulary import END as LINE_END
+from mnemos.lab.tasks.vocabulary import SubWords, Vocabulary, Words
+from mnemos.lab.translation.translate import TranslationPreprocessing
 from mnemos.lab.translation.translation_vocabulary import END, PAD, SPECIAL, START, UNKNOWN
 
 BEGIN = "<|start|>"  # the token before a document, where the vocabulary has one of its own

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
-from mnemos.lab.translation.translation_preprocessing import TranslationPreprocessing
-from mnemos.lab.translation.translation_task import TRANSLATIONS
+from mnemos.lab.translation.translate import TranslationPreprocessing
+from mnemos.lab.translation.translation import TRANSLATIONS
 
 from .recipe_files import is_model
 from .session import open_run

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 from .batch import Batch
-from .buckets import Order
 from .metrics import ACCURACY, MAJORITY, TOP5
+from .row_order import Order
 from .token_task import TokenTask
 
 

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import GeneratedConfig, GeneratedTask
+from .generated import GeneratedConfig, GeneratedTask, Rows
 
 
 @register
@@ -39,7 +38,7 @@ class CopyConfig(GeneratedConfig):
             )
         return GeneratedTask(self.draw, self.symbols + 1, self.length, self.rows, self.seed)
 
-    def draw(self, random: np.random.Generator, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, length] each. targets[:, i] is the token after inputs[:, i], or IGNORE."""
         longest = self.length // 2 - 1
         n = random.integers(self.length // 4, longest, (rows, 1), endpoint=True)

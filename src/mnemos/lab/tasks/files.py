@@ -1,21 +1,27 @@
-"""Files as bytes, gzipped or not, with errors that give the file and the offset; what is no file; a line of names."""
+"""Files as bytes, gzipped, in tar archives or downloaded, with errors that give the file and the offset."""
 
 import gzip
+import hashlib
 import io
 import os
 import stat
+import tarfile
+import urllib.error
+import urllib.request
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
+from mnemos.atomic import replacing
 from mnemos.errors import InputError, SkippedFile
 
 UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line
 _BLOCK = 2**20
-_told: set[str] = set()  # a folder is listed several times: for its splits, and for a run's record of its files
+_warned: set[str] = set()  # a folder is listed several times: for its splits, and for a run's record of its files
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -108,6 +114,28 @@ class Unpacked:
         )
 
 
+def download(url: str, path: Path, sha256: str) -> None:
+    """Fetch a file unless it is there. Raises InputError, and stores nothing, if that fails or its SHA-256 differs."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = hashlib.sha256()
+    try:
+        with replacing(path) as temporary:
+            with urllib.request.urlopen(url, timeout=60) as answer, open(temporary, "wb") as file:
+                while block := answer.read(_BLOCK):
+                    found.update(block)
+                    file.write(block)
+            if found.hexdigest() != sha256:
+                raise InputError(
+                    f"{url}: expected SHA-256 {sha256}, found {found.hexdigest()}; nothing was stored, try again"
+                )
+    except (urllib.error.URLError, OSError) as error:
+        raise InputError(
+            f"{url}: the download failed ({error}); try again, or put the file into {path.parent}"
+        ) from None
+
+
 def special(path: str | Path) -> str:
     """What a path is that is neither file nor folder: "a named pipe", "a socket" or "a device"; "" for all others.
 
@@ -123,8 +151,8 @@ def special(path: str | Path) -> str:
 def skipped(path: str | Path) -> bool:
     """Whether a path in a folder of data is `special`. A warning then says so, once for each path in a process."""
     kind = special(path)
-    if kind and os.fspath(path) not in _told:
-        _told.add(os.fspath(path))
+    if kind and os.fspath(path) not in _warned:
+        _warned.add(os.fspath(path))
         warnings.warn(f"{path}: skipped, because it is {kind} and no file", SkippedFile, stacklevel=2)
     return bool(kind)
 
@@ -133,3 +161,62 @@ def first_names(names: Sequence[str]) -> str:
     """The first four names, and how many more there are."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
+
+
+class Member(NamedTuple):
+    """A file of an archive; `read` returns its bytes, before the next member is taken."""
+
+    name: str
+    size: int
+    read: Callable[[], bytes]
+
+
+def members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
+    """The files of an open, uncompressed tar file whose names are wanted, in their order.
+
+    Nothing is written to disk, and no link is followed. Memory: one member at a time.
+    Raises InputError for a damaged archive, and for a wanted name that is no regular file: a link, which may lead to
+    itself, a named pipe, a device, or a file with holes, which has more bytes than the archive.
+    """
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as packed:
+            while (member := packed.next()) is not None:
+                packed.members = []  # type: ignore[attr-defined]  # tarfile would keep them all, millions perhaps
+                if packed.offset < member.offset_data:  # where the next member begins
+                    raise InputError(
+                        f"{archive}: {member.name}: expected a size of at least 0, found {member.size}; fetch the file "
+                        "again"
+                    )
+                if member.isdir() or not wanted(member.name):
+                    continue
+                if not member.isreg() or member.issparse():
+                    raise InputError(
+                        f"{archive}: {member.name}: expected a regular file, found {_form(member)}; pack the file"
+                    )
+                content = packed.extractfile(member)
+                assert content is not None
+                yield Member(member.name, member.size, partial(_content, content, archive))
+    except InputError:
+        raise
+    except Exception as error:  # a damaged archive can raise any exception
+        raise _damaged(archive, error) from None
+
+
+def _content(content: IO[bytes], archive: Path) -> bytes:
+    try:
+        return content.read()
+    except InputError:
+        raise
+    except Exception as error:
+        raise _damaged(archive, error) from None
+
+
+def _damaged(archive: Path, error: Exception) -> InputError:
+    problem = " ".join(str(error).split()) or type(error).__name__
+    return InputError(f"{archive}: expected a tar file, but it is damaged ({problem}); fetch the file again")
+
+
+def _form(member: tarfile.TarInfo) -> str:
+    if member.issym() or member.islnk():
+        return f"a link to {member.linkname!r:.80}"
+    return "a file with holes" if member.issparse() else "a named pipe or a device"

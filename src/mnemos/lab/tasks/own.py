@@ -24,8 +24,8 @@ from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .ahead import ahead
 from .batch import IGNORE, Batch, row_count
-from .buckets import Order
 from .metrics import ACCURACY, LOSS, Metric
+from .row_order import Order
 from .task import Split, Task
 
 Loss = Callable[[Any, Any], Tensor]

@@ -13,9 +13,8 @@ from mnemos.types import InputError
 from .augment import AugmentConfig
 from .files import first_names
 from .folders import Part, Paths, read_layout, read_to_score
-from .image_files import check_image_files
 from .image_task import IMAGENET, ImageTask, Split, View
-from .pictures import FilePictures, pillow
+from .pictures import FilePictures, check_image_files, pillow
 
 
 @register

@@ -1,4 +1,8 @@
-"""Associative recall: read pairs of a key and a value, and later predict the value of a given key."""
+"""Associative recall: read pairs of a key and a value, and later predict the value of a given key.
+
+With distractors of our own, as "Zoology" (MQAR; Arora et al. 2024), and as "Associative Recurrent Memory Transformer"
+(Rodkin et al. 2024) define it.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -6,13 +10,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.generators import ORDER, generator
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedConfig, GeneratedTask
+from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
 
-TokensAndTargets = tuple[NDArray[np.int64], NDArray[np.int64]]
+# (N, D, rows) of the training set of Arora et al. 2024 ("Based", Figure 2): D pairs in N tokens.
+MIXTURE = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000))
+SYMBOLS = 16  # the digits of keys and values
+SEPARATOR, QUESTION, END = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2
 
 
 @register
@@ -78,7 +86,7 @@ class RecallConfig(GeneratedConfig):
         train = self.curriculum if self.shortest else None
         return GeneratedTask(self.draw, vocabulary, self.length, self.rows, self.seed, train)
 
-    def draw(self, random: np.random.Generator, rows: int) -> TokensAndTargets:
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, T] each, at the full distance."""
         return self._draw(random, rows, None)
 
@@ -91,13 +99,13 @@ class RecallConfig(GeneratedConfig):
         longest = self.shortest * (self.distance / self.shortest) ** (update / self.grow)
         return replace(self, distance=int(longest)).draw_near
 
-    def draw_near(self, random: np.random.Generator, rows: int) -> TokensAndTargets:
+    def draw_near(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, T] each, at log-uniform distances from `shortest` to `distance`."""
         # Log-uniform over [shortest, distance + 1), then rounded down.
         drawn = self.shortest * ((self.distance + 1) / self.shortest) ** random.random((rows, 1))
         return self._draw(random, rows, np.minimum(drawn.astype(np.int64), self.distance))
 
-    def _draw(self, random: np.random.Generator, rows: int, distance: NDArray[np.int64] | None) -> TokensAndTargets:
+    def _draw(self, random: np.random.Generator, rows: int, distance: NDArray[np.int64] | None) -> Rows:
         # Sorting random numbers yields a random order: one sort draws distinct keys, another the queried ones.
         keys = 1 + np.argsort(random.random((rows, self.symbols)), axis=1)[:, : self.pairs]
         values = self.symbols + random.integers(1, self.symbols, (rows, self.pairs), endpoint=True)
@@ -118,4 +126,158 @@ class RecallConfig(GeneratedConfig):
         )
         targets = np.full_like(inputs, IGNORE)
         targets[:, start::2] = answers
+        return inputs, targets
+
+
+@register
+@dataclass(frozen=True)
+class MQARConfig(GeneratedConfig):
+    """MQAR (Zoology): `pairs` keys with values, then each key once more at a random place: predict its value.
+
+    A row has N = `length` tokens of a vocabulary of V = `vocabulary`. It begins with k_1 v_1 … k_D v_D, D = `pairs`.
+    The keys are different tokens of 1 … V/2 − 1, the values different tokens of V/2 … V − 1. Key j appears once more at
+    token 2D + 2g_j. The gaps g_j are drawn from 0 … (N − 2D)/2 − 1 without replacement, g with probability
+    ∝ a·(g + 1)^(a − 1), a = `power`. The target at that token is v_j; no other token has a target, and the value does
+    not follow in the row. All other tokens are 0, or uniform over the vocabulary with `noise`. Guessing a value is
+    right with probability 2/V.
+
+    Zoology's Figure 2 has V = 8,192, a = 0.01, no noise, and (N, D) = (64, 4), (128, 8), (256, 16) and (512, 64), with
+    `examples` = 100,000 training rows. 0 draws new rows for every update. `mixed`: the rows of a training batch have N
+    and D of `MIXTURE`, as in the protocol of Based: training on lengths up to 256, tests on lengths up to 1,024, all
+    with `noise`. Batches of a kind are as frequent as its rows are there. The validation and the test split have `rows`
+    sequences each of `length` and `pairs`, drawn from `seed`.
+    """
+
+    name: ClassVar[str] = "mqar"
+
+    length: int = 64
+    pairs: int = 4
+    vocabulary: int = 8192
+    power: float = 0.01
+    noise: bool = False
+    mixed: bool = False
+    examples: int = 0
+    rows: int = 1024
+    seed: int = 0
+
+    def build(self) -> GeneratedTask:
+        """The task: T = `length`, vocabulary size `vocabulary`. Raises InputError for a setting out of range."""
+        most = max(length for length, _, _ in MIXTURE) if self.mixed else 0
+        for length, pairs in [(self.length, self.pairs), *(one[:2] for one in MIXTURE if self.mixed)]:
+            if length % 2 or not 1 <= pairs <= length // 4 or pairs > self.vocabulary // 2 - 1:
+                raise InputError(
+                    f"mqar: expected an even data.length of at least 4·pairs, and at least 2·pairs + 2 tokens in "
+                    f"data.vocabulary, found length {length}, pairs {pairs}, vocabulary {self.vocabulary}; change one"
+                )
+        if not 0 < self.power <= 1:
+            raise InputError(f"data.power: expected above 0 and at most 1, found {self.power}; use 0.01")
+        if self.mixed and self.examples:
+            raise InputError(f"data.examples: expected 0 with data.mixed, found {self.examples}; use 0")
+        train = self.mixture if self.mixed else None
+        sizes = (self.vocabulary, max(self.length, most), self.rows, self.seed)
+        return GeneratedTask(self.draw, *sizes, train, self.examples)
+
+    def mixture(self, update: int) -> Draw:
+        """The function that draws the rows of an update, whose N and D are chosen at random from `MIXTURE`."""
+        shares = np.array([rows for _, _, rows in MIXTURE])
+        chosen = generator(self.seed, ORDER, update).choice(len(MIXTURE), p=shares / shares.sum())
+        return replace(self, length=MIXTURE[chosen][0], pairs=MIXTURE[chosen][1]).draw
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        """Draw inputs and targets, [rows, length] each. Cost: O(rows·length·log length), or that of `distinct`."""
+        context, half = 2 * self.pairs, self.vocabulary // 2
+        keys = 1 + distinct(random, rows, half - 1, self.pairs)
+        values = half + distinct(random, rows, self.vocabulary - half, self.pairs)
+        weight = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1.0)
+        # Exponential times of these rates, in increasing order, are a draw without replacement (Efraimidis 2006).
+        gaps = smallest(random.exponential(size=(rows, len(weight))) / weight, self.pairs)
+        if self.noise:
+            inputs = random.integers(0, self.vocabulary, (rows, self.length))
+        else:
+            inputs = np.zeros((rows, self.length), np.int64)
+        inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
+        asked = context + 2 * gaps
+        np.put_along_axis(inputs, asked, keys, 1)
+        targets = np.full_like(inputs, IGNORE)
+        np.put_along_axis(targets, asked, values, 1)
+        return inputs, targets
+
+
+@register
+@dataclass(frozen=True)
+class AssociativeRetrievalConfig(GeneratedConfig):
+    """Associative retrieval (ARMT): one pair of a key and a value per segment, then a question for one value.
+
+    A row has `pairs` segments "key SEPARATOR value END", and then "key QUESTION" and the value, whose digits are the
+    targets. Keys have `key_digits` and values `value_digits` of 16 symbols, 0 … 15; the other three tokens are 16, 17
+    and 18. A segment has key_digits + value_digits + 2 tokens (`segment`), which is the `segment_length` of memories
+    that read one pair at a time.
+
+    rewrite=False: the keys of a row are different, and the question is about a uniform one. rewrite=True: keys are
+    uniform and may repeat; the question is about a uniform one of the different keys, and the answer is its last value.
+    Guessing a digit is right with probability 1/16. The paper has 1 to 200 pairs: keys of one digit up to 10 pairs, of
+    two up to 40, and of three up to 200.
+
+    vary: a training batch has a number of pairs that is uniform over 1 … `pairs`, as in the paper. The validation and
+    the test split have `rows` sequences of `pairs` pairs each, drawn from `seed`.
+    """
+
+    name: ClassVar[str] = "associative-retrieval"
+
+    pairs: int = 20
+    key_digits: int = 2
+    value_digits: int = 1
+    rewrite: bool = False
+    vary: bool = True
+    rows: int = 1024
+    seed: int = 0
+
+    @property
+    def segment(self) -> int:
+        """The number of tokens of a pair."""
+        return self.key_digits + self.value_digits + 2
+
+    @property
+    def length(self) -> int:
+        """The length T of a row: the pairs, and the question without the last digit of its answer."""
+        return self.pairs * self.segment + self.key_digits + self.value_digits
+
+    def build(self) -> GeneratedTask:
+        """The task: 19 tokens, T = pairs·segment + key_digits + value_digits. Raises InputError for other settings."""
+        if not 1 <= self.key_digits <= 5 or self.value_digits < 1:
+            raise InputError(
+                "associative-retrieval: expected 1 to 5 data.key_digits and at least 1 data.value_digits, found "
+                f"{self.key_digits} and {self.value_digits}; change these"
+            )
+        if self.pairs < 1 or (not self.rewrite and self.pairs > SYMBOLS**self.key_digits):
+            raise InputError(
+                f"data.pairs: expected at least 1 and, without rewriting, at most 16^key_digits = "
+                f"{SYMBOLS**self.key_digits}, found {self.pairs}; change pairs or key_digits"
+            )
+        train = self.varied if self.vary else None
+        return GeneratedTask(self.draw, SYMBOLS + 3, self.length, self.rows, self.seed, train)
+
+    def varied(self, update: int) -> Draw:
+        """The function that draws the rows of an update, with 1 … `pairs` pairs."""
+        return replace(self, pairs=int(generator(self.seed, ORDER, update).integers(1, self.pairs, endpoint=True))).draw
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        """Draw inputs and targets, [rows, length] each."""
+        n, k, width = self.pairs, self.key_digits, self.segment
+        keys = random.integers(0, SYMBOLS**k, (rows, n)) if self.rewrite else distinct(random, rows, SYMBOLS**k, n)
+        values = random.integers(0, SYMBOLS, (rows, n, self.value_digits))
+        # A key is asked at its last pair; without rewriting, every pair is the last one of its key.
+        later = np.triu(np.ones((n, n), bool), 1)
+        last = ~((keys[:, :, None] == keys[:, None, :]) & later).any(2)
+        asked = np.where(last, random.random((rows, n)), -1).argmax(1)
+
+        told = np.empty((rows, n, width), np.int64)
+        told[:, :, :k] = keys[:, :, None] // SYMBOLS ** np.arange(k)[::-1] % SYMBOLS
+        told[:, :, k], told[:, :, k + 1 : -1], told[:, :, -1] = SEPARATOR, values, END
+        row = np.arange(rows)
+        answer = values[row, asked]
+        question = np.concatenate([told[row, asked, :k], np.full((rows, 1), QUESTION), answer[:, :-1]], 1)
+        inputs = np.concatenate([told.reshape(rows, n * width), question], 1)
+        targets = np.full_like(inputs, IGNORE)
+        targets[:, inputs.shape[1] - self.value_digits :] = answer
         return inputs, targets

@@ -1,11 +1,13 @@
 """Language modelling of text as bytes, words or sub-words: any file or folder, or Python's standard library."""
 
-import hashlib
+import codecs
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,29 +16,27 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mnemos.config import DataConfig
+from mnemos.generate.stream import Stream
+from mnemos.modes import evaluating
 from mnemos.registry import register
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError, JSONObject, RecurrentModel
 
-from .articles import divided
 from .batch import Batch
 from .files import first_names, read_bytes
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
-from .segments import SegmentedTask
-from .subword_vocabulary import SubWords
+from .preprocessing import Predicted, Preprocessing
 from .task import Sampling, Split, Task
-from .text_files import TextFiles, find_text, nothing_found
-from .text_preprocessing import TextPreprocessing
-from .token_task import generated
-from .vocabulary import Bytes, Tokens, Vocabulary, as_characters
-from .word_vocabulary import Words
-from .written_text import TEMPERATURE, written_texts
+from .text_files import SPLITS, Document, TextFiles, find_text, nothing_found, read_documents, split_documents
+from .token_task import SegmentedTask, generated
+from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
-Document = NDArray[np.uint8]
 MOST_UNKNOWN = 0.6  # share of unknown tokens above which a vocabulary is of other text
 Encoded = dict[str, Tokens]  # the tokens of documents by their names
-_ORDER: tuple[Split, ...] = ("train", "valid", "test")
+_STDIN = "-"
+TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and tokens of each that are given and written
+TEMPERATURE = 0.8
 
 
 @register
@@ -60,7 +60,7 @@ class TextConfig(DataConfig):
     words first, at most `words` of them (0: all), and any other word is <unk>. FILE.json: sub-words, by a
     tokenizer.json of the library tokenizers. Any other FILE: a vocabulary of words, one per line. Text that is not read
     as bytes must be UTF-8, and is cut at line ends only.
-    `articles`: each article of WikiText's files is a document of its own (`articles.divided`).
+    `articles`: each article of WikiText's files is a document of its own (`text_files.divide_into_articles`).
     A document longer than `longest` tokens is divided into several documents, each with a new state. Otherwise one long
     file would occupy one row of an evaluation while the other rows wait. `segment` is T.
     """
@@ -90,11 +90,11 @@ class TextConfig(DataConfig):
         self._check_settings()
         found = find_text(self.path, self.pattern)
         splits = split_documents(found, self.held_out, self.tokens != "bytes", self.articles)
-        for split in _ORDER[1:]:
+        for split in SPLITS[1:]:
             fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
             _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
         vocabulary = self._vocabulary(splits["train"])
-        encoded = {split: _encoded(splits[split], vocabulary) for split in _ORDER}
+        encoded = {split: _encoded(splits[split], vocabulary) for split in SPLITS}
         default = ["text   Python's standard library, the default: --data.path names a text of your own"]
         about = [*(default if self.path is None else []), *_about(found, splits, self.articles)]
         about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
@@ -126,7 +126,7 @@ class TextConfig(DataConfig):
         about = [f"scored: {what}, {_said(documents, articles=self.articles)}{left}"]
         source = "the run's vocabulary" if kept else "" if self.tokens == "words" else self.tokens
         about += _about_tokens({split: encoded}, vocabulary, source)
-        task = self._task(dict.fromkeys(_ORDER, encoded), vocabulary, about)  # a task has no empty split
+        task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
         task.whole, task.fitted = not found.given, False
         return task
 
@@ -154,7 +154,7 @@ class TextConfig(DataConfig):
         return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
 
     def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
-        train, valid, test = ([part for text in encoded[s].values() for part in self._parts(text)] for s in _ORDER)
+        train, valid, test = ([part for text in encoded[s].values() for part in self._parts(text)] for s in SPLITS)
         task = TextTask(train, valid, test, vocabulary.size, self.segment, vocabulary, self.tokens)
         task.about = tuple(about)
         return task
@@ -214,7 +214,7 @@ class TextTask(SegmentedTask):
         }
         return {"texts": texts, "examples": {"texts": about}} if texts else {}
 
-    def preprocessing(self) -> TextPreprocessing:
+    def preprocessing(self) -> "TextPreprocessing":
         """The segments, the vocabulary and the start token of documents."""
         return TextPreprocessing.of(self.max_length, self.tokens_from, self.vocabulary)
 
@@ -261,93 +261,6 @@ def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
         )
 
 
-def read_documents(found: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
-    """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
-
-    characters: the text must be UTF-8. articles: each article of a file of WikiText is a document. Raises InputError if
-    there is no text, and for text that is not as it must be.
-    """
-    documents = {found.name(file): np.frombuffer(read_bytes(file), np.uint8) for file in found.read}
-    if not documents:
-        raise nothing_found(found.folder, found.left_out)
-    if not any(map(len, documents.values())):
-        raise InputError(f"{found.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
-    if characters:
-        for file in found.read:
-            as_characters(documents[found.name(file)].tobytes(), str(file))
-    documents = {name: text for name, text in sorted(documents.items()) if len(text)}
-    return divided(documents) if articles else documents
-
-
-def split_documents(
-    found: TextFiles, share: float, characters: bool = False, articles: bool = False
-) -> dict[Split, dict[str, Document]]:
-    """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
-
-    characters, articles: see `read_documents`; characters: documents are cut at line ends only.
-    """
-    documents = read_documents(found, characters, articles)
-    split_of = {found.name(file): split for split, files in found.given.items() for file in files}
-    splits: dict[Split, dict[str, Document]] = {split: {} for split in found.given}
-    for name, text in documents.items() if splits else ():
-        splits[split_of[name.rpartition("#")[0] if articles else name]][name] = text
-    missing: list[Split] = [split for split in _ORDER[1:] if split not in splits]
-    if missing:
-        whole = splits.get("train", documents)
-        if len(whole) > len(missing):
-            return splits | _share_of_documents(whole, share, missing)
-        return splits | _share_of_each(whole, share, missing, _line_start if characters else _anywhere)
-    return splits
-
-
-def _share_of_documents(
-    documents: dict[str, Document], share: float, held_out: Sequence[Split]
-) -> dict[Split, dict[str, Document]]:
-    """Divide the documents between train and the held-out splits."""
-    ranked = sorted(documents, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
-    held = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // len(held_out)))
-    split_of = {name: held_out[i // held] for i, name in enumerate(ranked[: held * len(held_out)])}
-    return {
-        split: {name: text for name, text in documents.items() if split_of.get(name, "train") == split}
-        for split in ("train", *held_out)
-    }
-
-
-def _share_of_each(
-    documents: dict[str, Document],
-    share: float,
-    held_out: Sequence[Split],
-    cut: Callable[[Document, int], int],
-) -> dict[Split, dict[str, Document]]:
-    """Divide each document: its beginning for train, then a share of its end for each held-out split.
-
-    cut: the place at which the document is divided instead of a given one.
-    """
-    parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *held_out)}
-    for name, text in documents.items():
-        held = max(1, min(round(share * len(text)), (len(text) - 1) // len(held_out)))
-        if len(text) <= len(held_out):
-            needs = len(held_out) + 1
-            raise InputError(f"{name}: expected at least {needs} bytes, one per split, found {len(text)}; add text")
-        bounds = [cut(text, len(text) - held * i) for i in range(len(held_out), 0, -1)]
-        for split, first, last in zip(parts, [0, *bounds], [*bounds, len(text)], strict=True):
-            parts[split][name] = text[first:last]
-    return parts
-
-
-def _anywhere(text: Document, place: int) -> int:
-    return place
-
-
-def _line_start(text: Document, place: int) -> int:
-    """The first line or, in a text of one line, the first word that begins at or before a place."""
-    before = text[:place].tobytes()
-    found = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
-    while not found and place and text[place] & 0xC0 == 0x80:  # inside a character
-        place -= 1
-    return found + 1 if found else place
-
-
 def _encoded(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
     """The tokens of each document. Documents without any (a blank without a line end) are left out."""
     encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
@@ -356,7 +269,7 @@ def _encoded(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encod
 
 def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles: bool) -> Iterator[str]:
     """Lines that say what each split holds, with sizes, and what is left out."""
-    for split in _ORDER:
+    for split in SPLITS:
         documents, given = splits[split], split in found.given
         source = "" if given else ", a share of train" if found.given else ", a share of the files"
         yield f"{split:5}  {_said(documents, '' if split == 'train' else source, articles)}"
@@ -395,3 +308,114 @@ def _said(documents: dict[str, Document], source: str = "", articles: bool = Fal
 
 def _bytes(documents: dict[str, Document]) -> int:
     return sum(map(len, documents.values()))
+
+
+@register
+@dataclass(frozen=True)
+class TextPreprocessing(Preprocessing):
+    """The most probable continuation of texts, token by token; - is the standard input, a folder the texts in it.
+
+    Each file is read as a document of the training data: after the token `start`, in segments of `segment` tokens.
+    tokens: what a token is, as the run's `TextConfig.tokens` says. words: the vocabulary of words, tokenizer: the
+    content of the file of sub-words; at most one of the two is there, and without them tokens are bytes.
+    """
+
+    name: ClassVar[str] = "text"
+    options: ClassVar[Mapping[str, int]] = MappingProxyType({"length": 200})
+
+    segment: int
+    start: int = 0
+    tokens: str = "bytes"
+    words: tuple[str, ...] = ()
+    tokenizer: str = ""
+
+    @classmethod
+    def of(cls, segment: int, tokens: str, vocabulary: Vocabulary) -> "TextPreprocessing":
+        """The preprocessing that holds a vocabulary."""
+        words = vocabulary.list if isinstance(vocabulary, Words) else ()
+        tokenizer = vocabulary.content if isinstance(vocabulary, SubWords) else ""
+        return cls(segment, vocabulary.start, tokens, words, tokenizer)
+
+    def vocabulary(self) -> Vocabulary:
+        """The run's vocabulary. Raises InputError for sub-words where the library tokenizers is missing."""
+        if self.tokenizer:
+            return SubWords(self.tokenizer, self.tokens)
+        return Words(self.words, "the run's vocabulary") if self.words else Bytes()
+
+    def difference(self, other: Preprocessing) -> str | None:
+        """See the base class."""
+        if not isinstance(other, TextPreprocessing):
+            return super().difference(other)
+        if (self.words, self.tokenizer) == (other.words, other.tokenizer):
+            return None
+        found = f"{len(other.words):,} words" if other.words else "sub-words" if other.tokenizer else "bytes"
+        return (
+            f"expected the vocabulary that the run's model was trained with ({self.tokens}), found another one of "
+            f"{found}; leave data.tokens and data.words out"
+        )
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The `length` tokens after each text: the most probable one, again and again."""
+        vocabulary = self.vocabulary()
+        for path in [path for file in files for path in _texts(file)]:
+            try:
+                text = vocabulary.encode(_read_text(path), str(path))
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            stream = Stream(model).prefill(torch.tensor([[self.start, *text.tolist()]]), self.segment)
+            tokens, _ = stream.generate(options["length"], temperature=0.0)
+            yield Predicted(str(path), vocabulary.decode(tokens[0].tolist()).decode(errors="replace"))
+
+
+def _read_text(path: Path) -> bytes:
+    text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+    if not text:
+        raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
+    return text
+
+
+def _texts(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = find_text(path)
+    if not found.read:
+        raise nothing_found(path, found.left_out)
+    return found.read
+
+
+def written_texts(
+    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary | None = None
+) -> list[dict[str, str]]:
+    """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
+
+    The documents are evenly spaced among those of at least `GIVEN` tokens. Returns [] for a model that cannot write (it
+    is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
+    Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
+    """
+    long = [document for document in documents if len(document) >= GIVEN]
+    writes = isinstance(model, RecurrentModel) and model.autoregressive and model.state_kind != "none"
+    if not long or not writes:
+        return []
+    count = min(TEXTS, len(long))
+    chosen = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
+    vocabulary = vocabulary or Bytes()
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
+    with evaluating(model):
+        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
+        tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
+    decode = vocabulary.decode
+    return [_decoded(decode(given), decode(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
+
+
+def _decoded(given: bytes, wrote: bytes) -> dict[str, str]:
+    """The two parts as text. A character that is cut between them belongs to the second one."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return {"given": _visible(decoder.decode(given)), "wrote": _visible(decoder.decode(wrote, final=True))}
+
+
+def _visible(text: str) -> str:
+    """Control characters as �, except line ends and tabs; Windows' line ends become plain ones."""
+    text = text.replace("\r\n", "\n")
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

@@ -1,23 +1,33 @@
-"""Which files of a folder are text, and which splits the folder gives them: by its folders, or by official names."""
+"""The documents of a text: which files of a folder are text, their splits, and the articles in them.
+
+A folder gives splits by its folders or by official names (`find_text`); shares of the documents stand for the others
+(`split_documents`).
+"""
 
 import gzip
+import hashlib
+import itertools
 import os
 import re
 import sysconfig
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mnemos.types import InputError
 
-from .files import skipped, special
+from .files import read_bytes, skipped, special
 from .folders import ENDINGS
 from .task import Split
+from .vocabulary import as_characters
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
-_SPLITS: dict[str, Split] = {
+_SPLIT_OF: dict[str, Split] = {
     "train": "train",
     "training": "train",
     "valid": "valid",
@@ -26,13 +36,17 @@ _SPLITS: dict[str, Split] = {
     "dev": "valid",
     "test": "test",
 }
-_WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(_SPLITS)})(?![a-z0-9])")
+_WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(_SPLIT_OF)})(?![a-z0-9])")
 # Files that lie beside a corpus and are not part of it.
 _BESIDE = re.compile(
     r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
     re.IGNORECASE,
 )
 _HEAD = 8192  # bytes: a file with a zero byte among its first ones is binary, as git and grep decide
+Document = NDArray[np.uint8]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+# The blank line before a heading belongs to its article. Section headings (" = = Title = = ") begin none.
+_HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A(?:\xef\xbb\xbf)?)[ \t]*= (?!=)[^\n]*(?<!=) =[ \t\r]*$")
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,45 @@ def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> In
     return InputError(f"{folder}: expected {what}, found {said}")
 
 
+def read_documents(found: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
+    """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
+
+    characters: the text must be UTF-8. articles: each article of a file of WikiText is a document. Raises InputError if
+    there is no text, and for text that is not as it must be.
+    """
+    documents = {found.name(file): np.frombuffer(read_bytes(file), np.uint8) for file in found.read}
+    if not documents:
+        raise nothing_found(found.folder, found.left_out)
+    if not any(map(len, documents.values())):
+        raise InputError(f"{found.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
+    if characters:
+        for file in found.read:
+            as_characters(documents[found.name(file)].tobytes(), str(file))
+    documents = {name: text for name, text in sorted(documents.items()) if len(text)}
+    return divide_into_articles(documents) if articles else documents
+
+
+def split_documents(
+    found: TextFiles, share: float, characters: bool = False, articles: bool = False
+) -> dict[Split, dict[str, Document]]:
+    """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
+
+    characters, articles: see `read_documents`; characters: documents are cut at line ends only.
+    """
+    documents = read_documents(found, characters, articles)
+    split_of = {found.name(file): split for split, files in found.given.items() for file in files}
+    splits: dict[Split, dict[str, Document]] = {split: {} for split in found.given}
+    for name, text in documents.items() if splits else ():
+        splits[split_of[name.rpartition("#")[0] if articles else name]][name] = text
+    missing: list[Split] = [split for split in SPLITS[1:] if split not in splits]
+    if missing:
+        whole = splits.get("train", documents)
+        if len(whole) > len(missing):
+            return splits | _share_of_documents(whole, share, missing)
+        return splits | _share_of_each(whole, share, missing, _line_start if characters else _anywhere)
+    return splits
+
+
 def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
@@ -138,9 +191,9 @@ def _several(splits: Collection[Split], scoring: bool) -> bool:
 def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:
     """The files of each split's folder; {} without several splits, and where none of their folders holds text."""
     found: dict[Split, Path] = {}
-    below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in _SPLITS)
+    below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in _SPLIT_OF)
     for here in below:
-        split = _SPLITS[here.name.lower()]
+        split = _SPLIT_OF[here.name.lower()]
         if split in found:
             raise _two(folder, split, found[split].name, here.name)
         found[split] = here
@@ -170,14 +223,14 @@ def _split_names(files: Sequence[Path], scoring: bool) -> dict[Split, list[Path]
             groups.setdefault(around, {}).setdefault(words[0].group(), []).append(file)
     given: dict[Split, list[Path]] = {}
     for group in groups.values():
-        splits = [_SPLITS[word] for word in group]
+        splits = [_SPLIT_OF[word] for word in group]
         if not _several(splits, scoring):
             continue
         if twice := next((split for split in splits if splits.count(split) > 1), None):
-            first, second, *_ = (group[word][0].name for word in group if _SPLITS[word] == twice)
+            first, second, *_ = (group[word][0].name for word in group if _SPLIT_OF[word] == twice)
             raise _two(files[0].parent, twice, first, second)
         for word, files in group.items():
-            given.setdefault(_SPLITS[word], []).extend(files)
+            given.setdefault(_SPLIT_OF[word], []).extend(files)
     return given
 
 
@@ -212,3 +265,74 @@ def _is_text(file: Path) -> bool:
             return b"\0" not in opened.read(_HEAD)
     except (OSError, EOFError, zlib.error):
         return True
+
+
+def _share_of_documents(
+    documents: dict[str, Document], share: float, held_out: Sequence[Split]
+) -> dict[Split, dict[str, Document]]:
+    """Divide the documents between train and the held-out splits."""
+    ranked = sorted(documents, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
+    held = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // len(held_out)))
+    split_of = {name: held_out[i // held] for i, name in enumerate(ranked[: held * len(held_out)])}
+    return {
+        split: {name: text for name, text in documents.items() if split_of.get(name, "train") == split}
+        for split in ("train", *held_out)
+    }
+
+
+def _share_of_each(
+    documents: dict[str, Document],
+    share: float,
+    held_out: Sequence[Split],
+    cut: Callable[[Document, int], int],
+) -> dict[Split, dict[str, Document]]:
+    """Divide each document: its beginning for train, then a share of its end for each held-out split.
+
+    cut: the place at which the document is divide_into_articles instead of a given one.
+    """
+    parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *held_out)}
+    for name, text in documents.items():
+        held = max(1, min(round(share * len(text)), (len(text) - 1) // len(held_out)))
+        if len(text) <= len(held_out):
+            needs = len(held_out) + 1
+            raise InputError(f"{name}: expected at least {needs} bytes, one per split, found {len(text)}; add text")
+        bounds = [cut(text, len(text) - held * i) for i in range(len(held_out), 0, -1)]
+        for split, first, last in zip(parts, [0, *bounds], [*bounds, len(text)], strict=True):
+            parts[split][name] = text[first:last]
+    return parts
+
+
+def _anywhere(text: Document, place: int) -> int:
+    return place
+
+
+def _line_start(text: Document, place: int) -> int:
+    """The first line or, in a text of one line, the first word that begins at or before a place."""
+    before = text[:place].tobytes()
+    found = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
+    while not found and place and text[place] & 0xC0 == 0x80:  # inside a character
+        place -= 1
+    return found + 1 if found else place
+
+
+def divide_into_articles(documents: dict[str, NDArray[np.uint8]]) -> dict[str, NDArray[np.uint8]]:
+    """The articles of documents as {"name#001": bytes [n]}, in their order.
+
+    Text before a file's first heading, and a file without headings, is an article of its own. Raises InputError if no
+    file has a heading.
+    """
+    found: dict[str, NDArray[np.uint8]] = {}
+    headings = 0
+    for name, document in documents.items():
+        starts = [match.start() for match in _HEADING.finditer(document.tobytes())]
+        headings += len(starts)
+        bounds = sorted({0, *starts, len(document)})
+        width = len(str(len(bounds) - 1))
+        for i, (first, last) in enumerate(itertools.pairwise(bounds), start=1):
+            found[f"{name}#{i:0{width}}"] = document[first:last]
+    if not headings:
+        raise InputError(
+            'data.articles: expected files with headings of WikiText, lines " = Title = " after a blank line, found '
+            f"none in {len(documents)} files; use data.articles False"
+        )
+    return found

@@ -1,22 +1,42 @@
-"""Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token."""
+"""Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token.
 
-from collections.abc import Callable, Sequence
+Long documents are aligned streams of segments (`SegmentedTask`), to train and evaluate models with memory. The inputs
+of a document x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly
+once, the first one from the start token. A document is cut into ⌈n/L⌉ segments of L tokens. The last segment is padded
+(token 0, mask False, target IGNORE). So no segment holds two documents, and one `reset` flag per segment and row marks
+the start of a document.
+
+Each of the B rows of a batch reads whole documents, one segment per batch. A row that has finished a document takes
+the next one from a queue with the following batch, so a document is never divided between two rows.
+In training the queue is endless: each epoch is a new permutation of all documents, and epochs follow each other
+without a gap. Every document is read once per epoch, and every row always has a document.
+In evaluation the queue ends. A row without a document reads the start token of an empty document and predicts nothing.
+So the context of a prediction never depends on the batch size.
+
+`carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.generate.speculative import Lookup, Statistics, speculate
 from mnemos.generate.stream import Stream
+from mnemos.schedule import Schedule
 from mnemos.types import InputError, State, likelihood_of
 
-from .batch import IGNORE, Batch
-from .batch_checks import check_tokens
+from .batch import IGNORE, Batch, check_tokens
 from .metrics import ACCURACY, BITS, LOSS, PERPLEXITY, Metric
 from .task import Sampling, Task
 
 LARGE = 1024  # tokens of a vocabulary: from here on the logits are most of the work of a small model
+AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
 class TokenTask(Task):
@@ -103,6 +123,142 @@ class AnsweringTask(LanguageTask):
             return super().forward(model, batch, state)
         finally:
             hook.remove()
+
+
+class SegmentedTask(LanguageTask):
+    """A language `Task` over documents (arrays of token ids [n]) that are read in segments of `segment` tokens.
+
+    `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
+    marks the rows that start a document. Evaluation uses at most as many rows as there are documents.
+    Raises InputError for a split without documents, an empty document, and, with the document and the offset, for a
+    token outside the vocabulary.
+    """
+
+    carries_state = True
+
+    def __init__(
+        self,
+        train: Sequence[NDArray[np.integer]],
+        valid: Sequence[NDArray[np.integer]],
+        test: Sequence[NDArray[np.integer]],
+        vocab_size: int,
+        segment: int,
+        start: int = 0,
+    ):
+        if segment < 1:
+            raise InputError(f"data.segment must be at least 1 token, found {segment}")
+        self.vocab_size = vocab_size
+        self.max_length = segment
+        self._start = start
+        self._splits = {"train": train, "valid": valid, "test": test}
+        for name, documents in self._splits.items():
+            _check_documents(name, documents, vocab_size)
+        self._schedule = lru_cache(maxsize=2)(self._make_schedule)
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
+        documents = self._splits["train"]
+        return self._batch(documents, self._schedule(batch_size, seed).at(index))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
+        documents = self._splits[split]
+        schedule = Schedule(self._lengths(split), min(batch_size, len(documents)), seed=None)
+        index = 0
+        while any(rows := schedule.at(index)):
+            yield self._batch(documents, rows)
+            index += 1
+
+    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> list[int]:
+        """See `Task.rows_of_batches`; without the batches themselves."""
+        rows = min(batch_size, len(self._splits[split]))
+        schedule, count = Schedule(self._lengths(split), rows, seed=None), 0
+        while any(schedule.at(count)):
+            count += 1
+        return [rows] * count
+
+    def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch] | None:
+        """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
+        documents = self._splits[split]
+        if len(documents) < 2:
+            return None
+        return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
+
+    def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
+        """The documents as one text that is cut into rows of equal length; only the last may be shorter."""
+        before = np.array([self._start])
+        tokens = np.concatenate([before, *documents])  # one token before each target
+        begins = np.cumsum([0, *map(len, documents[:-1])])
+        length = -(-(len(tokens) - 1) // rows)
+        for first in range(0, length, self.max_length):
+            inputs = np.full((rows, self.max_length), self._start, np.int64)
+            targets = np.full((rows, self.max_length), IGNORE, np.int64)
+            lengths = np.ones(rows, np.int64)
+            for i in range(rows):
+                start = i * length + first
+                stop = min(start + self.max_length, (i + 1) * length, len(tokens) - 1)
+                if (count := stop - start) > 0:
+                    inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
+                    inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
+                    inputs[i, inside] = self._start
+                    lengths[i] = count
+            yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
+
+    def size(self, split: Literal["train", "valid", "test"]) -> int:
+        """The number of tokens in a split; all of them are predicted."""
+        return sum(len(document) for document in self._splits[split])
+
+    def _lengths(self, split: str) -> list[int]:
+        return [-(-len(document) // self.max_length) for document in self._splits[split]]
+
+    def _make_schedule(self, batch_size: int, seed: int) -> Schedule:
+        return Schedule(self._lengths("train"), batch_size, seed)
+
+    def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
+        shape = len(rows), self.max_length
+        inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
+        lengths, reset = np.ones(len(rows), np.int64), np.ones(len(rows), bool)
+        for i, row in enumerate(rows):
+            if row is None:
+                inputs[i, 0] = self._start
+                continue
+            document, segment = documents[row[0]], row[1]
+            first = segment * self.max_length
+            piece = document[first : first + self.max_length]
+            targets[i, : len(piece)] = piece
+            inputs[i, 0] = document[first - 1] if segment else self._start
+            inputs[i, 1 : len(piece)] = piece[:-1]
+            lengths[i], reset[i] = len(piece), segment == 0
+        return _as_batch(inputs, targets, lengths, reset)
+
+
+def _as_batch(
+    inputs: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64], reset: NDArray[np.bool_]
+) -> Batch:
+    """Arrays [B, L] whose rows have `lengths` [B] valid tokens, as a batch."""
+    mask = np.arange(inputs.shape[1]) < lengths[:, None]
+    return Batch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        None if mask.all() else torch.from_numpy(mask),
+        torch.from_numpy(reset),
+    )
+
+
+def _check_documents(name: str, documents: Sequence[NDArray[np.integer]], vocab_size: int) -> None:
+    if not documents:
+        raise InputError(f"{name} split: expected at least one document, found none; add text")
+    for i, document in enumerate(documents):
+        if not len(document):
+            raise InputError(
+                f"{name} split: document {i}: expected at least one token, found none; remove the document"
+            )
+        if document.min() < 0 or document.max() >= vocab_size:
+            offset = int(np.flatnonzero((document < 0) | (document >= vocab_size))[0])
+            raise InputError(
+                f"{name} split: document {i}, offset {offset}: expected a token from 0 to {vocab_size - 1}, "
+                f"found {document[offset]}; check the tokeniser"
+            )
 
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:

@@ -21,12 +21,10 @@ from mnemos.types import InputError, JSONObject
 
 from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
+from .haystack import PEOPLE, PLACES
 from .task import Split
-from .text import split_documents
-from .text_files import find_text
+from .text_files import SPLITS, find_text, split_documents
 
-PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
-PLACES = ("attic", "bakery", "cellar", "dairy", "forest", "garden", "harbour", "kitchen", "library", "museum")
 TOLD, STOP, ASKED, MARK = "is in the", ".", "Where is", "?"
 OTHER = "…"  # a word of the text that is none of the commonest ones
 FACT, QUESTION = 4, 3  # tokens of "Anna | is in the | garden | ." and of "Where is | Anna | ?"
@@ -34,7 +32,6 @@ HELD_OUT = 0.1  # of the text, per held-out split
 NEAREST = 4  # words between a fact and the question, the least in training
 SHOWN, ROWS = 12, 64  # questions in reports; rows that are answered at once
 _WORD = re.compile(rb"[a-z]+")
-_ORDER: tuple[Split, ...] = ("train", "valid", "test")
 
 
 @register
@@ -197,7 +194,7 @@ def _split_words(path: str | None) -> dict[Split, list[bytes]]:
     """The words of a text by split, in lower case; everything but letters divides them."""
     if path is not None:
         splits = split_documents(find_text(path), HELD_OUT)
-        return {split: _words(b" ".join(d.tobytes() for d in splits[split].values())) for split in _ORDER}
+        return {split: _words(b" ".join(d.tobytes() for d in splits[split].values())) for split in SPLITS}
     words = _words(" ".join(text for _, text in sorted(topics.topics.items())).encode())
     held = int(len(words) * HELD_OUT)
     first, second = len(words) - 2 * held, len(words) - held

@@ -1,16 +1,29 @@
-"""Vocabularies: how text becomes tokens, and tokens become text. Bytes are here; words and sub-words have own files."""
+"""Vocabularies: how text becomes tokens, and tokens become text. Tokens are bytes, words or sub-words.
 
+Words are separated by white space, as in the token files of WikiText. Sub-words are those of a tokenizer.json of the
+library tokenizers.
+"""
+
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.libraries import tokenizers
 from mnemos.types import InputError
 
+from .files import read_bytes
+
 Tokens = NDArray[np.integer[Any]]  # [n], each from 0 to `Vocabulary.size` − 1
+END, UNKNOWN = "<eos>", "<unk>"  # the end of a line, and a word that the vocabulary lacks
+_PIECE = 2**20  # characters that are encoded in one call, whose memory is a hundred times as large
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Vocabulary(ABC):
@@ -100,3 +113,193 @@ def as_characters(text: bytes, where: str) -> str:
             f"{where}: offset {error.start}: expected UTF-8 text, found the byte 0x{text[error.start]:02x}; convert "
             "the file to UTF-8, or use data.tokens bytes"
         ) from None
+
+
+class Words(Vocabulary):
+    """Words in the order of a list: token i is words[i]. Adaptive softmax needs the most frequent words first.
+
+    A line end is the word <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes
+    a space after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one. A file
+    with other white space has other bytes: WikiText has one space more at the beginning of each line.
+    source: what the words are from, for errors. Raises InputError for a list with a word twice or without <eos>.
+    """
+
+    unit = "words"
+
+    def __init__(self, words: Sequence[str], source: str = "the vocabulary") -> None:
+        self.list, self.size, self._source = tuple(words), len(words), source
+        self._ids = {word: i for i, word in enumerate(words)}
+        if len(self._ids) < self.size:
+            twice = Counter(words).most_common(1)[0][0]
+            raise InputError(f"{source}: expected each word once, found {twice!r} again; remove one")
+        if END not in self._ids:
+            raise InputError(f"{source}: expected the word {END}, which stands for a line end, found none; add it")
+        self.start, self.unknown = self._ids[END], self._ids.get(UNKNOWN)
+        self.lengths = np.array([len(word.encode()) + 1 for word in words], np.int64)
+        self.lengths[self.start] = 1
+
+    @classmethod
+    def count(cls, texts: Iterable[tuple[str, bytes]], most: int = 0) -> "Words":
+        """The words of (name, text) pairs, the most frequent first, those of equal frequency in alphabetical order.
+
+        most: the size of the vocabulary, with <eos> and <unk>, which are always in it; 0: every word.
+        """
+        counts: Counter[str] = Counter()
+        for name, text in texts:
+            characters = as_characters(text, name)
+            counts.update(characters.split())
+            counts[END] += characters.count("\n")
+        counts[UNKNOWN] += 0
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        if most:
+            kept = [word for word in ranked if word not in (END, UNKNOWN)][: most - 2]
+            ranked = sorted([*kept, END, UNKNOWN], key=lambda word: (-counts[word], word))
+        return cls(ranked)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Words":
+        """The words of a file, one per line. Raises InputError for a file that cannot be read, and as the class."""
+        lines = as_characters(read_bytes(path), str(path)).splitlines()
+        for number, line in enumerate(lines, start=1):
+            if len(line.split()) != 1:
+                raise InputError(f"{path}: line {number}: expected one word, found {line!r:.60}; correct the line")
+        return cls([line.strip() for line in lines], str(path))
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """The words of each line, and <eos> for each line feed: a last line without one has no <eos>."""
+        first, *rest = as_characters(text, where).split("\n")
+        words = first.split()
+        for line in rest:
+            words.append(END)
+            words += line.split()
+        if self.unknown is None:
+            self._check(words, where)
+        missing, ids = self.unknown, self._ids
+        return np.fromiter((ids.get(word, missing) for word in words), np.int32, len(words))
+
+    def _check(self, words: Sequence[str], where: str) -> None:
+        lacking = next((i for i, word in enumerate(words) if word not in self._ids), None)
+        if lacking is not None:
+            raise InputError(
+                f"{where}: word {lacking + 1:,}: expected a word of {self._source}, which has no {UNKNOWN}, found "
+                f"{words[lacking]!r:.60}; use the vocabulary of this text, or add {UNKNOWN} to it"
+            )
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Each word with a space after it; <eos> is a line feed."""
+        return "".join("\n" if token == self.start else f"{self.list[token]} " for token in tokens).encode()
+
+    def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """Each token is a word."""
+        return [(self.list[token], 1) for token in tokens]
+
+
+class SubWords(Vocabulary):
+    """The tokens of a tokenizer.json, without the special tokens that it adds around a text.
+
+    The start token is one more token, after those of the file. A token's bytes are exact where the file is
+    byte-level (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise they are those of its characters, with a
+    space before each first piece of a word (WordPiece), and differ from the text's where the file changes or drops
+    characters.
+    Some files put a space before a text, as before a word. It is left out, because the text does not have it.
+    Text is encoded in pieces of about a million characters that end at line ends.
+    content: that of the file, without such a space; source: its name, for errors.
+    Raises InputError for other content, and if the library is not installed.
+    """
+
+    unit = "sub-words"
+
+    def __init__(self, content: str, source: str = "the tokenizer") -> None:
+        library: Any = tokenizers()
+        try:
+            about = json.loads(content)
+            if (same := _without_prefix(about)) != about:
+                content, about = json.dumps(same, ensure_ascii=False), same
+            self._tokenizer = library.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises Exception itself
+            raise InputError(
+                f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
+                f"({' '.join(str(error).split()):.80}); save it with Tokenizer.save"
+            ) from None
+        self.content = content
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.start = max(ids.values(), default=-1) + 1
+        self.size = self.start + 1
+        unknown = about["model"].get("unk_token")
+        self.unknown = ids.get(unknown) if isinstance(unknown, str) else about["model"].get("unk_id")
+        added = {one["content"] for one in about.get("added_tokens") or ()}
+        kinds = {*_types(about.get("decoder")), *_types(about.get("pre_tokenizer"))}
+        self.lengths = np.zeros(self.size, np.int64)
+        for token, i in ids.items():
+            if token in added:
+                self.lengths[i] = len(token.encode())
+            elif "ByteLevel" in kinds:
+                self.lengths[i] = len(token)  # one character for each byte
+            elif about["model"].get("type") == "WordPiece":
+                self.lengths[i] = len(token.removeprefix("##").encode()) + (not token.startswith("##"))
+            else:
+                self.lengths[i] = 1 if _BYTE.fullmatch(token) else len(token.replace("▁", " ").encode())
+
+    @classmethod
+    def read(cls, path: str | Path) -> "SubWords":
+        """The vocabulary of a file."""
+        return cls(as_characters(read_bytes(path), str(path)), str(path))
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """The tokens of UTF-8 text."""
+        found = [
+            np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.int32)
+            for piece in _pieces(as_characters(text, where))
+        ]
+        return np.concatenate(found) if found else np.zeros(0, np.int32)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text as the file's decoder writes it. Pieces of a character that lack their others are written as �."""
+        kept = [int(token) for token in tokens if token != self.start]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False)).encode()
+
+
+def _without_prefix(about: Any) -> Any:
+    """The content of a tokenizer.json whose parts put no space before a text, and take none away again."""
+    prepends = "Prepend" in _types(about.get("normalizer"))
+
+    def changed(part: Any, decodes: bool) -> Any:
+        if isinstance(part, list):
+            return [changed(one, decodes) for one in part]
+        if not isinstance(part, dict):
+            return part
+        found = {name: changed(value, decodes) for name, value in part.items()}
+        match part.get("type"):
+            case "ByteLevel" if not decodes:
+                found["add_prefix_space"] = False
+            case "Metaspace":
+                found["prepend_scheme"] = "never"
+            case "Prepend":
+                found["prepend"] = ""
+            case "Strip" if decodes and prepends:
+                found["start"] = 0
+        return found
+
+    names = about.keys() & {"normalizer", "pre_tokenizer", "decoder"}
+    return {name: changed(part, name == "decoder") if name in names else part for name, part in about.items()}
+
+
+def _types(part: object) -> Iterator[str]:
+    """The types of a part of a tokenizer.json and of the parts in it."""
+    if isinstance(part, dict):
+        yield str(part.get("type"))
+        for value in part.values():
+            yield from _types(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _types(value)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = text.find("\n", min(start + _PIECE, len(text))) + 1 or len(text)
+        yield text[start:end]
+        start = end

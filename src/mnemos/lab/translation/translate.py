@@ -1,19 +1,226 @@
-"""Sentences translated by a trained run: `mnemos.translate` and `mnemos translate RUN < FILE`."""
+"""Sentences translated by a trained encoder-decoder: `mnemos.translate`, `mnemos translate` and `mnemos predict`.
 
-from collections.abc import Callable, Iterator, Sequence
+A `Translator` searches batches of similar length by beam search; `TranslationPreprocessing` is what a run keeps of its
+task: languages, sub-words, and how it searches.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from mnemos.generate.beam import BeamConfig, Hypothesis, Step, beam_search, stepping
 from mnemos.lab.evaluate.predict import read_preprocessing
+from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
 from mnemos.models.store import load
+from mnemos.modes import evaluating
+from mnemos.registry import register
 from mnemos.types import InputError
 
-from .translating import Decoding, Translation, Translator
-from .translation_preprocessing import TranslationPreprocessing
+from .parallel_corpus import TokenBatches, Vocabularies
+from .parallel_text import lines_of
+from .translation_vocabulary import END, PAD, START, UNKNOWN, SubWordTokens
 
+BATCH = 4096  # tokens of the sentences that are translated together
+_STDIN = "-"
 MOST_BEAMS = 1000  # time and memory of a search grow with it; more than a few dozen rarely change a translation
 CHUNK = 1000  # sentences that are translated, the longest first, before the first of them is returned
-
 Progress = Callable[[int, int], None]  # (sentences that are translated, all sentences)
+
+
+class Translation(NamedTuple):
+    """A translation and its score: the log-probability of its sub-words / length^length_penalty (`BeamConfig`)."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How sentences are translated: hypotheses that beam search keeps, and how many of them are returned.
+
+    length_penalty: the power of the length by which a hypothesis' log-probability is divided. A translation has at most
+    1.2 times as many sub-words as its own source, and ten more, so it does not depend on the sentences beside it.
+    """
+
+    beams: int = 5
+    n_best: int = 1
+    length_penalty: float = 1.0
+
+    def search(self, most: int) -> BeamConfig:
+        """The beam search by a model that writes at most `most` tokens."""
+        return BeamConfig(
+            eos=END,
+            beams=self.beams,
+            n_best=self.n_best,
+            max_length=most,
+            length_penalty=self.length_penalty,
+            forbidden=(PAD, START, UNKNOWN),
+        )
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A model with its sub-words: what `mnemos.translate` and `mnemos translate` use.
+
+    The model's weights must not change between translations: make another translator after training.
+    """
+
+    model: Any
+    vocabularies: Vocabularies
+    longest: int  # sub-words of a source
+
+    def encode(self, sentences: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
+        """The sub-words of sentences. Raises InputError, with `where` of its number, for one that is too long."""
+        rows = self.vocabularies.source.encode([" ".join(sentence.split()) for sentence in sentences])
+        for number, row in enumerate(rows):
+            if len(row) > self.longest:
+                raise InputError(
+                    f"{where(number)}: expected a sentence of at most {self.longest:,} sub-words, which the model "
+                    f"reads, found {len(row):,}; divide the sentence"
+                )
+        return rows
+
+    def translate(self, rows: Sequence[Sequence[int]], decoding: Decoding) -> Iterator[tuple[int, list[Translation]]]:
+        """(number of the row, its translations, best first), the longest rows first; an empty row has empty ones."""
+        full = [number for number, row in enumerate(rows) if row]
+        yield from ((number, [Translation("", 0.0)]) for number, row in enumerate(rows) if not row)
+        if not full:
+            return
+        device = next(self.model.parameters()).device
+        lengths = np.array([[len(rows[number]) + 1] * 2 for number in full], np.int32)
+        batches = TokenBatches(lengths, max(BATCH, int(lengths.max())), BATCH).once()
+        with torch.no_grad(), evaluating(self.model):
+            for batch in batches:
+                chosen = [full[place] for place in batch]
+                tokens, mask = padded([rows[number] for number in chosen], END)
+                mask = None if mask is None else mask.to(device)
+                found = decoded(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
+                for number, best in zip(chosen, found, strict=True):
+                    yield number, [self._text(one) for one in best]
+
+    @cached_property
+    def _step(self) -> Step:
+        return stepping(self.model)
+
+    def _text(self, found: Hypothesis) -> Translation:
+        return Translation(self.vocabularies.target.decode(found.tokens.tolist()), found.score)
+
+
+def padded(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens as ([B, S] int64, padded with <pad> on the right; mask [B, S], None without padding).
+
+    last: a token that is added to each row.
+    """
+    whole = [[*row, last] if last is not None else list(row) for row in rows]
+    longest = max(map(len, whole))
+    tokens = torch.tensor([row + [PAD] * (longest - len(row)) for row in whole])
+    lengths = torch.tensor([len(row) for row in whole])
+    mask = torch.arange(longest) < lengths[:, None]
+    return tokens, None if bool(mask.all()) else mask
+
+
+def decoded(
+    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: Step | None = None
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for each row of sources [B, S].
+
+    longest: tokens that the model may write; step: see `beam_search`.
+    """
+    state = model.encode(source, mask)
+    start = torch.full((len(source), 1), START, device=source.device)
+    lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
+    limits = (6 * lengths // 5 + 10).clamp(max=longest)
+    return beam_search(model, state, start, decoding.search(longest), step=step, limits=limits)
+
+
+@register
+@dataclass(frozen=True)
+class TranslationPreprocessing(Preprocessing):
+    """Translations of text files, line by line; - is the standard input.
+
+    source, target: the languages. tokenizer: the content of the tokenizer.json of the source, and of both languages if
+    `target_tokenizer` is "". longest: sub-words of a sentence. The others: see `Decoding`.
+    """
+
+    name: ClassVar[str] = "translation"
+
+    source: str
+    target: str
+    tokenizer: str
+    target_tokenizer: str = ""
+    longest: int = 250
+    beams: int = 5
+    length_penalty: float = 1.0
+
+    def vocabularies(self) -> Vocabularies:
+        """The run's sub-words. Raises InputError where the library tokenizers is missing."""
+        source = SubWordTokens(self.tokenizer, "the run's tokenizer")
+        target = SubWordTokens(self.target_tokenizer, "the run's tokenizer") if self.target_tokenizer else source
+        return Vocabularies(source, target)
+
+    def translator(self, model: Any) -> Translator:
+        """The model with its sub-words. Raises InputError for a model that has others, as far as their number shows."""
+        vocabularies, config = self.vocabularies(), getattr(model, "config", None)
+        target = getattr(config, "vocab_size", vocabularies.target.size)
+        source = getattr(config, "source_vocab_size", 0) or target  # 0: those of the target
+        for side, size, found in (("source", source, vocabularies.source), ("target", target, vocabularies.target)):
+            if found.size != size:
+                raise InputError(
+                    f"preprocessing.json: expected {size:,} sub-words of the {side}, as the model has, found a "
+                    f"tokenizer of {found.size:,}; restore the file that the run wrote"
+                )
+        return Translator(model, vocabularies, self.longest)
+
+    def difference(self, other: Preprocessing) -> str | None:
+        """See the base class: languages and sub-words must be those of the run."""
+        if not isinstance(other, TranslationPreprocessing):
+            return super().difference(other)
+        if (self.source, self.target) != (other.source, other.target):
+            return (
+                f"expected text from {self.source} to {self.target}, as the run has, found {other.source} to "
+                f"{other.target}; set data.source and data.target"
+            )
+        if (self.tokenizer, self.target_tokenizer) != (other.tokenizer, other.target_tokenizer):
+            return "expected the run's sub-words, found another tokenizer; leave data.tokenizer and data.subwords out"
+        return None
+
+    def start_problem(self, other: Preprocessing) -> str | None:
+        """See the base class: as many other sub-words would take over the embeddings of these."""
+        if isinstance(other, TranslationPreprocessing):
+            for one, two in zip(self.vocabularies(), other.vocabularies(), strict=True):
+                if one.size == two.size and one.content != two.content:
+                    return (
+                        f"expected a run with the {two.size:,} sub-words of the data, found one with as many others; "
+                        "train both with one data.tokenizer"
+                    )
+        return None
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The translation of each file, a line for each of its lines."""
+        translator, decoding = self.translator(model), Decoding(self.beams, 1, self.length_penalty)
+        for path in files:
+            try:
+                if path.is_dir():
+                    raise InputError(f"{path}: expected a text file, found a folder; name the files")
+                text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+                lines = list(lines_of(iter([text]), path))  # as `mnemos translate` divides them
+                found = dict(translator.translate(translator.encode(lines, _of_line(path)), decoding))
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            yield Predicted(str(path), "\n".join(found[i][0].text for i in range(len(lines))))
+
+
+def _of_line(path: Path) -> Any:
+    return lambda number: f"{path}: line {number + 1:,}"
 
 
 class TrainedTranslator:

@@ -1,23 +1,42 @@
 """Translation: parallel text in sub-words, batches by tokens, label smoothing, and BLEU by beam search."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemos.atomic import write_text
+from mnemos.attention.cross import CrossAttention
 from mnemos.config import DataConfig
-from mnemos.lab.tasks.task import Split
+from mnemos.generators import AUGMENT, generator
+from mnemos.lab.tasks.batch import IGNORE, counted
+from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
+from mnemos.lab.tasks.task import Split, Task
+from mnemos.models.encoder_decoder import Pair
+from mnemos.modes import evaluating
 from mnemos.registry import register
-from mnemos.types import InputError
+from mnemos.types import InputError, JSONObject, likelihood_of
 
-from .parallel_corpus import Corpus, Limits, Vocabularies
-from .parallel_files import STEMS, PairedFiles, find_pairs
-from .parallel_text import SentencePair, pairs
-from .translating import Decoding
-from .translation_preprocessing import TranslationPreprocessing
-from .translation_task import TranslationTask
-from .translation_vocabulary import SubWordTokens
+from .parallel_corpus import Corpus, Limits, TokenBatches, Vocabularies
+from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
+from .translate import Decoding, TranslationPreprocessing, Translator, decoded, padded
+from .translation_scores import BLEU, CHRF, NAMES, TOKENISED, TRANSLATIONS, Scorer
+from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
+
+SHOWN = 8
+_GREEDY = 1
+_ABOUT = {
+    BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
+    CHRF: "F-score of common sequences of characters, 0 to 100.",
+    TOKENISED: "BLEU of Moses tokens, as in fairseq's tables; not comparable with other tokenisations.",
+}
 
 
 @register
@@ -28,14 +47,14 @@ class TranslationConfig(DataConfig):
     `path`: a folder with files of each split in both languages, STEM.en and STEM.de, one sentence per line and equally
     many lines; or STEM.tsv with two columns; or IWSLT's files, such as train.tags.de-en.en and
     IWSLT14.TED.dev2010.de-en.en.xml; each may be gzipped. The texts are UTF-8. `train`, `valid`, `test`: the stems of
-    the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_files.STEMS`).
+    the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
     scripts take every 23rd. 0: none.
     `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, or a .model of sentencepiece, for both languages, or
     for the source where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned
     from the training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
     tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
-    `bpe_dropout`: the share of merges that are left out in training (`bpe_dropout.BPEDropout`).
+    `bpe_dropout`: the share of merges that are left out in training (`translation_vocabulary.BPEDropout`).
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
@@ -75,7 +94,7 @@ class TranslationConfig(DataConfig):
         texts = [file for split in splits for found in self._find(split) for file in dict.fromkeys(found[1:3])]
         return [*dict.fromkeys(texts), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
 
-    def build(self) -> TranslationTask:
+    def build(self) -> "TranslationTask":
         """Read the texts, learn the sub-words if no tokenizer is given, and return the task.
 
         Raises InputError for settings out of range, missing files, and text that is not as it must be, with its line.
@@ -97,7 +116,7 @@ class TranslationConfig(DataConfig):
         unused = {"subwords", "joint", "lowercase"} if self.tokenizer else set()
         return frozenset({"batch_tokens", "valid_translated"} | unused)
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> TranslationTask:
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "TranslationTask":
         """The task with the run's sub-words, that scores `split` of other parallel text.
 
         A folder that has no files of the split by the usual names must be scored by their stem, data.test STEM.
@@ -172,7 +191,7 @@ class TranslationConfig(DataConfig):
 
     def _task(
         self, texts: dict[Split, list[PairedFiles]], corpora: dict[Split, Corpus], vocabularies: Vocabularies
-    ) -> TranslationTask:
+    ) -> "TranslationTask":
         for split in STEMS:
             if not len(corpora[split]):
                 raise InputError(
@@ -233,3 +252,301 @@ def _others(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]
 def _every(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]:
     """Every n-th pair."""
     return (pair for number, pair in enumerate(found, start=1) if number % every == 0)
+
+
+class PairBatch(NamedTuple):
+    """A batch of sentence pairs.
+
+    inputs: the source with its </s>, and the target behind <s>. targets: the target with its </s> [B, T], IGNORE where
+    it ended. mask: [B, T] bool, of the target, or None. rows: [B], the pairs' numbers in the held-out splits. beams:
+    [B], how many hypotheses the evaluation's translation keeps; 0: the row is not translated.
+    """
+
+    inputs: Pair
+    targets: Tensor
+    mask: Tensor | None
+    rows: Tensor
+    beams: Tensor
+
+
+class TranslationTask(Task):
+    """A `Task` over parallel text; see `TranslationConfig`. The first metric is BLEU.
+
+    The model is called as model(Pair(source, target, mask), None, mask=mask), and has `encode`
+    (`mnemos.EncoderDecoder`). Training batch i is a pure function of (i, batch_size, seed).
+    """
+
+    inputs = "pairs"
+
+    def __init__(
+        self,
+        corpora: Mapping[Split, Corpus],
+        vocabularies: Vocabularies,
+        config: "TranslationConfig",
+        preprocessing: TranslationPreprocessing,
+        decoding: Decoding,
+    ) -> None:
+        self.corpora, self.vocabularies, self.config, self.decoding = corpora, vocabularies, config, decoding
+        self._preprocessing = preprocessing
+        self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
+        self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
+        self._batches: dict[tuple[Split, int], TokenBatches] = {}
+        self.scorer = Scorer(config.target, vocabularies.target.lowercase)
+        self.metrics = (*(self._metric(name) for name in NAMES), PERPLEXITY)
+        known = len(corpora["valid"])
+        self._some = set(np.linspace(0, known - 1, min(known, config.valid_translated)).astype(int).tolist())
+
+    def _metric(self, name: str) -> CorpusMetric:
+        signature = self.scorer.signatures[name]
+        some = f"at most {self.config.valid_translated:,} sentences, greedy"
+        how = f"{_ABOUT[name]} Test split: beam {self.decoding.beams}; validation split: {some}. {signature}"
+        return CorpusMetric(
+            name,
+            True,
+            how,
+            "{name} {value:.2f}",
+            collect=self.translated,
+            value=lambda records: self.scorer.score(name, *self._texts(records)),
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sub-words of the target, of the source where it has others, and the tokens of the longest sentence."""
+        found = {"vocab_size": self.vocab_size, "max_length": self.max_length}
+        return found if self.vocabularies.joint else found | {"source_vocab_size": self.vocabularies.source.size}
+
+    # The data.
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> PairBatch:
+        """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more.
+
+        BPE dropout divides the words of a planned batch, which may then have more than `data.batch_tokens` tokens.
+        """
+        rows = self._plan("train", batch_size).batch(index, seed)
+        if not self._dropouts:
+            return self._batch("train", rows)
+        random = generator(seed, AUGMENT, index)
+        return self._batch("train", rows, lambda side, row: self._dropouts[side](row, random))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[PairBatch]:
+        """Every pair of a held-out split once, the longest first."""
+        return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
+
+    def _plan(self, split: Split, batch_size: int) -> TokenBatches:
+        key = split, batch_size
+        if key not in self._batches:
+            self._batches[key] = TokenBatches(self.corpora[split].lengths, self.config.batch_tokens, batch_size)
+        return self._batches[key]
+
+    def _batch(self, split: Split, rows: Sequence[int] | Any, divide: Any = None) -> PairBatch:
+        corpus = self.corpora[split]
+        sides: list[list[list[int]]] = [[], []]
+        for row in rows:
+            for side, tokens in enumerate((corpus.source, corpus.target)):
+                whole = tokens.row(int(row)).tolist()
+                other = whole if divide is None else divide(side, whole)
+                sides[side].append(other if len(other) <= self.config.longest else whole)
+        source, source_mask = padded(sides[0], END)
+        targets, mask = padded(sides[1], END)
+        shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
+        if mask is not None:
+            targets = torch.where(mask, targets, IGNORE)
+        return PairBatch(Pair(source, shown, source_mask), targets, mask, *self._marks(split, rows))
+
+    def _marks(self, split: Split, rows: Any) -> tuple[Tensor, Tensor]:
+        """(numbers of the rows among the held-out pairs, beams of each row)."""
+        numbers = torch.tensor([int(row) for row in rows])
+        if split == "train":
+            return numbers, torch.zeros_like(numbers)
+        if split == "test":
+            return numbers + len(self.corpora["valid"]), torch.full_like(numbers, self.decoding.beams)
+        return numbers, torch.tensor([_GREEDY * (row in self._some) for row in numbers.tolist()])
+
+    def size(self, split: Split) -> int:
+        """The number of target tokens, each sentence with its </s>."""
+        return int(self.corpora[split].lengths[:, 1].sum(dtype=np.int64))
+
+    def epoch(self, batch_size: int) -> float:
+        """The number of training batches in an epoch."""
+        return float(len(self._plan("train", batch_size)))
+
+    def fewest_rows(self, batch_size: int) -> int:
+        """See the base class: `data.batch_tokens` limits the batches of the longest sentences."""
+        return self._plan("train", batch_size).fewest
+
+    def mean_rows(self, batch_size: int) -> float:
+        """The mean number of pairs of a training batch, which data.batch_tokens may limit below batch_size."""
+        return len(self.corpora["train"]) / self.epoch(batch_size)
+
+    def example(self) -> PairBatch:
+        """A pair of the greatest length."""
+        row = torch.full((1, self.max_length), START)
+        number = torch.zeros(1, dtype=torch.int64)
+        return PairBatch(Pair(row, row.clone(), None), row.clone(), None, number, number)
+
+    # Loss and metrics.
+
+    def loss(self, model: nn.Module, outputs: Any, batch: PairBatch) -> Tensor:
+        """The sum of −log p(target), in nats; in training with label smoothing (Szegedy et al. 2016).
+
+        With smoothing ε and V sub-words, a target's loss is −(1 − ε) log p(target) − ε/V Σ log p. Evaluations have
+        none, so that their loss is a likelihood.
+        """
+        smoothing = self.config.label_smoothing if model.training else 0.0
+        if not smoothing:
+            return negative_log_likelihood(model, outputs, batch)  # type: ignore[arg-type]
+        if likelihood_of(model) is not None:
+            raise InputError(
+                f"data.label_smoothing: expected 0 for {type(model).__name__}, whose outputs are no logits, found "
+                f"{smoothing}; use 0"
+            )
+        return F.cross_entropy(
+            outputs.flatten(0, -2),
+            batch.targets.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+
+    def count(self, batch: PairBatch) -> int:
+        """The number of target tokens."""
+        return int(counted(batch.targets))
+
+    def tokens(self, batch: PairBatch) -> int:
+        """The tokens of both sides, without padding."""
+        mask = batch.inputs.mask
+        return self.count(batch) + (batch.inputs.source.numel() if mask is None else int(mask.sum()))
+
+    def resets(self, batch: PairBatch) -> None:
+        """None: no state is carried."""
+        return None
+
+    def check(self, batch: PairBatch, where: str) -> None:
+        """Raise InputError for tokens that the vocabularies lack, or sentences that are too long."""
+        sides = (batch.inputs.source, batch.inputs.target)
+        for vocabulary, tokens in zip(self.vocabularies, sides, strict=True):
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= vocabulary.size or tokens.shape[1] > self.max_length:
+                raise InputError(
+                    f"{where}: expected at most {self.max_length} tokens 0 to {vocabulary.size - 1}, found "
+                    f"{tokens.shape[1]} of {low} to {high}; check the data"
+                )
+
+    def translated(self, model: nn.Module, outputs: Any, batch: PairBatch) -> list[tuple[int, str]]:
+        """(number of the pair, translation) of the batch's rows that are translated: the records of BLEU and chrF."""
+        chosen = batch.beams.nonzero().flatten()
+        if not len(chosen):
+            return []
+        mask = batch.inputs.mask
+        source, mask = batch.inputs.source[chosen], None if mask is None else mask[chosen]
+        decoding = Decoding(int(batch.beams[chosen[0]]), 1, self.decoding.length_penalty)
+        found = decoded(model, source, mask, decoding, self.max_length)
+        texts = [self.vocabularies.target.decode(one[0].tokens.tolist()) for one in found]
+        return list(zip(batch.rows[chosen].tolist(), texts, strict=True))
+
+    def _texts(self, records: list[tuple[int, str]]) -> tuple[list[str], list[str]]:
+        """(translations, references) of records."""
+        held = [*self.corpora["valid"].references, *self.corpora["test"].references]
+        return [text for _, text in records], [held[number] for number, _ in records]
+
+    # Results.
+
+    def preprocessing(self) -> TranslationPreprocessing:
+        """The languages, the sub-words and the search."""
+        return self._preprocessing
+
+    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+        """translations.jsonl, the split with its translations; how many pairs were left out; the scores' signatures."""
+        rows = list(self._translations(model, split, range(len(self.corpora[split]))))
+        write_text(folder / TRANSLATIONS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        about = {
+            "title": "Translations",
+            "given": "wanted",
+            "found": "wrote",
+            "beside": "source",
+            "compared": True,
+            "about": f"Sentences of the {split} split, evenly spaced, translated with beam {self.decoding.beams}.",
+            "exact": False,
+        }
+        cleaning = {name: vars(corpus.cleaning) | {"kept": len(corpus)} for name, corpus in self.corpora.items()}
+        some = [rows[i] for i in self._spread(len(rows))]
+        shown = [{"source": r["source"], "wanted": r["reference"], "wrote": r["translation"]} for r in some]
+        return {
+            "translations": shown,
+            "examples": {"translations": about},
+            "cleaning": cleaning,
+            "signatures": self.scorer.signatures,
+            "alignment": self._alignment(model, split, rows),
+        }
+
+    def _alignment(self, model: nn.Module, split: Literal["valid", "test"], rows: Sequence[JSONObject]) -> JSONObject:
+        """What the model attends to in the source of median length while it writes its translation."""
+        corpus, vocabularies = self.corpora[split], self.vocabularies
+        number = int(np.argsort(corpus.source.lengths, kind="stable")[len(corpus) // 2])
+        source = [*corpus.source.row(number).tolist(), END]
+        (written,) = vocabularies.target.encode([rows[number]["translation"]])
+        device = next(model.parameters()).device
+        pair = torch.tensor([source], device=device), torch.tensor([[START, *written]], device=device)
+        weights = source_attention(model, *pair)
+        return {
+            "rows": vocabularies.target.names([*written, END]),
+            "columns": vocabularies.source.names(source),
+            "weights": [[round(weight, 3) for weight in row] for row in weights.tolist()],
+            "about": "The attention of the last decoder layer to a source (columns) as it writes each sub-word (rows), "
+            "the mean over heads.",
+        }
+
+    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
+        """Some sentences of the split: source, reference and translation; and how the scores but BLEU are computed."""
+        found = self._translations(model, split, self._spread(len(self.corpora[split])))
+        names = ("source", "reference", "translation")
+        lines = ["\n".join(f"  {name:11} {one[name]}" for name in names) for one in found]
+        others = ((name, signature) for name, signature in self.scorer.signatures.items() if name != BLEU)
+        return [*lines, *(f"  {name}: {signature}" for name, signature in others)]
+
+    @staticmethod
+    def _spread(rows: int) -> list[int]:
+        return np.linspace(0, rows - 1, min(rows, SHOWN)).astype(int).tolist()
+
+    def _translations(
+        self, model: nn.Module, split: Literal["valid", "test"], numbers: Sequence[int]
+    ) -> Iterator[JSONObject]:
+        """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
+        corpus = self.corpora[split]
+        rows = [corpus.source.row(number).tolist() for number in numbers]
+        with evaluating(model):
+            found = dict(Translator(model, self.vocabularies, self.config.longest).translate(rows, self.decoding))
+        for place, number in enumerate(numbers):
+            text, score = found[place][0]
+            yield {
+                "source": corpus.sources[number],
+                "reference": corpus.references[number],
+                "translation": text,
+                "score": round(score, 4),
+            }
+
+
+def source_attention(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The weights of the last decoder layer's attention to the source, the mean over heads: [T, S], rows add up to 1.
+
+    source [1, S], target [1, T] int64: one pair, without padding; target: what the decoder reads. The weights are
+    softmax(q·kᵀ/√d) of each head, computed beside the forward, whose kernels do not return them. Raises ValueError for
+    a model without a `CrossAttention`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, CrossAttention)]
+    if not layers:
+        raise ValueError(f"expected a model with attention to a source, found {type(model).__name__} without one")
+    found: list[Tensor] = []
+
+    def record(layer: Any, given: tuple[Any, ...], _: object) -> None:
+        q = layer.query(given[0]).unflatten(-1, (layer.num_heads, -1))
+        scores = torch.einsum("bthd,bshd->bhts", q, given[1][0]) / q.shape[-1] ** 0.5
+        found.append(scores.softmax(-1).mean(1)[0])
+
+    hook = layers[-1].register_forward_hook(record)
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(Pair(source, target, None))
+    finally:
+        hook.remove()
+    return found[-1]

@@ -1,21 +1,31 @@
-"""Sub-words of translation: a tokenizer trained by byte-pair encoding, read from tokenizer.json, and its text."""
+"""Sub-words of translation: learned by byte-pair encoding, or read from a tokenizer.json or a model of sentencepiece.
+
+A model of sentencepiece becomes a tokenizer.json of the library tokenizers, which a run keeps. BPE dropout (Provilkov
+et al. 2020) divides a word into other sub-words each time that training reads it.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mnemos.atomic import write_text
 from mnemos.lab.tasks.files import read_bytes
-from mnemos.lab.tasks.sentencepiece_models import LESS, converted
 from mnemos.lab.tasks.vocabulary import as_characters
-from mnemos.libraries import tokenizers
+from mnemos.libraries import sentencepiece, tokenizers
 from mnemos.types import InputError
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # of every tokenizer that translates, in this order
 LEAST = 16  # sub-words: fewer hold the special tokens and hardly a letter
 MARK = "▁"  # the beginning of a word, as sentencepiece writes it
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # types of pieces
+_UNIGRAM, _BPE = 1, 2  # types of models
+_KEPT = "\ufdd1"  # no character: it stands for one that a normaliser must not change
+LESS = "\ufdd0"  # no character: a unigram model has it for "<", because it would find "</s>" and "<0x41>" in a text
 
 
 class SubWordTokens:
@@ -54,13 +64,13 @@ class SubWordTokens:
 
     @classmethod
     def read(cls, path: str | Path) -> "SubWordTokens":
-        """The sub-words of a tokenizer.json, or of a .model of sentencepiece (`sentencepiece_models.converted`).
+        """The sub-words of a tokenizer.json, or of a .model of sentencepiece (`convert_sentencepiece`).
 
         Raises InputError if it cannot be read, and as the class.
         """
         content, name = read_bytes(path), str(path)
         if Path(path).suffix == ".model":
-            return cls(converted(content, SPECIAL, MARK, name), name)
+            return cls(convert_sentencepiece(content, SPECIAL, MARK, name), name)
         return cls(as_characters(content, name), name)
 
     @classmethod
@@ -113,3 +123,164 @@ class SubWordTokens:
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Each sub-word as it is written in the file, with ▁ for the beginning of a word."""
         return [str(self.library.id_to_token(token)).replace(LESS, "<") for token in tokens]
+
+
+class BPEDropout:
+    """Divides encoded sentences again at random: each step of a word's encoding leaves out each merge with `rate`.
+
+    The library's own dropout draws from a generator without a seed, so a run would not resume exactly; this class draws
+    from the generator that it is given. With rate 0 it returns the sub-words unchanged.
+    Cost: about 30 µs per word. Raises InputError for a tokenizer that is no byte-pair encoding, and for rates outside
+    [0, 1).
+    """
+
+    def __init__(self, vocabulary: SubWordTokens, rate: float) -> None:
+        if not 0 <= rate < 1:
+            raise InputError(f"data.bpe_dropout must be at least 0 and below 1, found {rate}")
+        if vocabulary.model.get("type") != "BPE":
+            raise InputError(
+                f"data.bpe_dropout: expected a tokenizer of byte-pair encoding, found {vocabulary.model.get('type')}; "
+                "use 0"
+            )
+        self.rate = rate
+        ids: dict[str, int] = vocabulary.model["vocab"]
+        # (left, right) -> (rank, the merged sub-word): a lower rank is merged first.
+        self._merges: dict[tuple[int, int], tuple[int, int]] = {}
+        self._parts: dict[int, tuple[int, int]] = {}
+        for rank, merge in enumerate(vocabulary.model["merges"]):
+            left, right = merge if isinstance(merge, list) else merge.split(" ")
+            pair, whole = (ids[left], ids[right]), ids[left + right]
+            self._merges.setdefault(pair, (rank, whole))
+            self._parts.setdefault(whole, pair)
+        self._first = [False] * vocabulary.size  # whether a sub-word begins a word
+        for name, i in ids.items():
+            self._first[i] = name.startswith(MARK) or name in SPECIAL
+        self._letters = lru_cache(maxsize=None)(self._split)
+
+    def _split(self, token: int) -> tuple[int, ...]:
+        """The characters of a sub-word, as tokens."""
+        if token not in self._parts:
+            return (token,)
+        left, right = self._parts[token]
+        return (*self._letters(left), *self._letters(right))
+
+    def __call__(self, tokens: Sequence[int], random: np.random.Generator) -> list[int]:
+        """The sentence in other sub-words of the same text."""
+        if not self.rate:
+            return list(tokens)
+        found: list[int] = []
+        word: list[int] = []
+        for token in tokens:
+            if self._first[token] and word:
+                found += self._divided(word, random)
+                word = []
+            word += self._letters(token)
+        return found + self._divided(word, random)
+
+    def _divided(self, word: list[int], random: np.random.Generator) -> list[int]:
+        """A word's characters, merged until every merge that is left was dropped."""
+        merges = self._merges
+        while len(word) > 1:
+            kept = random.random(len(word) - 1) >= self.rate
+            best, place = None, 0
+            for i in range(len(word) - 1):
+                if kept[i] and (merge := merges.get((word[i], word[i + 1]))) and (best is None or merge < best):
+                    best, place = merge, i
+            if best is None:
+                break
+            word[place : place + 2] = [best[1]]
+        return word
+
+
+def convert_sentencepiece(content: bytes, special: tuple[str, ...], mark: str, source: str) -> str:
+    """The tokenizer.json that divides text as a sentencepiece model does (Kudo and Richardson 2018).
+
+    content: that of the .model file. special: the first tokens; they stand for the model's unknown and control pieces,
+    and its other pieces follow in their order, so their numbers are new. mark: the beginning of a word; source: the
+    file's name, for errors. A special token that is written in a text is text, as in sentencepiece.
+    The characters of a text are those of the model, except that a mark combines with the last letter of a character
+    that stands for several (Ⅷ and a dot above).
+    Unigram models choose the same pieces, or others that are equally probable. Those of byte-pair encoding merge in the
+    order of the pieces' scores; where two ways to merge the same piece overlap, the library may choose the other one.
+    Raises InputError for another file; for a model of words or characters, with pieces of a user's own, or with ▁
+    behind words; and if sentencepiece is not installed.
+    """
+    proto: Any = sentencepiece()
+    model = proto.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except Exception:  # protobuf raises classes of its own
+        model.Clear()
+    if not model.pieces:
+        raise InputError(f"{source}: expected a model of sentencepiece, found another file; name another")
+    kind, unknown = model.trainer_spec.model_type, special[-1]
+    others = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _UNKNOWN, _CONTROL, _BYTE)]
+    if kind not in (_UNIGRAM, _BPE) or others or model.trainer_spec.treat_whitespace_as_suffix:
+        found = f"the piece {others[0]!r}" if others else "another kind of model"
+        raise InputError(
+            f"{source}: expected a unigram or BPE model of sentencepiece without user-defined or unused pieces, "
+            f"found {found}; train one without, or make a tokenizer with mnemos tokenizer"
+        )
+    library: Any = tokenizers()
+    in_bytes = bool(model.trainer_spec.byte_fallback)
+    normal = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
+    replaces = kind == _UNIGRAM and ("<" in normal or not in_bytes)
+    pieces = [(name, 0.0) for name in special]
+    for piece in model.pieces:
+        if piece.type in (_NORMAL, _BYTE):
+            name = piece.piece.replace("<", LESS) if replaces and piece.type == _NORMAL else piece.piece
+            pieces.append((name, piece.score))
+    if kind == _UNIGRAM:
+        made = library.Tokenizer(library.models.Unigram(pieces, special.index(unknown), byte_fallback=in_bytes))
+    else:
+        ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+        merges = _merges(normal, ids)
+        made = library.Tokenizer(
+            library.models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes)
+        )
+    made.normalizer = _normalizer(library, model.normalizer_spec, mark, replaces)
+    splits = all(mark not in piece[1:] for piece in normal)  # else a piece goes on into the next word
+    parts = [library.pre_tokenizers.Metaspace(mark, "never", splits)]
+    if kind == _UNIGRAM and not replaces:  # "<" is unknown, and alone in its bytes
+        parts.append(library.pre_tokenizers.Split("<", "isolated"))
+    made.pre_tokenizer = library.pre_tokenizers.Sequence(parts)
+    decoders = [library.decoders.ByteFallback()] if in_bytes else []
+    decoders.append(library.decoders.Metaspace(mark, "always" if model.normalizer_spec.add_dummy_prefix else "never"))
+    made.decoder = library.decoders.Sequence([*decoders, *([library.decoders.Replace(LESS, "<")] if replaces else [])])
+    return str(made.to_str())
+
+
+def _normalizer(library: Any, spec: Any, mark: str, replaces: bool) -> Any:
+    """What the model does before it looks for pieces: its map of characters, spaces, and ▁ before the text."""
+    normal = library.normalizers
+    parts = _mapped(normal, spec, mark) if spec.precompiled_charsmap else []
+    before = [normal.Prepend(" ")] if spec.add_dummy_prefix else []
+    if spec.remove_extra_whitespaces:
+        spaces = [normal.Replace(library.Regex(rf"\A +|[ {mark}]+\z"), ""), normal.Replace(library.Regex(" {2,}"), " ")]
+        parts = [*parts, *spaces, *before]
+    else:
+        parts = [*before, *parts]  # a text that the map leaves nothing of is a space
+    return normal.Sequence([*parts, *([normal.Replace("<", LESS)] if replaces else [])])
+
+
+def _mapped(normal: Any, spec: Any, mark: str) -> list[Any]:
+    """The model's map of characters. The library's own loses marks after a character that the map changes.
+
+    So that it finds none, NFKC and lower case come first, without what the maps of sentencepiece leave as it is.
+    """
+    mapped = normal.Precompiled(spec.precompiled_charsmap)
+
+    def but(kept: str, normaliser: Any) -> list[Any]:
+        left = mapped.normalize_str(kept) == kept
+        return [normal.Replace(kept, _KEPT), normaliser, normal.Replace(_KEPT, kept)] if left else [normaliser]
+
+    parts = [normal.Replace(one, " ") for one in (mark, "\r") if mapped.normalize_str(one) == " "]
+    parts += but("\uff5e", normal.NFKC()) if "nfkc" in spec.name else []
+    parts += but("\u0130", normal.Lowercase()) if spec.name.endswith("_cf") else []
+    return [*parts, mapped]
+
+
+def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Every division of each piece into two others, in the order of the pieces, which is that of their scores."""
+    parts = ((piece[:i], piece[i:]) for piece in pieces for i in range(1, len(piece)))
+    return [(left, right) for left, right in parts if left in ids and right in ids]

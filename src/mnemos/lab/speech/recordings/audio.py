@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.lab.tasks.archives import members
-from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, skipped
+from mnemos.lab.tasks.files import Unpacked, members, most_unpacked, read_bytes, skipped
 from mnemos.types import InputError
 
 RATES = 8_000, 16_000

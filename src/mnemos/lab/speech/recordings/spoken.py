@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
-from mnemos.lab.tasks.batch import IGNORE, Batch
-from mnemos.lab.tasks.batch_checks import check_frames
-from mnemos.lab.tasks.buckets import POOL
+from mnemos.lab.tasks.batch import IGNORE, Batch, check_frames
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
+from mnemos.lab.tasks.row_order import POOL
 from mnemos.lab.tasks.task import Split, Task
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.ahead import Asked
-from mnemos.lab.tasks.buckets import Order
+from mnemos.lab.tasks.row_order import Order
 
 from .batch import DetectionBatch, flipped, together
 from .scenes import Scenes, objects

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.lab.tasks.image_files import check_image_files
-from mnemos.lab.tasks.pictures import problem, read_image
+from mnemos.lab.tasks.pictures import check_image_files, problem, read_image
 from mnemos.types import InputError
 
 from .scenes import Annotation, coco_masks, decode, is_number, is_polygon, run_lengths

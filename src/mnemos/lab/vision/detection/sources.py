@@ -10,7 +10,7 @@ import numpy as np
 
 from mnemos.config import DataConfig
 from mnemos.generators import TEST, TRAIN, VALID
-from mnemos.lab.tasks.splits import held_out
+from mnemos.lab.tasks.row_order import held_out
 from mnemos.lab.tasks.task import Split
 from mnemos.registry import register
 from mnemos.types import InputError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.lab.tasks.ahead import BatchesAhead, ahead
-from mnemos.lab.tasks.buckets import Order
 from mnemos.lab.tasks.metrics import CorpusMetric
+from mnemos.lab.tasks.row_order import Order
 from mnemos.lab.tasks.task import Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject

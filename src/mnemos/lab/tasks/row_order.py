@@ -1,11 +1,11 @@
-"""The order of training rows: every row once per epoch, in full batches, optionally of similar lengths."""
+"""The order of training rows, optionally by length, and random held-out rows."""
 
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.generators import ORDER, generator
+from mnemos.generators import ORDER, SPLIT, generator
 from mnemos.types import InputError
 
 POOL = 16  # batches sorted by length together: about 4% of a ListOps batch is then padding, and 45% without buckets
@@ -59,3 +59,18 @@ class Order:
         inner = inner[np.lexsort((self.lengths[inner], pool))].reshape(whole, batch_size)
         order[head : head + whole * batch_size] = inner[random.permutation(whole)].reshape(-1)
         return order
+
+
+def held_out(rows: int, sizes: tuple[int, ...], name: str) -> list[NDArray[np.int64]]:
+    """Disjoint random parts of the given sizes, and the rest as the last part. Each part is sorted.
+
+    The parts are the same in every run. Raises InputError if a size is below 1 or no rows remain; `name` is the data
+    set's, for the message.
+    """
+    if min(sizes) < 1 or sum(sizes) >= rows:
+        raise InputError(
+            f"{name}: expected held-out sizes of at least 1 that leave some of the {rows} images to train on, "
+            f"found {', '.join(map(str, sizes))}; change these sizes"
+        )
+    order = generator(0, SPLIT).permutation(rows)
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes))]
