@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.hosts import from_pretrained
-from mnemos.hosts.carried import KEEP
+from mnemos.hosts.decoder_branch import KEEP
 from mnemos.libraries import cache_name, transformers
 from mnemos.memory.gated_cache import caches
 

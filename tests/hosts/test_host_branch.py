@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos import GRC, InputError
 from mnemos.hosts import HostBranch
-from mnemos.hosts.host import AttentionInput, Host, tokens_in
+from mnemos.hosts.host import AttentionInput, Host, TokenReader
 from mnemos.memory.gated_cache import hold_caches
 from mnemos.ops.gated_cache import Windows
 from mnemos.ops.gated_cache.reference import (
@@ -19,7 +19,7 @@ from mnemos.ops.gated_cache.reference import (
     reference_update,
 )
 
-HOST = Host("tests:Attention", ("x",), "", "", tokens_in("x"))
+HOST = Host("tests:Attention", ("x",), "", "", TokenReader("x"))
 B = 4
 
 

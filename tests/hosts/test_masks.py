@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
-from mnemos.hosts.decoder_host import own_tokens
-from mnemos.hosts.masks import refuse_mask, valid_tokens
+from mnemos.hosts.masks import own_tokens, refuse_mask, valid_tokens
 from mnemos.memory.gated_cache import caches
 
 T = 7

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import InputError
-from mnemos.hosts.decoder_parts import KNOWN
-from mnemos.hosts.remembering import Remembering
+from mnemos.hosts.remembering import _KNOWN, Remembering
 from mnemos.libraries import transformers
 from mnemos.memory import TokensConfig, TokenState
 from mnemos.models import RMT
@@ -228,7 +227,7 @@ def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
     embeds = torch.cat([network.memory.start.expand(2, -1, -1), model.table(x)], 1)
     close(logits, model.head(model.body(embeds)[0])[:, 2:], 1e-5)
     assert state.tokens.shape == (2, 2, 6)
-    assert "UnknownForCausalLM" not in KNOWN
+    assert "UnknownForCausalLM" not in _KNOWN
     for wrong, message in (
         (lambda: mnemos.remember(model, embedding="table"), "found none for decoder, head"),
         (lambda: mnemos.remember(model, 2, "table", "bodi", "head"), "found 'bodi'; it has table, head, body"),

@@ -2,14 +2,12 @@
 
 from .attach import cache, uncache
 from .branch import HostBranch
-from .decoder_host import DecoderHost
 from .groups import parameter_groups
-from .host import Call, Host
+from .host import Call, DecoderHost, Host
 from .known_hosts import register_host
 from .pretrained import from_pretrained, load, save
-from .remembering import Remembering, remember
+from .remembering import Remembering, Segmented, SegmentedState, remember
 from .report import Report
-from .segmented import Segmented, SegmentedState
 
 __all__ = [
     "Call",

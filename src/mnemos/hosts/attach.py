@@ -18,13 +18,11 @@ from mnemos.types import InputError
 from .branch import HostBranch
 from .custom import custom_host, reader
 from .decoder_branch import DecoderBranch
-from .decoder_host import DecoderHost
-from .example import Seen, first_calls
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
-from .host import FUTURE, AttentionInput, Host, Site
+from .host import FUTURE, AttentionInput, DecoderHost, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .masks import DECODERS, LEAVE_OUT
-from .probe import probe, probe_model
+from .probe import Seen, first_calls, probe, probe_model
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None

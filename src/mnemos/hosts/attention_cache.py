@@ -9,9 +9,9 @@ from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
 from .custom import Reader
-from .example import first_calls
 from .hooks import attach_root, remember
-from .host import Host, Site, tokens_in
+from .host import Host, Site, TokenReader
+from .probe import first_calls
 
 _NAME = "attention_cache"  # attribute name of the cache
 _TIMM, _HF = "timm.models", "transformers.models"
@@ -71,7 +71,7 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
 
 def _classes(kinds: tuple[str, ...]) -> tuple[type, ...]:
     """The classes among these whose library has been imported; other libraries have no models in this process."""
-    found = (Host(kind, (), "", "", tokens_in("")).cls() for kind in kinds)
+    found = (Host(kind, (), "", "", TokenReader("")).cls() for kind in kinds)
     return tuple(cls for cls in found if cls is not None)
 
 

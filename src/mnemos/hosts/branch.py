@@ -16,10 +16,9 @@ from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
-from .grids import Grid, GridReader, Grids
+from .grids import Grid, GridReader, Grids, ValidPart
 from .host import AttentionInput, Host
 from .masks import both
-from .valid_part import ValidPart
 
 
 class HostBranch(GatedBranch):

@@ -1,9 +1,14 @@
-"""The grid of an image's tokens in each call: hosts take images of other sizes than the one that they were made for."""
+"""The grid of an image's tokens in each call, and which part of it is the image.
+
+Hosts take images of other sizes than the one that they were made for, and batches of images that padding makes equal.
+"""
 
 import inspect
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from mnemos.memory.stored import recomputing
@@ -12,6 +17,7 @@ from mnemos.types import InputError
 from .host import Site, argument, reach
 
 Grid = tuple[int, int]
+Sizes = Sequence[Grid]
 NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: (`Grids`, `GridReader`)
 _PATCHES = (  # the convolutions that make tokens of patches: of timm, Hugging Face and torchvision
     "patch_embed.proj",
@@ -107,3 +113,44 @@ def reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] |
         if found is not None:
             return found, GridReader()
     return None
+
+
+class ValidPart:
+    """The sizes of the images of the present call, between what pads them and the caches that summarise them.
+
+    Images are in the upper left corner. The sizes hold until the call ends: what calls the backbone alone has other
+    images. A repeated forward (activation checkpointing) reads the sizes of the last call, which has ended.
+    """
+
+    def __init__(self) -> None:
+        self._images: Sizes = ()
+        self._padded: Grid = (1, 1)
+        self._ended = True
+
+    def note(self, images: Sizes, padded: Grid) -> None:
+        """A call begins with images of these (height, width), padded to one size."""
+        self._images, self._padded, self._ended = images, padded, False
+
+    def end(self) -> None:
+        """The call ends, with or without an error."""
+        self._ended = True
+
+    def at(self, grid: Grid) -> Sizes | None:
+        """The (height, width) of each image in tokens of a grid, with parts of tokens.
+
+        None: no image is padded, or there is no call with images of known sizes.
+        """
+        if self._ended and not recomputing():
+            return None
+        if all(tuple(size) == self._padded for size in self._images):
+            return None
+        (rows, columns), (height, width) = grid, self._padded
+        return [(max(1, -(-h * rows // height)), max(1, -(-w * columns // width))) for h, w in self._images]
+
+    @staticmethod
+    def mask(sizes: Sizes, grid: Grid, device: torch.device) -> Tensor:
+        """Which tokens of the grid are of the image: [B, H·W] bool."""
+        limits = torch.tensor(sizes, device=device)
+        rows = torch.arange(grid[0], device=device) < limits[:, :1]
+        columns = torch.arange(grid[1], device=device) < limits[:, 1:]
+        return (rows[:, :, None] & columns[:, None]).flatten(1)

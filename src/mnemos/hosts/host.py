@@ -214,36 +214,64 @@ def config_field(site: Site, name: str) -> Any:
     return None
 
 
-def tokens_in(name: str) -> Callable[[Any, tuple, dict], Call]:
-    """A function that reads calls whose first argument is the tokens, without padding.
-
-    Tokens on a grid, [B, height, width, D], are taken in rows.
-    """
-    return _TokensIn(name)
-
-
-def padded(index: int, name: str = "attention_mask") -> Callable[[Any, tuple, dict], Call]:
-    """A function that reads calls whose first argument is `hidden_states`, with a mask as `valid_tokens` reads it."""
-    return _Padded(index, name)
-
-
 @dataclass(frozen=True)
-class _TokensIn:  # a class and no closure, so that a cached model can be pickled
+class TokenReader:  # a class and no closure, as every reader, so that a cached model can be pickled
+    """Reads calls whose first argument is the tokens, without padding. [B, height, width, D] is taken in rows."""
+
     name: str
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        """The call's tokens."""
         x = argument(args, kwargs, 0, self.name)
         return Call(x if x.dim() == 3 else x.flatten(1, 2))
 
 
 @dataclass(frozen=True)
-class _Padded:
+class PaddedReader:
+    """Reads calls whose first argument is `hidden_states`, with a mask as `valid_tokens` has it."""
+
     index: int
-    name: str
+    name: str = "attention_mask"
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        """The call's tokens and mask."""
         refuse_lengths(kwargs)
         if kwargs.get("is_causal"):
             raise InputError(CAUSAL)
         x = argument(args, kwargs, 0, "hidden_states")
         return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))
+
+
+class DecoderCall(NamedTuple):
+    """One call of a decoder's attention: x [B, T, D], the host's mask, and the host's cache (None: new rows)."""
+
+    x: Tensor
+    mask: Any
+    past: Any
+
+
+@dataclass(frozen=True)
+class DecoderHost(Host):
+    """One attention class of causal decoders; its gated cache is updated in blocks and carried on the host's cache.
+
+    call reads the tokens alone. past: the argument with the host's cache, a transformers `Cache`; one of
+    `libraries.CACHE_NAMES` stands for all of them. mask: the argument with the attention mask (see `own_tokens`).
+    layer: the attribute with the attention's number in the cache.
+    """
+
+    call: Any = field(default=TokenReader("hidden_states"), kw_only=True)
+    past: str = field(default="past_key_values", kw_only=True)
+    mask: str = field(default="attention_mask", kw_only=True)
+    layer: str = field(default="layer_idx", kw_only=True)
+
+    def read(self, module: Any, args: tuple, kwargs: dict) -> DecoderCall:
+        """The call. Raises InputError where an argument packs several sequences into one row."""
+        refuse_lengths(kwargs)
+        mask, past = (self.signature.index(name) for name in (self.mask, self.past))
+        names = CACHE_NAMES if self.past in CACHE_NAMES else (self.past,)
+        given = [argument(args, kwargs, past, name) for name in names]
+        return DecoderCall(
+            self.call(module, args, kwargs).x,
+            argument(args, kwargs, mask, self.mask),
+            given[-1] if given[0] is None else given[0],
+        )

@@ -5,24 +5,10 @@ import warnings
 from mnemos import registry
 from mnemos.types import InputError
 
-from . import (
-    decoder_hosts,
-    hugging_face_text_hosts,
-    hugging_face_vision_hosts,
-    timm_hosts,
-    torch_hosts,
-    torchvision_hosts,
-)
+from . import hugging_face_hosts, timm_hosts, torch_hosts
 from .host import Host
 
-_OURS: tuple[Host, ...] = (
-    *torch_hosts.HOSTS,
-    *torchvision_hosts.HOSTS,
-    *timm_hosts.HOSTS,
-    *hugging_face_vision_hosts.HOSTS,
-    *hugging_face_text_hosts.HOSTS,
-    *decoder_hosts.HOSTS,
-)
+_OURS: tuple[Host, ...] = (*torch_hosts.HOSTS, *timm_hosts.HOSTS, *hugging_face_hosts.HOSTS)
 _registered: dict[str, Host] = {}
 
 

@@ -20,6 +20,7 @@ PACKED = (
     "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
     "through the cache: give each sequence a row of its own"
 )
+_APART = PACKED.format("the mask hides a token from the one after it")
 _BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not see each other")
 LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # where each of several sequences begins
 
@@ -68,6 +69,42 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
     if alone is not None:
         kept = kept & ~alone
     return both(kept.expand(b, t), allowed)
+
+
+def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
+    """Which of x [B, T, D] are valid, [B, T] bool; None: all. seen: the number of keys before them.
+
+    mask: None, [B, N], or [1 or B, 1 or H, T, N] with N ≥ T keys, of booleans (True = attend), integers, or floats that
+    are added to the scores. A token is valid if it may attend to itself: floats above −20. Raises InputError for
+    another mask, and for one that hides a valid token's predecessor, 20 below the token itself, as it does where
+    sequences are packed into one row. Under torch.compile no value is read, and the graph raises RuntimeError for
+    packed sequences when it runs.
+    """
+    if mask is None:
+        return None
+    b, t = x.shape[:2]
+    dims = mask.dim() if isinstance(mask, Tensor) else 0
+    if dims not in (2, 4) or mask.shape[-1] < t or mask.shape[0] not in (1, b) or (dims == 4 and mask.shape[2] != t):
+        found = list(mask.shape) if dims else type(mask).__name__
+        raise InputError(
+            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {found}; load the model with "sdpa" or '
+            '"eager" attention (attn_implementation=)'
+        )
+    # Keys after the last query are places of a static cache that hold no token yet.
+    first = min(seen, mask.shape[-1] - t)
+    if dims == 2:
+        return (mask[:, first : first + t] > 0).expand(b, t)
+    pairs = mask[:, 0]
+    itself = pairs.diagonal(first, 1, 2)
+    valid = visible(itself).expand(b, t)
+    if t > 1:  # beside a token's own place, because biases grow with positions
+        before = visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
+        packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
+        if torch.compiler.is_compiling():
+            assert_in_graph(~packed, _APART)
+        elif packed:
+            raise InputError(_APART)
+    return valid
 
 
 def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -1,8 +1,11 @@
-"""remember(model): memory tokens around a causal decoder that is not ours (RMT); the decoder itself is not changed."""
+"""remember(model): memory tokens around a causal decoder that is not ours (RMT); the decoder itself is not changed.
+
+`Remembering` reads one segment in each call; `Segmented` has segments of a fixed length, wherever calls are cut.
+"""
 
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +13,17 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.memory.memory_tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
-from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
 
-from .decoder_parts import PARTS, AfterHead, after_head, known_parts, named_part, spread
+# Decoders of transformers whose logits are those of their head, but for `AfterHead`: class, and where its decoder is.
+_LLAMAS = (
+    "Llama Mistral Mixtral Ministral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 Phi Phi3 Olmo Olmo2 SmolLM3 "
+    "Granite Glm4 Starcoder2 Cohere Cohere2"
+)
+_KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "OPTForCausalLM": "model"}
+_KNOWN |= {"FalconForCausalLM": "transformer"}
+_KNOWN |= {f"{name}ForCausalLM": "model" for name in _LLAMAS.split()}
+_PARTS = "remember(model, embedding=..., decoder=..., head=...)"
 
 
 def remember(
@@ -44,16 +55,16 @@ def remember(
     _check_host(model)
     names = embedding, decoder, head
     if all(name is None for name in names):
-        parts: Sequence[nn.Module] = known_parts(model)
+        parts: Sequence[nn.Module] = _known_parts(model)
     elif None in names:
         missing = ", ".join(n for n, v in zip(("embedding", "decoder", "head"), names, strict=True) if v is None)
-        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {PARTS}")
+        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {_PARTS}")
     else:
-        parts = [named_part(model, str(name)) for name in names]
+        parts = [_named_part(model, str(name)) for name in names]
     found = Remembering(model, tokens, *parts)
     if decoder is not None:
         found.check_causal(decoder)
-        found.after = after_head(model, parts[0], parts[2], lambda embeds: found._hidden(embeds, None))
+        found.after = _after_head(model, parts[0], parts[2], lambda embeds: found._hidden(embeds, None))
     return found
 
 
@@ -100,7 +111,7 @@ class Remembering(nn.Module):
         weight = embedding.weight
         self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
         with torch.no_grad():  # as large as the embeddings of tokens
-            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * spread(embedding))
+            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * _spread(embedding))
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
         """The memory of `batch_size` new rows; passing None to `forward` means the same."""
@@ -272,6 +283,113 @@ class Remembering(nn.Module):
                 )
 
 
+class SegmentedState(NamedTuple):
+    """memory: after the last whole segment. tokens [B, L − 1] and begun [B] int64: the tokens since then."""
+
+    memory: TokenState
+    tokens: Tensor
+    begun: Tensor
+
+
+class Segmented(nn.Module):
+    """`logits, state = segmented(x, state=None, mask=None)`: `mnemos.remember` over segments of L tokens.
+
+    A row's tokens are divided into segments of L, wherever calls are cut: [M_{t−1} ; s_t ; M_{t−1}] → M_t is computed
+    when a segment is whole, and tokens of an unfinished one read M_{t−1}. x [B, T] int64; logits [B, T, V] predict the
+    token after x[:, i]. mask [B, T] bool, in new rows only: padding on the right, in segments of columns.
+    The state is a `SegmentedState` of constant size. Rows may have read different numbers of tokens.
+    Cost: that of `Remembering` for every segment. A call reads the unfinished segment again, so a token that is
+    generated costs up to L + m tokens of the decoder.
+    Raises InputError for a segment that is not at least 1, and as `Remembering` does.
+    """
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
+
+    def __init__(self, remembering: Remembering, segment: int) -> None:
+        super().__init__()
+        if not isinstance(segment, int) or segment < 1:
+            raise InputError(f"segment: expected at least 1 token, found {segment!r}; change it")
+        self.remembering, self.segment = remembering, segment
+        self.training = remembering.training  # of the wrapper alone: the decoder keeps its mode
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The decoder's embedding."""
+        return self.remembering.parts[0]
+
+    @property
+    def head(self) -> nn.Module:
+        """The decoder's head, which is called once for all tokens of a call; see `Remembering.logits`."""
+        return self.remembering.parts[2]
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentedState:
+        """The state of `batch_size` new rows; passing None to `forward` means the same."""
+        memory = self.remembering.initial_state(batch_size, device, dtype)
+        count = torch.zeros_like(memory.writes)
+        return SegmentedState(memory, count.new_zeros(batch_size, self.segment - 1), count)
+
+    def forward(
+        self, x: Tensor, state: SegmentedState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, SegmentedState]:
+        """See the class."""
+        fresh = state is None
+        if state is None:
+            state = self.initial_state(len(x))
+        if not isinstance(state, SegmentedState) or state.tokens.shape != (len(x), self.segment - 1):
+            found = tuple(state.tokens.shape) if isinstance(state, SegmentedState) else type(state).__name__
+            raise InputError(
+                f"expected the state that this model returned, of rows and tokens {(len(x), self.segment - 1)}, found "
+                f"{found}; start with None"
+            )
+        if mask is not None:
+            if not fresh:
+                raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
+            return self._padded(x, state, mask)
+        counts = state.begun.unique().tolist()
+        if len(counts) == 1:
+            hidden, state = self._segments(x, state, counts[0])
+            return self.remembering.logits(hidden), state
+        parts = []
+        for count in counts:
+            rows = (state.begun == count).nonzero()[:, 0]
+            parts.append((rows, *self._segments(x[rows], select(state, rows), count)))
+        back = torch.cat([rows for rows, _, _ in parts]).argsort()
+        hidden = torch.cat([found for _, found, _ in parts])[back]
+        return self.remembering.logits(hidden), select(join([after for _, _, after in parts]), back)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
+        """Hidden states [B, T, D] of rows that all have `count` tokens of an unfinished segment."""
+        memory, begun, found, i = state.memory, state.tokens[:, :count], [], 0
+        while i < x.shape[1]:
+            before = begun.shape[1]
+            begun = torch.cat([begun, x[:, i : i + self.segment - before]], 1)
+            i += begun.shape[1] - before
+            if begun.shape[1] == self.segment:
+                hidden, memory = self.remembering.hidden(begun, memory)
+                begun = begun[:, :0]
+            else:
+                hidden, _ = self.remembering.hidden(begun, memory, writes=False)
+            found.append(hidden[:, before:])
+        n = begun.shape[1]
+        kept = torch.zeros_like(state.tokens)
+        kept[:, :n] = begun
+        return torch.cat(found, 1), SegmentedState(memory, kept, torch.full_like(state.begun, n))
+
+    def _padded(self, x: Tensor, state: SegmentedState, mask: Tensor) -> tuple[Tensor, SegmentedState]:
+        memory, found = state.memory, []
+        for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
+            hidden, memory = self.remembering.hidden(tokens, memory, valid)
+            found.append(hidden)
+        return self.remembering.logits(torch.cat(found, 1)), state._replace(memory=memory)
+
+
 def _taken(x: Tensor, order: Tensor) -> Tensor:
     """x [B, n, D] in another order [B, n] of the tokens of each row."""
     return x.gather(1, order[..., None].expand_as(x))
@@ -311,3 +429,115 @@ def _check_host(model: object) -> None:
             f"remember: expected a decoder of another library, found {found} of mnemos, which carries its own state; "
             "for memory tokens use mnemos.RMT"
         )
+
+
+class AfterHead(NamedTuple):
+    """What a model does with the logits of its head: times `scale` (Cohere, Granite), then a soft cap (Gemma)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @staticmethod
+    def of(model: nn.Module) -> "AfterHead":
+        """As the configuration of a model of transformers has it."""
+        config = getattr(model, "config", None)
+        scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        scale = float(scale) if isinstance(scale, int | float) else 1.0
+        return AfterHead(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The model's logits of those of its head."""
+        logits = logits if self.scale == 1 else logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    """Whether logits are equal but for rounding."""
+    rounding = max(torch.finfo(x.dtype).eps, torch.finfo(y.dtype).eps)
+    return bool((x - y).abs().max() <= min(100 * rounding, 0.05) * y.abs().max())
+
+
+def _spread(embedding: Any) -> Tensor:
+    """The standard deviation of what an embedding gives for tokens: some scale their weights (Gemma 3, Bart)."""
+    weight = embedding.weight
+    some = torch.arange(min(256, len(weight)), device=weight.device)
+    scale = embedding(some).float().norm() / weight[some].float().norm().clamp(min=1e-30)
+    return weight.float().std() * scale
+
+
+def _after_head(model: nn.Module, embedding: Any, head: nn.Module, hidden: Callable[[Tensor], Tensor]) -> AfterHead:
+    """What a model does with the logits of its head. Raises InputError unless its parts, with it, give its logits.
+
+    hidden: the decoder's hidden states [B, n, D] of embeddings. Both are compared on eight tokens. A model that is not
+    called itself, without a forward, does nothing.
+    """
+    if type(model).forward is nn.Module.forward:
+        return AfterHead()
+    found, rows = type(model).__name__, len(embedding.weight)
+    ids = ((rows // 2 + torch.arange(8)) % rows).view(2, 4).to(embedding.weight.device)
+    with torch.no_grad(), generators.kept(), evaluating(model):
+        try:
+            whole: Any = model(ids)
+        except Exception as error:  # of any class: it is the model's own
+            raise InputError(
+                "remember: expected a model that is called with token ids [B, T], to compare its logits with those of "
+                f"its parts, found {type(error).__name__}: {' '.join(str(error).split())}; use another model"
+            ) from error
+        whole = whole[0] if isinstance(whole, tuple) else getattr(whole, "logits", whole)
+        logits = head(hidden(embedding(ids)))
+        if not isinstance(whole, Tensor) or whole.shape != logits.shape:
+            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+            raise InputError(
+                f"remember: expected parts whose logits are those of {found}, found {tuple(logits.shape)} and {shape}; "
+                "name other parts"
+            )
+        for after in (AfterHead.of(model), AfterHead()):  # in half precision rounding may hide a cap
+            if _same(after(logits), whole):
+                return after
+    logits, whole = logits.float(), whole.float()
+    factor = (logits * whole).sum() / logits.square().sum()
+    said = f"that they differ by up to {(logits - whole).abs().max():.2g}"
+    if factor != 0 and _same(logits * factor, whole):
+        said = f"that {found} multiplies them by {factor:.4g}"
+    raise InputError(
+        f"remember: expected parts whose logits are those of {found}, found {said}; name parts that include all that "
+        "it computes, or use a model whose layout is known"
+    )
+
+
+def _with_head(name: str) -> str | None:
+    """The known class that has a decoder of the class `name` and a head, such as GPT2LMHeadModel of GPT2Model."""
+    stem = name.removesuffix("Model")
+    return next((known for known in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if known in _KNOWN), None)
+
+
+def _known_parts(model: nn.Module) -> list[nn.Module]:
+    """The embedding, the decoder and the head of a known class. Raises InputError for another."""
+    for cls in type(model).__mro__:
+        if cls.__module__.startswith("transformers.") and cls.__name__ in _KNOWN:
+            of_library: Any = model
+            return [
+                of_library.get_input_embeddings(),
+                model.get_submodule(_KNOWN[cls.__name__]),
+                of_library.get_output_embeddings(),
+            ]
+    if (whole := _with_head(type(model).__name__)) is not None:
+        raise InputError(
+            f"remember: expected a decoder with its head, found {type(model).__name__}, which returns hidden states "
+            f"and no logits; use {whole}"
+        )
+    raise InputError(
+        f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(_KNOWN))}), found "
+        f"{type(model).__name__}; name its parts: {_PARTS}"
+    )
+
+
+def _named_part(model: nn.Module, name: str) -> nn.Module:
+    """The part of a model with a name. Raises InputError if it has none."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        known = ", ".join(name for name, _ in model.named_children())
+        raise InputError(
+            f"remember: expected the name of a part of {type(model).__name__}, found {name!r}; it has {known}"
+        ) from None

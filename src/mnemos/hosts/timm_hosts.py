@@ -18,11 +18,11 @@ from .host import (
     Call,
     Host,
     Site,
+    TokenReader,
     argument,
     in_a_part,
     never,
     nowhere,
-    tokens_in,
     with_paper,
 )
 from .masks import CAUSAL, refuse_mask, valid_tokens
@@ -224,7 +224,7 @@ def _host(
     return Host(f"timm.{kind}", signature, width, heads, call, out, place, left)
 
 
-_TOKENS = tokens_in("x")
+_TOKENS = TokenReader("x")
 _NO_CLASS = partial(_patches, prefix=0)  # the class token joins in later layers, which attend across two sequences
 HOSTS = (
     _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _masked),

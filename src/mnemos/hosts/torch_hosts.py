@@ -1,6 +1,7 @@
-"""The adapter for `torch.nn.MultiheadAttention`: in encoder layers, in torchvision's ViT, or alone."""
+"""Adapters for PyTorch: `torch.nn.MultiheadAttention`, and torchvision's ViT, Swin, Swin v2, MaxViT and MViT."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,22 @@ from torch import Tensor, nn
 from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
-from .host import ACROSS, DECODER, PART, AttentionInput, Call, Host, Site, argument, nowhere
+from .host import (
+    ACROSS,
+    DECODER,
+    PART,
+    AttentionInput,
+    Call,
+    Host,
+    Site,
+    TokenReader,
+    argument,
+    in_a_part,
+    nowhere,
+    with_paper,
+)
 from .masks import CAUSAL, both, refuse_mask
+from .timm_hosts import IMAGE, POOLED_QUERIES
 
 _OTHER_KEYS = (
     "a cached MultiheadAttention: expected the same values as query and key, found others; an attention across two "
@@ -17,7 +32,7 @@ _OTHER_KEYS = (
 )
 
 
-def _call(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
+def _multihead(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call:
     query, key = (argument(args, kwargs, i, name) for i, name in enumerate(("query", "key")))
     if query.is_nested:
         raise InputError("a cached MultiheadAttention: expected padded tensors, found nested tensors; pad them")
@@ -61,7 +76,7 @@ def _valid(padding: Tensor) -> Tensor:
     return ~padding if padding.dtype == torch.bool else padding > -1
 
 
-def _left(site: Site) -> str | None:
+def _cross_attention(site: Site) -> str | None:
     parent = site.above[-1] if site.above else None
     if isinstance(parent, nn.TransformerDecoderLayer):
         if site.name.endswith("self_attn"):
@@ -73,7 +88,7 @@ def _left(site: Site) -> str | None:
     return None
 
 
-def _place(site: Site, seen: int | None) -> AttentionInput:
+def _patches(site: Site, seen: int | None) -> AttentionInput:
     """64 slots, or one per token of an example. torchvision's ViT: one per patch, without its class token."""
     model = next((m for m in site.above if _is_torchvision_vit(m)), None)
     if model is None:
@@ -89,14 +104,95 @@ def _is_torchvision_vit(module: object) -> bool:
     return cls is not None and isinstance(module, cls)
 
 
+def _swin(site: Site, seen: int | None) -> AttentionInput:
+    """Swin: the tokens are the whole grid of a stage, which the attention divides into windows by itself.
+
+    One slot per token of a window. The model declares no image size: the grid is that of 224 × 224 pixels, or the
+    square of an example's T.
+    """
+    before = _before(site)
+    if not before and not seen:
+        return in_a_part(site, seen)
+    stage = sum(type(module).__name__.startswith("PatchMerging") for module in before)
+    patch = before[0][0].stride[0] if before else 4
+    tokens = seen or (-(-IMAGE[0] // patch) // 2**stage) ** 2
+    side = round(tokens**0.5)
+    grid = (side, side) if side * side == tokens else None
+    area = site.module.window_size[0] * site.module.window_size[1]
+    return with_paper(AttentionInput(tokens, min(area, tokens), 0, grid, tokens), stage)
+
+
+def _before(site: Site) -> list[Any]:
+    """The parts of the model's `features` before the one with the attention: stages and merging layers alternate."""
+    features = next((m.features for m in site.above if hasattr(m, "features")), ())
+    found = []
+    for module in features:
+        if module in site.above:
+            break
+        found.append(module)
+    return found
+
+
+def _groups(module: object, args: tuple, kwargs: dict) -> Call:
+    """MaxViT: [B, groups, T, D]; each group is a row."""
+    return Call(argument(args, kwargs, 0, "x").flatten(0, 1))
+
+
+def _partition(site: Site, seen: int | None) -> AttentionInput:
+    """MaxViT: one slot per token of a group."""
+    tokens = int(site.module.max_seq_len)
+    parent = next((m for m in reversed(site.above) if hasattr(m, "grid_size")), None)
+    area = tokens if parent is None else parent.grid_size[0] * parent.grid_size[1]
+    return AttentionInput(tokens, tokens, 0, None, tokens, area // tokens)
+
+
+def _video(site: Site, seen: int | None) -> AttentionInput:
+    """MViT: 64 slots, or one per token of an example; its class token is not summarised."""
+    place = nowhere(site, seen)
+    return place._replace(prefix=1, slots=seen - 1 if seen else place.slots)
+
+
+def _pooled(site: Site) -> str | None:
+    pool = site.module.pool_q
+    return POOLED_QUERIES if pool is not None and any(stride != 1 for stride in pool.pool.stride) else None
+
+
 HOSTS = (
     Host(
         "torch.nn.modules.activation:MultiheadAttention",
         ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal"),
         width="embed_dim",
         heads="num_heads",
-        call=_call,
-        place=_place,
-        left=_left,
+        call=_multihead,
+        place=_patches,
+        left=_cross_attention,
+    ),
+    Host(
+        "torchvision.models.swin_transformer:ShiftedWindowAttention",
+        ("x",),
+        width="qkv.in_features",
+        out="proj.out_features",
+        heads="num_heads",
+        call=TokenReader("x"),
+        place=_swin,
+    ),
+    Host(
+        "torchvision.models.maxvit:RelativePositionalMultiHeadAttention",
+        ("x",),
+        width="to_qkv.in_features",
+        out="merge.out_features",
+        heads="n_heads",
+        call=_groups,
+        place=_partition,
+    ),
+    Host(
+        "torchvision.models.video.mvit:MultiscaleAttention",
+        ("x", "thw"),
+        width="embed_dim",
+        out="output_dim",
+        heads="num_heads",
+        call=TokenReader("x"),
+        place=_video,
+        left=_pooled,
     ),
 )

@@ -7,8 +7,7 @@ from torch import nn
 
 from mnemos import generators, libraries
 from mnemos.hosts.pretrained import apply_recorded, recorded
-from mnemos.hosts.remembering import Remembering, remember
-from mnemos.hosts.segmented import Segmented
+from mnemos.hosts.remembering import Remembering, Segmented, remember
 from mnemos.types import InputError
 
 from .language_model import MnemosForCausalLM

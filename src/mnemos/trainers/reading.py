@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos import generators
-from mnemos.hosts.remembering import Remembering
-from mnemos.hosts.segmented import Segmented
+from mnemos.hosts.remembering import Remembering, Segmented
 from mnemos.hugging_face import functional
 from mnemos.hugging_face.language_model import MnemosForCausalLM, mean_loss, with_auxiliary
 from mnemos.hugging_face.pretrained_model import MnemosPreTrainedModel

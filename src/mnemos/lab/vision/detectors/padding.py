@@ -6,8 +6,8 @@ from torch import nn
 
 from mnemos.hosts.attach import sites_of
 from mnemos.hosts.branch import HostBranch
+from mnemos.hosts.grids import ValidPart
 from mnemos.hosts.hooks import follow_grid, remember
-from mnemos.hosts.valid_part import ValidPart
 from mnemos.types import InputError
 
 
