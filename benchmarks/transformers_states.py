@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import mnemos
-from mnemos.hugging_face.checked_model import checked_model
+from mnemos.hugging_face.functional_model import checked_model
 from mnemos.libraries import transformers
 
 _ALL = {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1}

@@ -7,8 +7,7 @@ from torch.autograd import gradcheck
 
 import mnemos
 from mnemos.hugging_face.functional_cache import FunctionalCache, Padding
-from mnemos.hugging_face.known_layers import STEPS
-from mnemos.hugging_face.recurrences import CHUNK, decayed, delta, stabilised
+from mnemos.hugging_face.recurrent_layers import CHUNK, STEPS, decayed, delta, stabilised
 from mnemos.types import leaves
 
 LAYERS = {

@@ -63,7 +63,7 @@ def test_hugging_face(name):
     mnemos.libraries.transformers()
     from transformers import DynamicCache, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
-    from mnemos.hugging_face.checked_model import checked_model
+    from mnemos.hugging_face.functional_model import checked_model
 
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2}
     torch.manual_seed(0)

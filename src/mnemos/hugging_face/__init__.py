@@ -14,21 +14,26 @@ if TYPE_CHECKING:
     from .functional_cache import FunctionalState as FunctionalState
     from .functional_model import Functional as Functional
     from .functional_model import functional as functional
-    from .registration import MnemosConfig as MnemosConfig
-    from .registration import MnemosForCausalLM as MnemosForCausalLM
-    from .registration import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
-    from .registration import MnemosForSequenceClassification as MnemosForSequenceClassification
-    from .registration import MnemosPreTrainedModel as MnemosPreTrainedModel
-    from .registration import RememberingConfig as RememberingConfig
-    from .registration import RememberingForCausalLM as RememberingForCausalLM
-    from .registration import StateCache as StateCache
+    from .language_model import MnemosForCausalLM as MnemosForCausalLM
+    from .other_heads import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
+    from .other_heads import MnemosForSequenceClassification as MnemosForSequenceClassification
+    from .pretrained_model import MnemosConfig as MnemosConfig
+    from .pretrained_model import MnemosPreTrainedModel as MnemosPreTrainedModel
     from .registration import register as register
+    from .remembering_model import RememberingConfig as RememberingConfig
+    from .remembering_model import RememberingForCausalLM as RememberingForCausalLM
+    from .state_cache import StateCache as StateCache
 
-_NAMES = {"FunctionalState": "functional_cache", "Functional": "functional_model", "functional": "functional_model"}
-_IN_TRANSFORMERS = "Config ForCausalLM ForSeq2SeqLM ForSequenceClassification PreTrainedModel"
-_NAMES |= {name: "registration" for name in ("StateCache", "register")}
-_NAMES |= {name: "registration" for name in ("RememberingConfig", "RememberingForCausalLM")}
-_NAMES |= {f"Mnemos{name}": "registration" for name in _IN_TRANSFORMERS.split()}
+_FUNCTIONAL = {"functional_cache": "FunctionalState", "functional_model": "Functional functional"}
+_IN_TRANSFORMERS = {
+    "language_model": "MnemosForCausalLM",
+    "other_heads": "MnemosForSeq2SeqLM MnemosForSequenceClassification",
+    "pretrained_model": "MnemosConfig MnemosPreTrainedModel",
+    "registration": "register",
+    "remembering_model": "RememberingConfig RememberingForCausalLM",
+    "state_cache": "StateCache",
+}
+_NAMES = {name: module for module, row in (_FUNCTIONAL | _IN_TRANSFORMERS).items() for name in row.split()}
 
 __all__ = sorted(_NAMES)
 
@@ -38,6 +43,8 @@ def _imported(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f"{__name__}.{_NAMES[name]}")
+        if _NAMES[name] in _IN_TRANSFORMERS:
+            importlib.import_module(f"{__name__}.registration")  # under the Auto classes
     except ImportError as error:
         if not (error.name or "").startswith("transformers"):
             raise

@@ -15,10 +15,17 @@ from mnemos.modes import evaluating
 from mnemos.states import reset
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state
 
-from .checked_model import checked_model
 from .functional_cache import FunctionalCache, FunctionalState, Layout, Padding
-from .known_layers import add_steps
+from .recurrent_layers import add_steps
 
+_CACHES = (*libraries.CACHE_NAMES, "cache_params", "state")  # what forwards of Transformers call their cache
+_UNFIT = {  # what their caches ask of a call
+    "cpmant": "reads the ids of all earlier tokens in every call; use another model",
+    "prophetnet": "reads one token in a call with a cache; use another model",
+    **dict.fromkeys(
+        ("MnemosForCausalLM", "RememberingForCausalLM"), "has its own state; call y, state = model.model(x, state)"
+    ),
+}
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
 _OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use_cache")
@@ -33,8 +40,8 @@ def functional(model: nn.Module) -> "Functional":
 
     It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
     layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next, RWKV (4), RecurrentGemma, xLSTM and others
-    (`known_layers.STEPS`). The model is not changed; it is `step.model`. `Functional` says what is computed, at what
-    cost, and where the limits are.
+    (`recurrent_layers.STEPS`). The model is not changed; it is `step.model`. `Functional` says what is computed, at
+    what cost, and where the limits are.
 
     A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
     positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
@@ -372,3 +379,31 @@ def _alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _attends(cache: FunctionalCache) -> bool:
     return any(isinstance(part, KeyValues) for part in cache.new)
+
+
+def checked_model(model: nn.Module) -> tuple[Any, str]:
+    """The model of Transformers inside an adapter of PEFT, or the model; and what its forward calls its cache."""
+    adapted: Any = model
+    base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(base, libraries.transformers().PreTrainedModel):
+        raise InputError(
+            f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "
+            "itself, without torch.compile or DistributedDataParallel around it (models of mnemos are called as y, "
+            "state = model(x, state) already)"
+        )
+    takes = inspect.signature(base.forward).parameters
+    cache = next((name for name in _CACHES if name in takes), None)
+    name, config = type(base).__name__, base.config
+    if cache is None:
+        raise InputError(
+            f"functional: expected a causal model with a cache, found {name}, whose forward takes none of "
+            f"{', '.join(_CACHES)}; use a decoder"
+        )
+    if unfit := _UNFIT.get(config.model_type) or _UNFIT.get(name):
+        raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise InputError(
+            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
+            "or a decoder without cross-attention"
+        )
+    return base, cache

@@ -17,8 +17,6 @@ from mnemos.registry import register
 from mnemos.states import reset
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids
 
-from .checked_model import checked_model
-
 if TYPE_CHECKING:
     from .functional_cache import FunctionalState
     from .functional_model import Functional
@@ -57,6 +55,8 @@ class HostedDecoderConfig(ModelConfig):
                 f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
                 "--model.cache.scope stream"
             )
+        from .functional_model import checked_model
+
         config = host_config(self.host)
         text = config.get_text_config(decoder=True)
         most = getattr(text, "max_position_embeddings", None)

@@ -5,25 +5,10 @@ from typing import Any
 
 from mnemos import libraries
 
-from .classifier import MnemosForSequenceClassification
-from .configuration import MODEL_TYPE, MnemosConfig
 from .language_model import MnemosForCausalLM
-from .pretrained_model import MnemosPreTrainedModel
+from .other_heads import MnemosForSeq2SeqLM, MnemosForSequenceClassification
+from .pretrained_model import MODEL_TYPE, MnemosConfig
 from .remembering_model import REMEMBERING_TYPE, RememberingConfig, RememberingForCausalLM
-from .sequence_to_sequence import MnemosForSeq2SeqLM
-from .state_cache import StateCache
-
-__all__ = [
-    "MnemosConfig",
-    "MnemosForCausalLM",
-    "MnemosForSeq2SeqLM",
-    "MnemosForSequenceClassification",
-    "MnemosPreTrainedModel",
-    "RememberingConfig",
-    "RememberingForCausalLM",
-    "StateCache",
-    "register",
-]
 
 
 def register() -> None:
