@@ -29,7 +29,7 @@ def serve() -> None:
     """
     CONTEXT.set_forkserver_preload(["serving"])
     before = os.environ.get("PYTHONPATH")
-    places = [str(TESTS), str(TESTS / "train"), *([before] if before else [])]
+    places = [str(TESTS), str(TESTS / "lab/run"), *([before] if before else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)  # Python 3.11's server does not take the path it is told
     kept, nowhere = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
     try:
@@ -59,7 +59,10 @@ class Process:
         self.folder = tempfile.TemporaryDirectory()
         self.files = [Path(self.folder.name) / name for name in ("out", "err")]
         self.process = CONTEXT.Process(target=_work, args=(function, arguments, self.files, cwd, environment))
-        self.process.start()
+        try:
+            self.process.start()
+        except EOFError as error:
+            raise RuntimeError("the server of processes has ended; `import serving` says why") from error
         self.pid = self.process.pid
 
     def wait(self, timeout: float = 240) -> Ended:

@@ -15,6 +15,9 @@ MODULES = (
 MODULES += "lightning_fabric tyro rich.progress sklearn.datasets matplotlib.pyplot timm.data torch.distributed.fsdp "
 MODULES += "mnemos.trainers.transformers_trainer pytest hypothesis"  # which the tests' own modules import
 for module in MODULES.split():
-    importlib.import_module(module)
+    try:
+        importlib.import_module(module)
+    except ImportError as error:  # which the server would pass over, and each fork would import everything by itself
+        raise RuntimeError(f"tests/serving.py cannot import {module}") from error
 for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):
     importlib.import_module(f"transformers.models.{host}.modeling_{host}")
