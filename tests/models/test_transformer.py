@@ -9,7 +9,7 @@ import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig, libraries
 from mnemos.attention import BlockSparseConfig, LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.config import ModelConfig, from_dict
-from mnemos.lab.speech.models.transcriber import SpeechConfig
+from mnemos.lab.speech.models import SpeechConfig
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
 

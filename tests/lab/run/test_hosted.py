@@ -16,7 +16,7 @@ from mnemos.lab.cli import main
 from mnemos.lab.compare.baselines import with_unwritten
 from mnemos.lab.compare.variants import variants
 from mnemos.lab.run.named_parts import with_parts
-from mnemos.lab.vision.classifiers.hosted import HostedClassifierConfig
+from mnemos.lab.vision.hosted import HostedClassifierConfig
 from mnemos.models import hosts
 
 libraries.transformers()

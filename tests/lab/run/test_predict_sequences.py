@@ -17,8 +17,8 @@ from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict, read_preprocessing
 from mnemos.lab.run.session import run
-from mnemos.lab.speech.models.ctc import Transcriber
-from mnemos.lab.speech.recordings.filterbanks import filterbanks, normalised
+from mnemos.lab.speech.audio import filterbanks, normalised
+from mnemos.lab.speech.ctc import Transcriber
 
 
 def trained(name: str, folder: Path, model: dict, data: dict, batch_size: int = 2) -> Path:

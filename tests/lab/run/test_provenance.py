@@ -14,7 +14,7 @@ from spoken_standins import write_recordings
 from mnemos.config import DataConfig, to_dict
 from mnemos.lab.run import provenance as module
 from mnemos.lab.run.provenance import data_read, shared, source, trained
-from mnemos.lab.speech.recordings.spoken import SpokenConfig
+from mnemos.lab.speech.spoken import SpokenConfig
 from mnemos.lab.tasks.cifar import CIFARConfig
 from mnemos.lab.tasks.images import DigitsConfig
 from mnemos.lab.tasks.listops import ListOpsConfig

@@ -18,7 +18,7 @@ from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
-from mnemos.lab.speech.recordings.spoken import SpokenConfig
+from mnemos.lab.speech.spoken import SpokenConfig
 from mnemos.lab.tasks.cifar import CIFARConfig
 from mnemos.lab.tasks.images import MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig

@@ -73,7 +73,7 @@ def _frames(batch) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # tests/lab/speech/test_speech.py tests the loss
+@pytest.mark.exhaustive  # tests/lab/speech/test_models.py tests the loss
 def test_tones_are_learnt(spoken, tmp_path):
     # Not a transformer: one layer of 16 channels learns them in so few updates with every second seed only.
     recipe = small("bilstm", spoken, 150)

@@ -18,7 +18,7 @@ from image_standins import write_photos
 
 from mnemos.errors import SkippedFile
 from mnemos.lab.cli import verbs as cli
-from mnemos.lab.speech.recordings.audio import read_recordings
+from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.cifar import OFFICIAL, read_cifar
 from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, special
 from mnemos.lab.tasks.folders import scan

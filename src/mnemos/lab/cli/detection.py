@@ -19,7 +19,7 @@ ABOUT = (
 def detect(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Run the command: 1 if a photo could not be read, else 0. parser: of the command, without arguments."""
     from mnemos.lab.vision.detect import TrainedDetector
-    from mnemos.lab.vision.detection.reported import DETECTIONS
+    from mnemos.lab.vision.detection.detections import DETECTIONS
 
     parser.add_argument("run", help="the folder of a run, or of its model")
     parser.add_argument("photos", nargs="+", metavar="PHOTO", help="a photo, or a folder of photos")

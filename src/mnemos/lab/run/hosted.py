@@ -7,7 +7,7 @@ from mnemos.config import ModelConfig
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.vision.classifiers import ImageConfig
-from mnemos.lab.vision.classifiers.hosted import HostedClassifierConfig
+from mnemos.lab.vision.hosted import HostedClassifierConfig
 from mnemos.models.hosts import TIMM, is_source, settings_of, tokenizer_file
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError

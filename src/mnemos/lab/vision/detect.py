@@ -8,12 +8,11 @@ from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.folders import ENDINGS
 from mnemos.lab.tasks.preprocessing import files_below
+from mnemos.lab.vision.detection.detections import DETECTIONS, jpeg, overlay
 from mnemos.models.store import load
 from mnemos.types import InputError
 
-from .detection.overlay import overlay
 from .detection.preprocessing import DetectionPreprocessing
-from .detection.reported import DETECTIONS, jpeg
 from .detection.scenes import Annotation
 
 _QUALITY = 92  # of the drawn JPEGs

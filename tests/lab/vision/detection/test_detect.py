@@ -12,7 +12,7 @@ from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection import preprocessing
-from mnemos.lab.vision.detection.overlay import overlay
+from mnemos.lab.vision.detection.detections import overlay
 from mnemos.lab.vision.detection.preprocessing import DetectionPreprocessing
 from mnemos.lab.vision.detection.scenes import decode, encode
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig

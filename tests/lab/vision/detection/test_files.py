@@ -7,11 +7,10 @@ import pytest
 from PIL import Image
 
 from mnemos.lab.vision.detection.batch import flipped
-from mnemos.lab.vision.detection.coco_files import find_split, read_coco
+from mnemos.lab.vision.detection.files import find_split, read_coco, read_voc
 from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
 from mnemos.lab.vision.detection.sources import COCOConfig
 from mnemos.lab.vision.detection.task import DetectionTask
-from mnemos.lab.vision.detection.voc_files import read_voc
 from mnemos.types import InputError
 
 MASK = np.zeros((20, 30), np.bool_)

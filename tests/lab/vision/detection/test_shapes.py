@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from mnemos.lab.vision.detection.drawing import NAMES, draw
 from mnemos.lab.vision.detection.scenes import ground_truth, objects
-from mnemos.lab.vision.detection.shapes import ShapeScenes
+from mnemos.lab.vision.detection.shapes import NAMES, ShapeScenes, draw
 
 
 def scenes(seed=0, use=0, count=60):

@@ -7,7 +7,7 @@ from typing import Literal
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.sources import COCOConfig, ShapesConfig
-from mnemos.lab.vision.detectors.detector import DetectorConfig, RegionConfig
+from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.memory.grc import GRC
 
 from .memory_variants import PAPER_CACHE, unwritten

@@ -12,7 +12,7 @@ import torch
 from mnemos import registry
 from mnemos.hosts.attach import cache, uncache
 from mnemos.lab.measure.flops import flops_by_operation
-from mnemos.lab.vision.classifiers.image import ImageConfig
+from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.memory.grc import GRC
 
 # The paper's names, and the recipes of the same models at their real size; "-cached" selects the cached variant.

@@ -1,7 +1,7 @@
 """Speech recognition by CTC (§4.3): the paper's models, and small ones that learn spoken digits on two cores.
 
 The paper trained on the Wall Street Journal's sentences, which are not free; these recipes train on strings of single
-words that `mnemos.lab.speech.recordings.spoken` joins. Their error rates cannot be compared with the paper's. The
+words that `mnemos.lab.speech.spoken` joins. Their error rates cannot be compared with the paper's. The
 recipes of one size differ in the attention alone, or have a bidirectional LSTM instead.
 The small ones clip gradients at 1, the paper's do not.
 """
@@ -13,9 +13,8 @@ from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
-from mnemos.lab.speech.models.recurrent import BiLSTMConfig
-from mnemos.lab.speech.models.transcriber import SpeechConfig
-from mnemos.lab.speech.recordings.spoken import SpokenConfig
+from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig
+from mnemos.lab.speech.spoken import SpokenConfig
 
 # The paper's, §4.3: 9 layers, 6 heads of 32, MLPs four times as wide; RAdam at 1e-4, halved on a plateau. The LSTM has
 # Adam at 1e-3, lowered the same way. The paper names no clipping of gradients, so there is none. LSH is the Reformer's

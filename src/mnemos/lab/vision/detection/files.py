@@ -1,9 +1,17 @@
-"""Pictures in files with their annotations, as COCO's and VOC's readers find them: checks, counts, decoding."""
+"""Pictures in files with their annotations, in the formats of COCO and PASCAL VOC: found, read, checked and counted.
 
+COCO's format is one JSON file of annotations for a split, in COCO's own folders or in others of that format. VOC
+has one XML file of boxes for each photo.
+"""
+
+import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +23,14 @@ from .scenes import Annotation, coco_masks, decode, is_number, is_polygon, run_l
 
 _LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
 _FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
+_PLACES = (  # of a split's annotations, and of its photos
+    ("annotations/instances_{}.json", "{}"),
+    ("annotations/{}.json", "{}"),
+    ("{}/_annotations.coco.json", "{}"),  # as Roboflow exports it
+    ("{}.json", "{}"),
+)
+_TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
+_ANNOTATIONS, _PHOTOS, _SPLITS = "Annotations", "JPEGImages", "ImageSets/Main"
 
 
 @dataclass
@@ -130,6 +146,141 @@ class FileScenes:
         return ", ".join(parts)
 
 
+def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, tuple[Path, ...]]:
+    """(annotation file, folders for the photos) of a split; "": COCO's usual names of the training or validation split.
+
+    Photos may be in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder
+    itself, which is the last. Raises InputError if there are no annotations.
+    """
+    folder = Path(folder)
+    names = (split,) if split else (_TRAIN if training else _TEST)
+    for name in names:
+        for pattern, photos in _PLACES:
+            file = folder / pattern.format(name)
+            if file.is_file():
+                places = [folder / photos.format(name), folder / "images" / name, folder / "images", folder]
+                return file, tuple(place for place in places if place.is_dir())
+    which = "data.train" if training else "data.test"
+    raise InputError(
+        f"{folder}: expected annotations in COCO's format, such as annotations/instances_{names[0]}.json, found none; "
+        f"name the folder with data.folder, and the split with {which}"
+    )
+
+
+def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] | None = None) -> FileScenes:
+    """The pictures of an annotation file. Cost: the whole file in memory.
+
+    places: folders. All pictures are read from the first one that has the file of the first picture.
+    categories: {id: name} of a training split, whose labels another split must share; by default the file's own, by id.
+    Raises InputError for a file of another format, for an id that has another name in `categories`, and as
+    `FileScenes`.
+    """
+    content = _read_json(file)
+    own: dict[int, str] = {}
+    for one in content["categories"]:
+        number, name = _integer(one, "id", file), str(_value(one, "name", file))
+        if own.setdefault(number, name) != name:
+            raise InputError(
+                f"{file}: expected one category of each id, found {own[number]!r} and {name!r} of id {number}; number "
+                "them anew"
+            )
+    if categories is None:
+        categories = dict(sorted(own.items()))
+    for number, name in own.items():
+        if categories.get(number, name) != name:
+            raise InputError(
+                f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
+                f"{name!r}; number the categories of both files alike"
+            )
+    names = [_file_name(image, file) for image in content["images"]]
+    photos = next((place for place in places if (place / names[0]).is_file()), places[0]) if names else places[0]
+    listed: dict[int, Listed] = {}
+    for image, name in zip(content["images"], names, strict=True):
+        number = _integer(image, "id", file)
+        if number in listed:
+            raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
+        path = photos / name
+        height, width = _integer(image, "height", file), _integer(image, "width", file)
+        if min(height, width) < 1:
+            raise InputError(
+                f"{file}: expected a height and width of at least 1, found {height} and {width} of {path.name}; "
+                "correct them"
+            )
+        listed[number] = Listed(path, number, height, width)
+    for one in content["annotations"]:
+        number = _integer(one, "image_id", file)
+        if number not in listed:
+            raise InputError(
+                f"{file}: expected annotations of its pictures, found annotation {one.get('id', '?')} of an unknown "
+                f"picture {number}; add the picture or remove the annotation"
+            )
+        listed[number].annotations.append(dict(one))
+    return FileScenes(list(listed.values()), categories, str(file))
+
+
+def find_list(folder: str | Path, split: str) -> Path:
+    """The file that lists a split's photos. Raises InputError if there is none."""
+    path = Path(folder) / _SPLITS / f"{split}.txt"
+    if not path.is_file():
+        raise InputError(
+            f"{folder}: expected VOC's {_SPLITS}/{split}.txt beside {_ANNOTATIONS} and {_PHOTOS}, found none; name the "
+            "folder of one year (such as VOC2012) with data.folder, and its split"
+        )
+    return path
+
+
+def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None = None) -> FileScenes:
+    """The photos that ImageSets/Main/SPLIT.txt lists, with their boxes; segmentations by object do not exist there.
+
+    A box of VOC includes its last pixel and counts from 1: (xmin, ymin) becomes (xmin − 1, ymin − 1). Objects marked
+    difficult are annotated like COCO's crowds: they train nothing, and finding them is neither right nor wrong.
+    categories: {id: name} of the training split; by default the names that occur, sorted, with ids from 1.
+    Raises InputError for files that are missing or of another format, for names that `categories` lacks, and as
+    `FileScenes`.
+    """
+    listing = find_list(folder, split)
+    try:
+        lines = listing.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{listing}: expected names of photos in UTF-8, found {error.reason}; convert it") from None
+    names = [line.split()[0] for line in lines if line.split()]
+    trees = [_read_xml(Path(folder) / _ANNOTATIONS / f"{name}.xml") for name in names]
+    if categories is None:
+        found = sorted({_text(one, "name", path) for path, tree in trees for one in tree.iter("object")})
+        categories = dict(enumerate(found, start=1))
+    ids = {name: number for number, name in categories.items()}
+    listed = []
+    for number, (name, (path, tree)) in enumerate(zip(names, trees, strict=True), start=1):
+        photo = Path(folder) / _PHOTOS / (tree.findtext("filename") or f"{name}.jpg").strip()
+        size = tree.find("size")
+        if size is None:
+            raise InputError(f"{path}: expected the photo's <size>, found none; add it")
+        one = Listed(photo, number, _whole(size, "height", path), _whole(size, "width", path))
+        for entry in tree.iter("object"):
+            box = entry.find("bndbox")
+            if box is None:
+                raise InputError(f"{path}: expected a <bndbox> in every object, found none; add it")
+            x1, y1, x2, y2 = (_number(box, side, path) for side in ("xmin", "ymin", "xmax", "ymax"))
+            label = _text(entry, "name", path)
+            if label not in ids:
+                raise InputError(
+                    f"{path}: expected objects of the training split's classes ({', '.join(list(ids)[:10])}"
+                    f"{', …' if len(ids) > 10 else ''}), found {label!r}; add a photo of it to the training list, or "
+                    "remove the object"
+                )
+            one.annotations.append(
+                {
+                    "id": len(one.annotations) + 1,
+                    "category_id": ids[label],
+                    "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
+                    "area": abs((x2 - x1 + 1) * (y2 - y1 + 1)),
+                    "iscrowd": int((entry.findtext("difficult") or "0").strip() == "1"),
+                }
+            )
+        listed.append(one)
+    return FileScenes(listed, categories, str(listing))
+
+
 def _counted(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
 
@@ -183,3 +334,70 @@ def _has_extent(polygon: list[float], of: Listed) -> bool:
     """Whether a polygon has three points, and its bounding box an area in the picture."""
     x, y = polygon[::2], polygon[1::2]
     return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)
+
+
+def _read_json(file: Path) -> dict[str, list[Any]]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: expected annotations as JSON, but they cannot be read ({error}); check it") from None
+    for name in ("images", "annotations", "categories"):
+        found = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise InputError(
+                f"{file}: expected COCO's lists images, annotations and categories, found no list {name!r}; "
+                "name a file of instances"
+            )
+    return content
+
+
+def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
+    if name not in entry:
+        raise InputError(f"{file}: expected {name!r} in every entry, found {str(entry)[:80]}; add it")
+    return entry[name]
+
+
+def _file_name(image: dict[str, Any], file: Path) -> str:
+    """The name of a picture's file; tools that ran on Windows separate folders by backslashes."""
+    return str(_value(image, "file_name", file)).replace("\\", "/")
+
+
+def _integer(entry: dict[str, Any], name: str, file: Path) -> int:
+    """An integer; tools that keep tables write it as 1.0."""
+    found = _value(entry, name, file)
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InputError(f"{file}: expected an integer as {name!r}, found {found!r:.80}; correct it")
+    return found
+
+
+def _read_xml(path: Path) -> tuple[Path, ElementTree.Element]:
+    try:
+        return path, ElementTree.fromstring(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: expected VOC's annotations, but {error.strerror}; add the file") from None
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: encodings that it cannot read
+        raise InputError(f"{path}: expected VOC's annotations as XML, found {error}; correct it") from None
+
+
+def _text(entry: ElementTree.Element, name: str, path: Path) -> str:
+    found = (entry.findtext(name) or "").strip()
+    if not found:
+        raise InputError(f"{path}: expected a <{name}> in <{entry.tag}>, found none; add it")
+    return found
+
+
+def _number(entry: ElementTree.Element, name: str, path: Path) -> float:
+    text = _text(entry, name, path)
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{path}: expected a number as <{name}>, found {text!r:.80}; correct it") from None
+
+
+def _whole(entry: ElementTree.Element, name: str, path: Path) -> int:
+    found = _number(entry, name, path)
+    if not math.isfinite(found) or found < 1 or found != int(found):
+        raise InputError(f"{path}: expected a size of whole pixels as <{name}>, found {found:g}; correct it")
+    return int(found)

@@ -16,13 +16,10 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .average_precision import FIGURES, LARGE, SMALL
-from .coco_files import find_split, read_coco
-from .drawing import LARGEST
-from .files import FileScenes
+from .files import FileScenes, find_list, find_split, read_coco, read_voc
 from .scenes import Part, Scenes
-from .shapes import ShapeScenes
+from .shapes import LARGEST, ShapeScenes
 from .task import DetectionTask
-from .voc_files import find_list, read_voc
 
 
 @register

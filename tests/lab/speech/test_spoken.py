@@ -7,8 +7,8 @@ import pytest
 import torch
 from spoken_standins import REAL, write_recordings
 
-from mnemos.lab.speech.recordings.filterbanks import filterbanks, frames, normalised
-from mnemos.lab.speech.recordings.spoken import SpokenConfig, SpokenTask
+from mnemos.lab.speech.audio import filterbanks, frames, normalised
+from mnemos.lab.speech.spoken import SpokenConfig, SpokenTask
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.row_order import POOL
 from mnemos.types import InputError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos.lab.speech.recordings.filterbanks import _triangles, filterbanks, frames, normalised
+from mnemos.lab.speech.audio import _triangles, filterbanks, frames, normalised
 
 
 def oracle(wave: torch.Tensor, rate: int, bands: int) -> torch.Tensor:

@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.lab.vision.classifiers import ImageConfig, ImageModel
 from mnemos.libraries import timm
 from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
 from mnemos.registry import register
 from mnemos.types import InputError
-
-from .image import ImageConfig, ImageModel
 
 _AUTO = "AutoModelForImageClassification"
 

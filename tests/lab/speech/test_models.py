@@ -8,10 +8,9 @@ import torch
 
 from mnemos import registry
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
-from mnemos.lab.speech.models.ctc import best_path, edit_distance
-from mnemos.lab.speech.models.recurrent import BiLSTMConfig
-from mnemos.lab.speech.models.transcriber import SpeechConfig, SpeechRecogniser
-from mnemos.lab.speech.recordings.transcriptions import transcriptions
+from mnemos.lab.speech.ctc import best_path, edit_distance
+from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig, SpeechRecogniser
+from mnemos.lab.speech.spoken import transcriptions
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.task import Task

@@ -1,10 +1,10 @@
-"""Speech recognition of strings of words, made from real recordings of single words."""
+"""Speech recognition of strings of words, made from real recordings of single words; its `mnemos predict`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,17 +13,28 @@ from torch import Tensor, nn
 
 from mnemos.config import DataConfig
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
-from mnemos.lab.tasks.batch import IGNORE, Batch, check_frames
+from mnemos.lab.speech.audio import (
+    Recordings,
+    filterbanks,
+    frames,
+    normalised,
+    read_recordings,
+    read_wav,
+    recording_files,
+)
+from mnemos.lab.speech.ctc import Transcriber
+from mnemos.lab.tasks.batch import IGNORE, Batch, check_frames, each, to_model
+from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
+from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
 from mnemos.lab.tasks.row_order import POOL
 from mnemos.lab.tasks.task import Split, Task
+from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
-from .audio import Recordings, read_recordings, recording_files
-from .filterbanks import frames
-from .speech_preprocessing import SpeechPreprocessing
-from .transcriptions import SHOWN, transcriptions
+_STEP = np.float32(32768)  # 16-bit samples are divided by it
+SHOWN = 8
 
 
 @register
@@ -64,15 +75,6 @@ class SpokenConfig(DataConfig):
         if not 0 <= self.silence <= 10:
             raise InputError(f"data.silence must be 0 to 10 seconds, found {self.silence}")
         return SpokenTask(read_recordings(self.path), self)
-
-
-class _Plan(NamedTuple):
-    """A string before it is built: recordings [L], silences [L + 1] and total length in samples, noise generator."""
-
-    rows: NDArray[np.int64]
-    gaps: NDArray[np.int64]
-    samples: int
-    random: np.random.Generator
 
 
 class SpokenTask(Task):
@@ -204,7 +206,7 @@ class SpokenTask(Task):
         """Raise InputError for frames, masks or targets that are not what is promised."""
         check_frames(batch, where, self.config.bands, self.vocab_size, self.max_length)
 
-    def preprocessing(self) -> SpeechPreprocessing:
+    def preprocessing(self) -> "SpeechPreprocessing":
         """The words, the samples per second and the features."""
         return self._preprocessing
 
@@ -227,3 +229,79 @@ class SpokenTask(Task):
         """What was said and what was heard, for some strings of the split."""
         found = transcriptions(model, self._some(split), self.names)
         return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in found]
+
+
+class _Plan(NamedTuple):
+    """A string before it is built: recordings [L], silences [L + 1] and total length in samples, noise generator."""
+
+    rows: NDArray[np.int64]
+    gaps: NDArray[np.int64]
+    samples: int
+    random: np.random.Generator
+
+
+@register
+@dataclass(frozen=True)
+class SpeechPreprocessing(Preprocessing):
+    """The words that are heard in wav files; a folder stands for the wav files in it.
+
+    Attributes:
+        rate: samples per second of the recordings that the model was trained on; files must have it.
+        bands: log-mel filterbanks per frame (`mnemos.lab.speech.audio`).
+    """
+
+    name: ClassVar[str] = "recordings"
+
+    rate: int
+    bands: int
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The most likely words of each file, as evaluation decodes them."""
+        if not isinstance(model, Transcriber):
+            raise InputError(f"expected a model that transcribes, found {type(model).__name__}; use a recipe of speech")
+        for path in files_below(files, (".wav",), "recordings"):
+            try:
+                samples = self._samples(path)
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            noise = np.random.default_rng(0).standard_normal(len(samples), np.float32)
+            with torch.no_grad():
+                heard = model.transcribe(self.features((noise + samples) / _STEP)[None])[0]
+            yield Predicted(str(path), " ".join(self.names[token] for token in heard))
+
+    def _samples(self, path: Path) -> NDArray[np.int16]:
+        """The samples [n] of a file. Raises InputError for a file that is no recording of the rate."""
+        samples, rate = read_wav(read_bytes(path), str(path))
+        if rate != self.rate:
+            raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
+        return samples
+
+    def features(self, samples: NDArray[np.float32]) -> Tensor:
+        """The model's input for samples [n] in [-1, 1]: frames [T, bands], normalised over the recording.
+
+        The samples must have noise of one quantisation step, as the training data have, so that silence has no unique
+        value.
+        """
+        return normalised(filterbanks(torch.from_numpy(samples), self.rate, self.bands))
+
+
+def transcriptions(
+    model: nn.Module, batches: Iterable[Batch], names: Sequence[str], most: int = SHOWN
+) -> list[dict[str, str]]:
+    """Transcribe the first row of up to `most` evenly spaced batches: [{"said": spoken, "heard": transcribed tokens}].
+
+    names: the tokens' names. Returns [] for a model that is not a `Transcriber`. The model runs in eval mode; its mode
+    is restored.
+    """
+    if not isinstance(model, Transcriber):
+        return []
+    found = []
+    with evaluating(model):
+        for batch in batches:
+            one = to_model(each(batch, lambda x: x[:1]), model)
+            heard = model.transcribe(one.inputs, one.mask)[0]
+            said = [token for token in one.targets[0].tolist() if token >= 0]
+            found.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})
+    shown = min(most, len(found))
+    return [found[i * (len(found) - 1) // max(1, shown - 1)] for i in range(shown)]

@@ -8,7 +8,8 @@ from torch import nn
 
 import mnemos
 from mnemos import libraries
-from mnemos.lab.vision.detectors import FeaturePyramid, PVTFeatures, leave_out_padding
+from mnemos.lab.vision.classifiers import PVTFeatures
+from mnemos.lab.vision.detectors import FeaturePyramid, leave_out_padding
 from mnemos.memory.gated_cache import caches
 from mnemos.types import InputError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from spoken_standins import REAL, tone, wav, write_recordings
 
-from mnemos.lab.speech.recordings import audio
-from mnemos.lab.speech.recordings.audio import read_recordings, read_wav
+from mnemos.lab.speech import audio
+from mnemos.lab.speech.audio import read_recordings, read_wav
 from mnemos.types import InputError
 
 

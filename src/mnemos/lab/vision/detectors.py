@@ -1,0 +1,378 @@
+"""Detectors of torchvision on backbones of timm, Hugging Face or this library, with or without gated caches.
+
+`FeaturePyramid` makes a backbone of theirs from any other; `leave_out_padding` lets caches summarise images without the
+padding of their batch; `DetectorConfig` is Mask R-CNN, Faster R-CNN or RetinaNet on a PVT, as a registered model.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.config import ModelConfig
+from mnemos.hosts.attach import cache, sites_of
+from mnemos.hosts.branch import HostBranch
+from mnemos.hosts.grids import ValidPart
+from mnemos.hosts.hooks import follow_grid, remember
+from mnemos.lab.vision.classifiers import PVTConfig
+from mnemos.libraries import torchvision
+from mnemos.memory.gated_cache import caches
+from mnemos.memory.grc import GRC
+from mnemos.models.blocks import Stateless
+from mnemos.registry import register
+from mnemos.types import InputError
+
+_ASPECTS = (0.5, 1.0, 2.0)
+_BACKBONE = "backbone.backbone"  # in the pyramid, in the detector
+Coarser = Literal["pool", "convolutions"]
+Levels = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RegionConfig:
+    """The second stage of R-CNN detectors; the defaults are torchvision's.
+
+    proposals: boxes of a picture that the second stage reads in evaluation, twice as many before the sampling of
+    training. sampled: of these, the boxes that a training loss reads. dim: width of the two layers that classify a box.
+    mask_dims: widths of the convolutions of the mask branch.
+    """
+
+    proposals: int = 1000
+    sampled: int = 512
+    dim: int = 1024
+    mask_dims: tuple[int, ...] = (256, 256, 256, 256)
+
+
+@register
+@dataclass(frozen=True)
+class DetectorConfig(ModelConfig):
+    """Detectors of torchvision on a PVT: Mask R-CNN (boxes and masks), Faster R-CNN and RetinaNet (boxes).
+
+    backbone: the PVT; its `image` is the size for which the lengths of its caches are chosen, and pictures may have any
+    size. classes: of objects, without the background. channels: width of the feature pyramid.
+    sides: pictures are scaled so that their shorter side is one of these in training, chosen at random, and the last
+    one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
+    large at each coarser level. finest: the backbone's finest map that RetinaNet reads; 1, the second, as published
+    (stride 8 of a PVT); 0 for small objects. The others read all maps. frozen_stages: the first stages of the backbone,
+    whose parameters are not trained. group_norm: normalise after the convolutions of the pyramid's levels and within
+    RetinaNet's heads and the mask branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and
+    the region proposals have no normalisation. For training without a pretrained backbone: RetinaNet's heads begin with
+    weights of 0.01, through four layers of which almost nothing comes if they are narrow. False, as in the paper, is
+    torchvision's default.
+    """
+
+    name: ClassVar[str] = "detector"
+    inputs: ClassVar[str] = "photos"
+
+    backbone: PVTConfig = field(default_factory=PVTConfig)
+    detector: Literal["mask-rcnn", "faster-rcnn", "retinanet"] = "mask-rcnn"
+    classes: int = 80
+    channels: int = 256
+    sides: tuple[int, ...] = (800,)
+    longest: int = 1333
+    anchor: int = 32
+    finest: int = 1
+    frozen_stages: int = 0
+    group_norm: bool = False
+    regions: RegionConfig = field(default_factory=RegionConfig)
+
+    def build(self) -> "Detector":
+        """The detector. Raises InputError for sizes out of range or that do not fit together."""
+        for name in ("classes", "channels", "longest", "anchor"):
+            if getattr(self, name) < 1:
+                raise InputError(f"detector: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        if not self.sides or min(self.sides) < 1:
+            raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
+        if not 0 <= self.frozen_stages <= len(self.backbone.depths):
+            raise InputError(
+                f"detector: frozen_stages: expected 0 to {len(self.backbone.depths)}, the stages of the backbone, "
+                f"found {self.frozen_stages}; change it"
+            )
+        if self.detector == "retinanet" and not 0 <= self.finest < len(self.backbone.depths):
+            raise InputError(
+                f"detector: finest: expected 0 to {len(self.backbone.depths) - 1}, a map of the backbone, found "
+                f"{self.finest}; change it"
+            )
+        features = self.backbone.features()
+        if isinstance(self.backbone.cache, GRC):
+            side = self.backbone.image
+            cache(features, self.backbone.cache, example=torch.zeros(1, self.backbone.channels, side, side))
+        elif self.backbone.cache is not None:
+            raise InputError("detector: backbone.cache: expected a gated cache (GRC) or none, found another; change it")
+        for part in features.first_stages(self.frozen_stages):
+            part.requires_grad_(False)
+        host = self._retinanet(features) if self.detector == "retinanet" else self._rcnn(features)
+        if caches(features):
+            leave_out_padding(host)
+        return Detector(self, host)
+
+    def _sizes(self) -> dict[str, Any]:
+        return {"min_size": self.sides, "max_size": self.longest}
+
+    def _retinanet(self, features: nn.Module) -> nn.Module:
+        torchvision()
+        from torchvision.models.detection import RetinaNet
+        from torchvision.models.detection.retinanet import RetinaNetHead
+        from torchvision.models.detection.rpn import AnchorGenerator
+
+        levels = tuple(range(self.finest, len(self.backbone.depths)))
+        norm = _group_norm if self.group_norm else None
+        pyramid = FeaturePyramid(features, self.channels, levels, "convolutions", norm)
+        scales = [self.anchor * 2**i for i in range(pyramid.maps)]
+        sizes = tuple(tuple(round(scale * 2 ** (third / 3)) for third in range(3)) for scale in scales)
+        anchors = AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps)
+        head = RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm)
+        settings: dict[str, Any] = {"anchor_generator": anchors, "head": head, **self._sizes()}
+        return RetinaNet(pyramid, self.classes + 1, detections_per_img=100, **settings)
+
+    def _rcnn(self, features: nn.Module) -> nn.Module:
+        torchvision()
+        from torchvision.models.detection import FasterRCNN, MaskRCNN
+        from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+        from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+        from torchvision.models.detection.rpn import AnchorGenerator
+        from torchvision.ops import MultiScaleRoIAlign
+
+        norm = _group_norm if self.group_norm else None
+        pyramid = FeaturePyramid(features, self.channels, norm=norm)
+        names, regions, classes = [str(i) for i in range(pyramid.maps - 1)], self.regions, self.classes + 1
+        sizes = tuple((self.anchor * 2**i,) for i in range(pyramid.maps))
+        settings: dict[str, Any] = {
+            "rpn_anchor_generator": AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
+            "rpn_pre_nms_top_n_train": 2 * regions.proposals,
+            "rpn_pre_nms_top_n_test": regions.proposals,
+            "rpn_post_nms_top_n_train": 2 * regions.proposals,
+            "rpn_post_nms_top_n_test": regions.proposals,
+            "box_roi_pool": MultiScaleRoIAlign(names, 7, 2),
+            "box_head": TwoMLPHead(self.channels * 49, regions.dim),
+            "box_predictor": FastRCNNPredictor(regions.dim, classes),
+            "box_batch_size_per_image": regions.sampled,
+            **self._sizes(),
+        }
+        if self.detector == "faster-rcnn":
+            return FasterRCNN(pyramid, **settings)
+        return MaskRCNN(
+            pyramid,
+            mask_roi_pool=MultiScaleRoIAlign(names, 14, 2),
+            mask_head=MaskRCNNHeads(self.channels, regions.mask_dims, 1, norm),
+            mask_predictor=MaskRCNNPredictor(regions.mask_dims[-1], regions.mask_dims[-1], classes),
+            **settings,
+        )
+
+
+class Detector(Stateless, nn.Module):
+    """`model(images, targets)` as torchvision's detectors, around `model.host`, one of them.
+
+    images: a list of [3, H_i, W_i] with values in [0, 1]. In training mode targets, {"boxes", "labels", "masks"} of
+    each, are needed and the result is the losses; in eval mode it is the detections of each image.
+    """
+
+    def __init__(self, config: DetectorConfig, host: nn.Module) -> None:
+        super().__init__()
+        self.config, self.host = config, host
+
+    def forward(self, images: list[Tensor], targets: Sequence[dict[str, Tensor]] | None = None) -> Any:
+        """See the class."""
+        return self.host(images, targets)
+
+    @property
+    def rows_independent(self) -> bool:
+        """False: anchors and boxes that the losses read are sampled over a batch."""
+        return False
+
+    def weights_from(self, saved: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+        """The weights of a saved classifier with the same PVT by this model's names, and its caches left empty.
+
+        With them the name of the backbone, the part that starts from a classifier. The weights of a detector are
+        returned as they are, with "" for the whole model. `train.init_from` calls it.
+        """
+        features: Any = self.host.get_submodule(_BACKBONE)
+        part = f"host.{_BACKBONE}"
+        if any(name.startswith(f"{part}.") for name in saved):
+            return saved, ""
+        return {f"{part}.{name}": value for name, value in features.classifier_weights(saved).items()}, part
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(channels // 8 if channels % 8 == 0 else 1, channels)
+
+
+class FeaturePyramid(nn.Module):
+    """Feature maps of a backbone merged from coarse to fine (Lin et al. 2017): {"0": [B, channels, H/4, W/4], …}.
+
+        backbone = timm.create_model("pvt_v2_b0", features_only=True)
+        mnemos.cache(backbone, mnemos.GRC(length="paper"), example=torch.zeros(1, 3, 224, 224))
+        detector = torchvision.models.detection.MaskRCNN(FeaturePyramid(backbone), num_classes=91)
+
+    backbone: a model of timm with features_only=True, a backbone of Hugging Face (`AutoBackbone`), `PVTFeatures`, or
+    any module that returns a list of maps [B, C, H, W] and has their widths as `channels`. A backbone whose maps are
+    [B, H, W, C], as timm's Swin, says so by `output_fmt` "NHWC". Maps of one size, as a ViT has them, or a single one,
+    become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
+    levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
+    level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
+    (RetinaNet). norm: makes the normalisation after each convolution of the pyramid, for a number of channels; None:
+    there is none. Raises InputError for a backbone whose maps it does not know.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        channels: int = 256,
+        levels: Levels = (),
+        coarser: Coarser = "pool",
+        norm: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        torchvision()
+        from torchvision.ops import feature_pyramid_network as library
+
+        widths, alike = _described(backbone)
+        self.channels_last = _channels_last(backbone)
+        self.backbone_widths = list(widths)
+        self.simple = _SimplePyramid(widths[-1]) if alike else None
+        if self.simple is not None:
+            widths = [widths[-1]] * _SimplePyramid.maps
+        chosen = levels or tuple(range(len(widths)))
+        if not all(0 <= level < len(widths) for level in chosen):
+            raise InputError(
+                f"levels: expected 0 to {len(widths) - 1}, the backbone's maps, found {levels}; change them"
+            )
+        self.backbone, self.levels, self.out_channels = backbone, chosen, channels
+        after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
+        self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after, norm)
+        self.maps = len(chosen) + (1 if coarser == "pool" else 2)
+
+    def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
+        """The maps by name, the finest first. images [B, 3, H, W].
+
+        Raises InputError if the backbone's maps have other widths than it says.
+        """
+        found = self.backbone(images)
+        maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
+        if self.simple is not None:
+            if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # sizes are no numbers there
+                _check_one_size(maps, self.channels_last)
+            maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
+        else:
+            maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
+        merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), maps[n]) for i, n in enumerate(self.levels)))
+        return merged
+
+    def _channels_first(self, x: Tensor, width: int) -> Tensor:
+        """A map as [B, C, H, W]. The sizes do not show the order: a map of as many rows as channels fits both."""
+        found = x.shape[-1 if self.channels_last else 1]
+        if found != width:
+            order = "[B, H, W, C]" if self.channels_last else "[B, C, H, W]"
+            raise InputError(
+                f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
+                f'{width}; correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are '
+                "[B, H, W, C]"
+            )
+        return x.permute(0, 3, 1, 2).contiguous() if self.channels_last else x
+
+
+def leave_out_padding(detector: nn.Module) -> nn.Module:
+    """Let each cache below a detector of torchvision summarise every image without its padding; returns the detector.
+
+        mnemos.cache(backbone, grc)
+        detector = leave_out_padding(MaskRCNN(FeaturePyramid(backbone), num_classes=91))
+
+    A detector pads the images of a batch to one size. Its caches then resample the tokens of each image alone, so that
+    the tokens of an image have the same weight in any batch. This concerns training, where caches are written, and
+    calls of the detector; a call of its backbone alone summarises whole images. `mnemos.uncache` undoes it. Call it
+    after `mnemos.cache`. Cost: one resampling per image instead of one per batch.
+    Raises InputError for a module without torchvision's `transform`, without caches, or with an attention whose calls
+    do not show the grid of their tokens.
+    """
+    transform = getattr(detector, "transform", None)
+    if not isinstance(transform, nn.Module):
+        raise InputError(
+            f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
+            "detector"
+        )
+    found = [(site, branch) for site in sites_of(detector) if (branch := _branch(site.module)) is not None]
+    if not found:
+        raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
+    part = ValidPart()
+    for site, branch in found:
+        if not branch.needs_grid:
+            follow_grid(site, branch)
+        if branch.own_grid is None and branch.grids is None:
+            raise InputError(
+                f"{site.name}: expected an attention whose calls show the grid of their tokens, found "
+                f"{type(site.module).__name__}; leave the padding in, or train with images of one size"
+            )
+    for _, branch in found:
+        branch.valid_part = part
+    transform.valid_part = part  # type: ignore[assignment]
+    remember(transform, transform.register_forward_hook(_note))
+    remember(detector, detector.register_forward_hook(_end, always_call=True))
+    return detector
+
+
+def _branch(module: object) -> HostBranch | None:
+    found = getattr(module, "grc", None)
+    return found if isinstance(found, HostBranch) else None
+
+
+def _note(transform: Any, args: tuple, output: Any) -> None:
+    """A plain function that finds what it needs in its module, so that copies of a detector have their own."""
+    images = output[0]
+    height, width = images.tensors.shape[-2:]
+    transform.valid_part.note(images.image_sizes, (height, width))
+
+
+def _end(detector: Any, args: tuple, output: Any) -> None:
+    """See `_note`."""
+    detector.transform.valid_part.end()
+
+
+class _SimplePyramid(nn.Module):
+    """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
+
+    maps = 4
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.twice = nn.Sequential(
+            nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
+        )
+        self.once = nn.ConvTranspose2d(width, width, 2, 2)
+        self.coarser = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Maps of four sizes, the finest first."""
+        return [self.twice(x), self.once(x), x, self.coarser(x)]
+
+
+def _described(backbone: Any) -> tuple[list[int], bool]:
+    """(widths of the maps, whether they are all of one size)."""
+    info = getattr(backbone, "feature_info", None)
+    if info is not None and hasattr(info, "channels"):  # timm, features_only=True
+        return list(info.channels()), len(set(info.reduction())) == 1
+    widths = getattr(backbone, "channels", None)
+    if not isinstance(widths, list | tuple) or not widths or not all(isinstance(n, int) for n in widths):
+        raise InputError(
+            f"expected a backbone that returns feature maps and has their widths (timm: features_only=True; Hugging "
+            f"Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
+        )
+    return list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
+
+
+def _check_one_size(maps: Sequence[Tensor], channels_last: bool) -> None:
+    """Raise InputError unless maps of equal widths have one size, as a ViT's: all but the last are not used."""
+    sizes = {tuple(x.shape[1:3] if channels_last else x.shape[2:]) for x in maps}
+    if len(sizes) > 1:
+        raise InputError(
+            f"expected maps of one size of a backbone whose `channels` are all equal, found {sorted(sizes)}; let its "
+            "maps have different widths, such as by 1 × 1 convolutions, or return the last map alone"
+        )
+
+
+def _channels_last(backbone: Any) -> bool:
+    """Whether the maps are [B, H, W, C], as the models of timm say by `output_fmt` (a text, or an enum of texts)."""
+    order = getattr(backbone, "output_fmt", "NCHW")
+    return bool(getattr(order, "value", order) == "NHWC")
