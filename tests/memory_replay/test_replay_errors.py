@@ -9,7 +9,7 @@ from torch import nn
 
 from mnemos import InputError, Transformer, replay
 from mnemos._compat import pytree
-from mnemos.memory_replay import state_checks
+from mnemos.memory_replay import step_states
 
 
 def wrapped(model, at, change):
@@ -169,14 +169,14 @@ def test_an_infinity_in_the_state_hides_nothing(value):
 
     replay(step, segments(), begin(), advance=spoilt(1.0, 2), verify=1e-10)
     with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
-        replay(step, segments(), begin(), advance=spoilt(1.01, 2))
+        replay(step, segments(), begin(), advance=spoilt(1.01, 2), verify="always")
 
     def elsewhere(x, state):
         h = spoilt(1.0, 2)(x, state)["h"]
         return {**advance(x, state), "h": h[:, [0, 2, 1, 3, 4]]}
 
     with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
-        replay(step, segments(), begin(), advance=elsewhere)
+        replay(step, segments(), begin(), advance=elsewhere, verify=True)
 
 
 def test_an_error_of_a_backward_pass_names_the_step():
@@ -210,8 +210,9 @@ def test_an_advance_that_is_another_model():
         ((cell(), cell().forward), {}, "segments to go through"),
         ((cell(), segments()), {"advance": 3}, "advance to be a function"),
         ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found method"),
-        ((cell(), segments()), {"verify": "no"}, "verify to be True, False or a difference from 0 on, found 'no'"),
-        ((cell(), segments()), {"verify": -1.0}, "verify to be"),
+        ((cell(), segments()), {"verify": "no"}, """verify "first", "always" or "never", found 'no'"""),
+        ((cell(), segments()), {"verify": -1.0}, "a tolerance from 0 on, found -1.0"),
+        ((cell(), segments()), {"tolerance": True}, "a tolerance from 0 on, found True"),
     ],
 )
 def test_arguments_of_the_wrong_kind(arguments, named, said):
@@ -247,7 +248,7 @@ def test_what_to_do_about_a_difference_is_what_can_be_done():
     slightly = lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.001}  # noqa: E731
     model.eval()
     with pytest.raises(
-        InputError, match=r"give verify=0\.02 if .* half precision, or draw .*, or let advance do to .* does$"
+        InputError, match=r"give tolerance=0\.02 if .* half precision, or draw .*, or let advance do to .* does$"
     ):
         replay(model, segments(), begin(), advance=slightly)
 
@@ -345,6 +346,6 @@ def wrapped_method(model):
 
 def test_a_structure_of_a_line_is_shown_whole_and_a_longer_one_is_cut():
     for more, ending in ((0, "': *}"), (1, "...")):
-        shown = state_checks._short(pytree.tree_structure({"k" * (73 + more): 1}))
+        shown = step_states._short(pytree.tree_structure({"k" * (73 + more): 1}))
         assert len(shown) == 80
         assert shown.endswith(ending)

@@ -8,7 +8,7 @@ import torch
 from replay_standins import agree, begin, cell, gradients, plain, segments
 
 from mnemos import InputError, replay
-from mnemos.memory_replay.random_states import Generators
+from mnemos.memory_replay.step_start import Generators
 
 OWN = {
     "torch": (lambda: torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))),

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mnemos import Transformer, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
-from mnemos.memory_replay.stored_states import Store
+from mnemos.memory_replay.step_start import Store
 
 
 def most_saved(run):

@@ -8,7 +8,7 @@ from replay_standins import agree, begin, cell, gradients, plain, segments
 from torch import nn
 
 from mnemos import InputError, replay
-from mnemos.memory_replay.rounding import sensitivity
+from mnemos.memory_replay.verification import sensitivity
 
 
 def rounded(x):
@@ -75,7 +75,7 @@ def test_a_difference_of_halves_is_said_to_be_one():
     def off(factor):
         return lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * factor}
 
-    with pytest.raises(InputError, match=r"explains\); give verify=0\.02 if .* half precision, or draw"):
+    with pytest.raises(InputError, match=r"explains\); give tolerance=0\.02 if .* half precision, or draw"):
         replay(model, segments(), begin(), advance=off(1.001))
     with pytest.raises(InputError, match=r"so other numbers were drawn or read\); draw from"):
         replay(model, segments(), begin(), advance=off(1.1))

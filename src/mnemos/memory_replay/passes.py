@@ -1,6 +1,7 @@
 """Memory replay back-propagation (Memformer, Algorithm 1): the passes of one rollout."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -8,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import pytree
+from mnemos._compat import pytree, share_buffers
 from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_losses
 
-from . import state_checks
-from .backward import broadcast_buffers, differentiate
-from .batch import BatchRows
-from .comparison import Place, StateComparison, precision
-from .random_states import Generators
-from .rounding import sensitivity
-from .stored_states import Buffers, StepStart, Store, compact
+from . import step_states
+from .step_start import Buffers, Generators, StepStart, Store, compact
+from .step_states import BatchRows
+from .verification import Place, StateComparison, precision, sensitivity
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Plan:
     """The arguments of one rollout, checked.
 
     keep: the number of states in memory at a time, for a number of steps. every: the number of steps that gradient
-    flows through. verify: False, True or the allowed relative difference. suspended: a context in which gradients are
+    flows through. compares: whether replayed steps are compared with the first pass, up to the relative difference
+    `tolerance` or, for None, to rounding. suspended: a context in which gradients are
     not reduced over processes; None if nothing reduces them. The others are those of `replay`.
     """
 
@@ -37,7 +36,8 @@ class Plan:
     keep: Callable[[int], int]
     every: int
     slide: int
-    verify: bool | float
+    compares: bool
+    tolerance: float | None
     module: nn.Module | None
     backward: Callable[[Tensor], object] | None
     suspended: Callable[[], AbstractContextManager[object]] | None
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Later:
-    """What a replayed step passes to the one before it: the values and the gradient of its state, and its buffers."""
+    """What a replayed step passes to the one before it: its state (if compared), its gradient, its buffers."""
 
     leaves: list[object]
     structure: Any
@@ -65,18 +65,13 @@ class ReplayPasses:
             raise InputError("replay: expected gradient to be enabled, found it switched off; leave no_grad first")
         self.plan = plan
         self.generators = plan.generators
-        self.compared = StateComparison(
-            None if isinstance(plan.verify, bool) else plan.verify,
-            plan.advance is not None,
-            plan.module,
-            self._sensitivity,
-        )
+        self.compared = StateComparison(plan.tolerance, plan.advance is not None, plan.module, self._sensitivity)
         broadcast_buffers(plan.module)
         self.buffers = Buffers(plan.module)
         self.given, structure = pytree.tree_flatten(state)
         self.fresh = state is None
         if not self.fresh:
-            state_checks.check_leaves(self.given, 0)
+            step_states.check_leaves(self.given, 0)
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
         taken = self.generators.take()
         self.start = self.end = StepStart(_detached(self.given), structure, taken, self.buffers.taken())
@@ -142,15 +137,16 @@ class ReplayPasses:
         kept, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
         state, pool = pytree.tree_unflatten(leaves, structure), self.store.pool(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
-            versions, incoming, before = state_checks.versions_of(leaves), leaves, structure
+            versions, incoming, before = step_states.versions_of(leaves), leaves, structure
             state = self._reset(t, state, leaves, structure)
             if self.plan.advance is None:
                 loss, state, _ = self._called(t, state)
-                self.passed.note(t, loss)
+                if self.plan.compares:
+                    self.passed.note(t, loss)
             else:
                 state = self._advanced(t, state)
             leaves, structure = self._leaves(t, state, incoming, structure)
-            state_checks.check_untouched(incoming, versions, leaves, t)
+            step_states.check_untouched(incoming, versions, leaves, t)
             if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
                 leaves = _detached(leaves)  # a step may enable gradient inside
                 state = pytree.tree_unflatten(leaves, structure)
@@ -171,11 +167,11 @@ class ReplayPasses:
         with self.plan.suspended() if self.plan.suspended is not None and not final else nullcontext():
             state = pytree.tree_unflatten(leaves, saved.structure)
             state = self._reset(t, state, leaves, saved.structure)
-            versions, given = state_checks.versions_of(leaves), pytree.tree_leaves(state)
+            versions, given = step_states.versions_of(leaves), pytree.tree_leaves(state)
             loss, state, aux = self._called(t, state)
             outgoing, structure = self._leaves(t, state, leaves, saved.structure)
-            state_checks.check_untouched(leaves, versions, outgoing, t)
-            state_checks.check_attached(given, outgoing, t)
+            step_states.check_untouched(leaves, versions, outgoing, t)
+            step_states.check_attached(given, outgoing, t)
             self.losses.note(t, loss)
             self.aux[t] = _kept(aux, t)
             if t + 1 == self.plan.slide:
@@ -189,8 +185,8 @@ class ReplayPasses:
                     self.buffers.taken(saved.buffers),
                 )
             else:
-                state_checks.check_repeated(structure, later.structure, t)
-                if self.plan.verify is not False:
+                step_states.check_repeated(structure, later.structure, t)
+                if self.plan.compares:
                     self._compare(t, loss.detach(), outgoing, later, saved)
             if t == self.first:
                 self.compared.settle()  # before the last gradients are added and reduced
@@ -199,7 +195,8 @@ class ReplayPasses:
             del loss, outgoing
         torch.clear_autocast_cache()
         gradients = [x.grad if isinstance(x, Tensor) and x.requires_grad else None for x in leaves]
-        return _Later(_detached(leaves), saved.structure, gradients, saved.buffers)
+        values = _detached(leaves) if self.plan.compares else []
+        return _Later(values, saved.structure, gradients, saved.buffers)
 
     def _incoming(self, t: int, saved: StepStart) -> list[object]:
         """The leaves that step t starts from; floating ones require gradient."""
@@ -212,7 +209,7 @@ class ReplayPasses:
             views = Store.fetch(saved.leaves)
         if t == self.first and t > 0:
             return views
-        wanted = [state_checks.differentiable(x) and not x.requires_grad for x in views]
+        wanted = [step_states.differentiable(x) and not x.requires_grad for x in views]
         return [x.detach().requires_grad_() if want else x for x, want in zip(views, wanted, strict=True)]
 
     def _differentiate(
@@ -247,7 +244,7 @@ class ReplayPasses:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and torch.distributed.get_world_size() > 1:
             return None
-        verify, taken = self.plan.verify, self.generators.take()
+        tolerance, taken = self.plan.tolerance, self.generators.take()
 
         def run() -> dict[Place, Tensor]:
             self.generators.put(start.generators)
@@ -258,11 +255,11 @@ class ReplayPasses:
             found: dict[Place, object] = {("loss", 0): loss}
             found |= {("state", i): x for i, x in enumerate(pytree.tree_leaves(state))}
             found |= {(name, 0): x for name, x in self.buffers.tensors()}
-            return {place: x for place, x in found.items() if isinstance(x, Tensor) and state_checks.differentiable(x)}
+            return {place: x for place, x in found.items() if isinstance(x, Tensor) and step_states.differentiable(x)}
 
         try:
             with self.buffers.borrowed() as lend:
-                return sensitivity(run, precision if isinstance(verify, bool) else lambda dtype: float(verify))
+                return sensitivity(run, precision if tolerance is None else lambda dtype: tolerance)
         except Exception:  # a step that does not run under the mode of the measurement: nothing is known
             return None
         finally:
@@ -278,13 +275,13 @@ class ReplayPasses:
         found, auxiliary = self._ran(t, self.plan.step, state)
         if not isinstance(found, tuple) or len(found) not in (2, 3):
             raise InputError(f"step {t}: expected (loss, state) or (loss, state, aux), found {_said(found)}")
-        state_checks.check_loss(found[0], t)
+        step_states.check_loss(found[0], t)
         return _with_auxiliary(found[0].reshape(()), auxiliary), found[1], found[2] if len(found) == 3 else None
 
     def _advanced(self, t: int, state: State) -> State:
         assert self.plan.advance is not None
         found, _ = self._ran(t, self.plan.advance, state)
-        state_checks.check_advanced(found, t)
+        step_states.check_advanced(found, t)
         return found
 
     def _ran(self, t: int, function: Callable[[Any, State], object], state: State) -> tuple[Any, AuxiliaryLosses]:
@@ -301,12 +298,12 @@ class ReplayPasses:
     def _leaves(self, t: int, state: State, incoming: list[object], before: Any) -> tuple[list[object], Any]:
         """Check a step's new state and flatten it. before: the structure of the incoming state."""
         leaves, structure = pytree.tree_flatten(state)
-        state_checks.check_leaves(leaves, t)
+        step_states.check_leaves(leaves, t)
         if t or not self.fresh:
-            state_checks.check_structure(structure, before, t)
+            step_states.check_structure(structure, before, t)
         if structure == before:
-            state_checks.check_kinds(incoming, leaves, t)
-        if not state_checks.alike(incoming, leaves):
+            step_states.check_kinds(incoming, leaves, t)
+        if not step_states.alike(incoming, leaves):
             self.plan.rows.check(self.plan.segments[t], incoming, leaves, structure, t)
         return leaves, structure
 
@@ -349,9 +346,128 @@ def _kept(aux: Any, t: int) -> Any:
     if aux is None:
         return None
     leaves, structure = pytree.tree_flatten(aux)
-    state_checks.check_auxiliary(leaves, t)
+    step_states.check_auxiliary(leaves, t)
     return pytree.tree_unflatten(compact(_detached(leaves), []), structure)
 
 
 def _detached(leaves: list[object]) -> list[object]:
     return [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+
+
+class _LossAndState(torch.autograd.Function):
+    """weight · loss, whose backward also passes to the state the gradient that later steps computed for it.
+
+    One root, so that one backward pass does both (two would be refused by DistributedDataParallel), and the carried
+    gradient is handed on as it is: what scales the root (a GradScaler) has already scaled it, in the last step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: float, carried: list[Tensor], loss: Tensor, *state: Tensor) -> Tensor:
+        ctx.weight, ctx.carried = weight, carried
+        return loss.detach() * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, grads[0] * ctx.weight, *ctx.carried
+
+
+def differentiate(
+    backward: Callable[[Tensor], object] | None,
+    weight: float,
+    loss: Tensor,
+    state: list[object],
+    carried: list[Tensor | None],
+    every: bool,
+) -> bool:
+    """The backward pass of a step; False if nothing in it requires gradient.
+
+    backward: the function that runs it on one tensor; None is PyTorch's own. every: a part of the state that no
+    gradient came back for gets zeros, so that every parameter takes part.
+    """
+    outgoing, gradients = [], []
+    for x, gradient in zip(state, carried, strict=True):
+        if isinstance(x, Tensor) and x.requires_grad and (every or gradient is not None):
+            outgoing.append(x)
+            gradients.append(torch.zeros_like(x) if gradient is None else gradient)
+    if not outgoing and not loss.requires_grad:
+        return False
+    with _without_autocast():
+        if backward is not None:
+            backward(_LossAndState.apply(weight, gradients, loss, *outgoing))
+            return True
+        if loss.requires_grad:
+            outgoing.append(loss)
+            gradients.append(torch.full_like(loss, weight))
+        # One call with several roots: it takes half the time of a root that joins them.
+        torch.autograd.backward(outgoing, gradients)
+    return True
+
+
+def _without_autocast() -> contextlib.AbstractContextManager[object]:
+    """A context without autocast: a backward pass uses the dtypes of its forward."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cpu", accelerator.type if accelerator is not None else "cpu"}
+    on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    if not on:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    for kind in on:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
+    """A context in which a module's gradients are not reduced over processes; None if nothing reduces them.
+
+    The module, or parts of it, may be wrapped by DistributedDataParallel (or anything with a `no_sync`) or be sharded
+    by `fully_shard`.
+    """
+    parts = list(_reducing(module)) if module is not None else []
+
+    @contextlib.contextmanager
+    def suspended() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for part in parts:
+                if hasattr(part, "set_requires_gradient_sync"):
+                    part.set_requires_gradient_sync(False)
+                    stack.callback(part.set_requires_gradient_sync, True)
+                else:
+                    stack.enter_context(part.no_sync())
+            yield
+
+    return suspended if parts else None
+
+
+def _reducing(module: nn.Module) -> Iterator[Any]:
+    """The outermost modules that reduce gradients."""
+    if hasattr(module, "set_requires_gradient_sync") or callable(getattr(type(module), "no_sync", None)):
+        yield module
+        return
+    for child in module.children():
+        yield from _reducing(child)
+
+
+def broadcast_buffers(module: nn.Module | None) -> None:
+    """Broadcast the buffers of process 0 now, as DistributedDataParallel would do at the rollout's first forward.
+
+    Otherwise the replay of the first step would start with other buffers than its first pass.
+    """
+    for part in module.modules() if module is not None else ():
+        if isinstance(part, nn.parallel.DistributedDataParallel):
+            share_buffers(part)
+
+
+class Gradients:
+    """A copy of the gradients before the rollout, to restore them if it fails."""
+
+    def __init__(self, module: nn.Module | None, others: list[Tensor]) -> None:
+        own = list(module.parameters()) if module is not None else []
+        self._before = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in (*own, *others)]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Restore the gradients, in the same tensors."""
+        for tensor, grad, value in self._before:
+            if grad is not None and value is not None:
+                grad.copy_(value)
+            tensor.grad = grad

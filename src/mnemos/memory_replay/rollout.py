@@ -1,24 +1,26 @@
-"""`replay`, its options and its result."""
+"""`replay`, its options and its result, and the checks of its arguments."""
 
+import functools
+import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import State
+from mnemos.types import InputError, State
 
-from . import arguments
-from .backward import Gradients, suspension
-from .batch import Axes, BatchRows
-from .passes import Plan, ReplayPasses
-from .random_states import Generators
-from .stored_states import Store
+from .passes import Gradients, Plan, ReplayPasses, suspension
+from .step_start import Generators, Store
+from .step_states import Axes, BatchRows, one_per_step
 
 Segment = TypeVar("Segment")
+Verify: TypeAlias = Literal["first", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class ReplayOptions(TypedDict, total=False):
     as [D] parameters), or a function without arguments that computes one. Parameters of either receive gradient.
     generators: random generators that `step` draws from besides the global ones (torch.Generator, random.Random,
     numpy.random.Generator or RandomState). Each replayed step draws from them what it drew in the first pass.
+    tolerance: the difference, relative to a tensor's norm, that `verify` allows. None: that of rounding in the tensor's
+    dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
     offload: True stores states in the host's memory (for a GPU). An existing folder stores each state in a file there,
     deleted at the end. Both cost one transfer each way per state. States of generators and buffers stay in memory.
     scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
@@ -59,6 +63,7 @@ class ReplayOptions(TypedDict, total=False):
     batch_axis: Axes
     reset_to: State | Callable[[], State]
     generators: Iterable[object] | None
+    tolerance: float | None
     offload: bool | str | os.PathLike[str]
     scaler: torch.amp.GradScaler | None
     backward: Callable[[Tensor], object] | None
@@ -76,7 +81,7 @@ def replay(
     truncate_every: int | None = None,
     slide: int | None = None,
     checkpoints: int | str = "all",
-    verify: bool | float = True,
+    verify: Verify | bool | float = "first",
     module: nn.Module | None = None,
     **options: Unpack[ReplayOptions],
 ) -> ReplayResult:
@@ -115,13 +120,15 @@ def replay(
     levels, each of which costs one more first pass. "sqrt": √S, two levels.
     verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
-    notice. A number is the allowed difference, relative to a tensor's norm. True allows rounding, that of half
-    precision if the state's dtype or autocast around this call says so; give 2e-2 if the step uses autocast inside.
+    notice. "always": in this call. "never": not. "first": in the first call that ends without an error, for each code
+    of `step` and `advance` with each `module` in training mode or not; where no module is known, with each object whose
+    method `step` is, or each function. A function that is made anew for every call is then compared in every call.
+    True, False and a number mean "always", "never", and "always" with this `tolerance`.
     A tensor that is about zero because its summands cancel may differ by the rounding of the summands. If a difference
     would be an error, three more runs of the step without gradient measure this rounding (in one process only).
-    Cost: a comparison of the state per step.
+    Cost of a call that compares: a comparison of the state per step.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
-    replayed step, verified as the state is, and updated once. Its gradients are restored after an error.
+    replayed step, compared as the state is, and updated once. Its gradients are restored after an error.
     DistributedDataParallel or `fully_shard` in it reduce gradients once per rollout. It is found automatically if
     `step` is a module, a module's method, or a `functools.partial` of one.
     options: see `ReplayOptions`.
@@ -145,22 +152,27 @@ def replay(
         raise TypeError(
             f"replay() got an unexpected keyword argument {min(unknown)!r}; see mnemos.memory_replay.ReplayOptions"
         )
-    arguments.check(step, advance, module, verify)
-    found = arguments.sequence(segments)
+    _check_types(step, advance, module)
+    when, tolerance = _read_verify(verify, options.get("tolerance"))
+    found = _as_sequence(segments)
     count = len(found)
-    module = arguments.owner(step) if module is None else module
+    every = _read_horizon(truncate_every, count)
+    module = _find_owner(step) if module is None else module
+    verified, kind = _find_verified(step, advance, module)
+    compares = min(every, count) > 1 and (when == "always" or (when == "first" and kind not in verified))
     plan = Plan(
         step=step,
         advance=advance,
         segments=found,
-        weights=arguments.numbers(weights, count),
+        weights=_read_weights(weights, count),
         rows=BatchRows(options.get("batch_axis"), resets, options.get("reset_to"), count),
-        keep=arguments.kept(checkpoints),
-        every=arguments.horizon(truncate_every, count),
-        slide=arguments.window_step(slide, count),
-        verify=verify,
+        keep=_read_checkpoints(checkpoints),
+        every=every,
+        slide=_read_slide(slide, count),
+        compares=compares,
+        tolerance=tolerance,
         module=module,
-        backward=arguments.scaled(options.get("scaler"), options.get("backward")),
+        backward=_choose_backward(options.get("scaler"), options.get("backward")),
         suspended=options.get("no_sync") or suspension(module),
         generators=Generators(options.get("generators")),
     )
@@ -170,6 +182,8 @@ def replay(
     passes.store = Store(options.get("offload", False))
     try:
         passes.run()
+        if compares:
+            verified.add(kind)
         return ReplayResult(*passes.result())
     except BaseException:
         before.put_back()
@@ -177,3 +191,131 @@ def replay(
         raise
     finally:
         passes.store.close()
+
+
+def _check_types(step: object, advance: object, module: object) -> None:
+    """Raise InputError for arguments of the wrong type."""
+    for name, value in (("step", step), ("advance", advance)):
+        if not callable(value) and not (name == "advance" and value is None):
+            raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
+    if module is not None and not isinstance(module, nn.Module):
+        raise InputError(f"replay: expected module to be a torch.nn.Module, found {_kind(module)}")
+
+
+def _read_verify(verify: object, tolerance: float | None) -> tuple[str, float | None]:
+    """(when steps are compared, the allowed relative difference or None)."""
+    number = verify if tolerance is None and not isinstance(verify, bool | str) else tolerance
+    if not (verify in get_args(Verify) if isinstance(verify, str) else isinstance(verify, int | float)):
+        raise InputError(f'replay: expected verify "first", "always" or "never", found {verify!r:.60}')
+    if number is not None and (not isinstance(number, int | float) or isinstance(number, bool) or not number >= 0):
+        raise InputError(f"replay: expected a tolerance from 0 on, found {number!r:.60}")
+    when = verify if isinstance(verify, str) else "never" if verify is False else "always"
+    return when, None if number is None else float(number)
+
+
+# The kinds of call that were compared, for each object that steps belong to; the object is not kept alive.
+_verified: WeakKeyDictionary[object, set[tuple[object, ...]]] = WeakKeyDictionary()
+
+
+def _find_verified(
+    step: Callable[..., object], advance: Callable[..., object] | None, module: nn.Module | None
+) -> tuple[set[tuple[object, ...]], tuple[object, ...]]:
+    """(the kinds of call that were compared for what the step belongs to, the kind of this call).
+
+    A kind is the code of step and advance, and the mode of the module.
+    """
+    called = _innermost(step)
+    codes = (getattr(inspect.unwrap(_innermost(f)), "__code__", type(f)) for f in (step, advance) if f is not None)
+    kind = (*codes, module is not None and module.training)
+    try:
+        return _verified.setdefault(getattr(called, "__self__", called) if module is None else module, set()), kind
+    except TypeError:  # an object without weak references or without a hash: every call is its first
+        return set(), kind
+
+
+def _as_sequence(segments: object) -> Any:
+    """The segments as a sequence."""
+    if hasattr(segments, "__getitem__") and hasattr(segments, "__len__"):
+        found = segments
+    elif isinstance(segments, Iterable):
+        found = list(segments)
+    else:
+        raise InputError(
+            f"replay: expected segments to go through, as in replay(step, segments), found {_kind(segments)}"
+        )
+    if not len(found):
+        raise InputError("replay: expected at least one segment, found none")
+    return found
+
+
+def _read_checkpoints(checkpoints: int | str) -> Callable[[int], int]:
+    """The number of states of so many steps that are kept at a time."""
+    if checkpoints == "all":
+        return lambda steps: steps
+    if checkpoints == "sqrt":
+        return lambda steps: max(2, math.isqrt(steps - 1) + 1)
+    if not isinstance(checkpoints, int) or checkpoints < 2:  # True is 1
+        raise InputError(f'replay: expected checkpoints "all", "sqrt" or an integer from 2 on, found {checkpoints!r}')
+    return lambda steps: checkpoints
+
+
+def _read_horizon(truncate_every: int | None, steps: int) -> int:
+    """The number of steps that gradient flows through."""
+    if truncate_every is None:
+        return steps
+    if not isinstance(truncate_every, int) or isinstance(truncate_every, bool) or truncate_every < 1:
+        raise InputError(f"replay: expected truncate_every of at least 1, found {truncate_every!r}")
+    return truncate_every
+
+
+def _read_slide(slide: int | None, steps: int) -> int:
+    """The number of steps from the start of this rollout to that of the next one."""
+    if slide is None:
+        return steps
+    if not isinstance(slide, int) or isinstance(slide, bool) or not 1 <= slide <= steps:
+        raise InputError(
+            f"replay: expected slide from 1 to {steps}, the number of segments, found {slide!r}; use None for rollouts "
+            "that share no segment"
+        )
+    return slide
+
+
+def _choose_backward(
+    scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
+) -> Callable[[Tensor], object] | None:
+    """The function that runs a backward pass; None is PyTorch's own."""
+    if scaler is not None and backward is not None:
+        raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
+    if scaler is not None:
+        return lambda root: scaler.scale(root).backward()
+    return backward
+
+
+def _read_weights(weights: Iterable[float | Tensor] | None, count: int) -> list[float]:
+    """The weights of the losses, as numbers."""
+    found = one_per_step("weights", [1 / count] * count if weights is None else weights, count)
+    if any(isinstance(weight, Tensor) and weight.requires_grad for weight in found):
+        raise InputError(
+            "replay: expected weights without gradient, found some that require it; "
+            "multiply the loss by them inside the step"
+        )
+    return [float(weight) for weight in found if weight is not None]
+
+
+def _find_owner(step: Callable[..., object]) -> nn.Module | None:
+    """The module that `step` belongs to, or None."""
+    called = _innermost(step)
+    found = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _innermost(function: Callable[..., object]) -> Callable[..., object]:
+    """The function inside of `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _kind(value: object) -> str:
+    """The name of a value's type."""
+    return "None" if value is None else type(value).__name__

@@ -20,7 +20,7 @@ from mnemos.lab.tasks.metrics import called, sum_functions
 from mnemos.lab.tasks.task import Task
 from mnemos.memory.stored import accumulate_caches, stored
 from mnemos.memory_replay import replay
-from mnemos.memory_replay.comparison import HALF
+from mnemos.memory_replay.verification import HALF
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, detach, leaves, map_state, reset
 
 from .recipe import RolloutConfig, TrainConfig
