@@ -30,9 +30,9 @@ from mnemos._compat import pytree
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.run.run import provenance
 from mnemos.libraries import transformers
+from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.trainers import RolloutBatches
-from mnemos.trainers.reading import Reader
-from mnemos.trainers.rows import RowStates, segments
+from mnemos.trainers.reading import Reader, RowStates, segments
 
 ROWS, SEGMENT, VOCABULARY = 2, 64, 256
 SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}
@@ -111,7 +111,7 @@ def ways(model: Any, count: int) -> dict[str, Callable[[], Tensor]]:
 
     def replayed() -> Tensor:
         rows = RowStates(batches)
-        return rows.backward(lambda s, state: reader(s, state, total), batch, model, Tensor.backward)
+        return rows.backward(RolloutEngine(module=model), lambda s, state: reader(s, state, total), batch)
 
     return {
         "back-propagation": through_time,

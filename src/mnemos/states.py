@@ -63,8 +63,12 @@ class Rows:
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` to every tensor of a state (and to the same tensors of others of the same structure)."""
-    mapped: S = pytree.tree_map(lambda leaf, *rest: leaf if leaf is None else function(leaf, *rest), state, *others)
-    return mapped
+
+    def mapped(leaf: Any, *rest: Any) -> Any:
+        return function(leaf, *rest) if isinstance(leaf, Tensor) else leaf
+
+    found: S = pytree.tree_map(mapped, state, *others)
+    return found
 
 
 def leaves(state: object) -> list[Tensor]:

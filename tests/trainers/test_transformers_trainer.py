@@ -14,8 +14,7 @@ import mnemos
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.trainers import RolloutBatches
-from mnemos.trainers.reading import Reader
-from mnemos.trainers.rows import RowStates
+from mnemos.trainers.reading import Reader, RowStates
 from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")

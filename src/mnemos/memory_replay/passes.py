@@ -276,7 +276,7 @@ class ReplayPasses:
         if not isinstance(found, tuple) or len(found) not in (2, 3):
             raise InputError(f"step {t}: expected (loss, state) or (loss, state, aux), found {_said(found)}")
         step_states.check_loss(found[0], t)
-        return _with_auxiliary(found[0].reshape(()), auxiliary), found[1], found[2] if len(found) == 3 else None
+        return add_auxiliary(found[0].reshape(()), auxiliary), found[1], found[2] if len(found) == 3 else None
 
     def _advanced(self, t: int, state: State) -> State:
         assert self.plan.advance is not None
@@ -330,7 +330,7 @@ class _Losses:
         self._slots[t].copy_(loss.detach())
 
 
-def _with_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
+def add_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
     """A step's loss plus the auxiliary losses of its layers, on the loss's device."""
     for added in auxiliary:
         loss = loss + added.to(loss.device)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
+from mnemos.memory_replay.engine import RolloutEngine
+from mnemos.memory_replay.rollout import Verify
 from mnemos.types import InputError, JSONObject, State
 
 from .batches import Rollout, RolloutBatches
-from .reading import Reader, Segment
-from .rows import RowStates, average_gradients
+from .reading import Reader, RowStates, Segment, average_gradients
 
 _SAVED = "mnemos_rollouts"  # the entry of a checkpoint
 
@@ -42,10 +43,11 @@ class RolloutModule:
     A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
     leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. Another `fit` with the same batches
     goes on with them; with others all rows begin anew. One optimiser; one device, or several with the strategy "ddp".
-    It works with `lightning` and with `pytorch_lightning`.
+    It works with `lightning` and with `pytorch_lightning`. verify, an attribute of the class: as in `mnemos.replay`.
     Raises InputError for other loaders and strategies, and for a checkpoint of other data or another model.
     """
 
+    verify: Verify = "first"
     trainer: Any
     model: nn.Module
     optimizers: Callable[[], Any]
@@ -133,7 +135,9 @@ class RolloutModule:
         module: Any = self
         with apart:
             loss = self._rows.backward(
-                lambda segment, state: self.segment_loss(segment, state, count), batch, module, self.manual_backward
+                RolloutEngine(self.manual_backward, module=module, verify=self.verify),
+                lambda segment, state: self.segment_loss(segment, state, count),
+                batch,
             )
         average_gradients(module.parameters())
         optimizer.step()

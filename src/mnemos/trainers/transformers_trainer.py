@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from mnemos import libraries, tree_file
 from mnemos.errors import InputError
+from mnemos.memory_replay.engine import RolloutEngine
+from mnemos.memory_replay.rollout import Verify
 
 from .batches import RolloutBatches
-from .reading import Reader
-from .rows import RowStates, average_gradients
+from .reading import Reader, RowStates, average_gradients
 
 libraries.transformers()
 libraries.accelerate()
@@ -62,7 +63,8 @@ class RolloutTrainer(Trainer):
     processes (torchrun) each has rows of its own, and gradients are averaged by one all-reduce per update.
 
     A checkpoint holds the states and the place in the data, and training that is killed and resumed continues bit for
-    bit. `resume_from_checkpoint=True` takes the newest checkpoint that is whole. named: the other arguments of Trainer.
+    bit. `resume_from_checkpoint=True` takes the newest checkpoint that is whole. verify: as in `mnemos.replay`.
+    named: the other arguments of Trainer.
     Raises InputError for a model without a causal state, for arguments that do not apply to rollouts, and where a
     checkpoint is of another model, of other data or of other settings.
     """
@@ -72,7 +74,7 @@ class RolloutTrainer(Trainer):
     eval_dataset: Any
     optimizer: Any
 
-    def __init__(self, *given: Any, segment: int, rollout: int, **named: Any) -> None:
+    def __init__(self, *given: Any, segment: int, rollout: int, verify: Verify = "first", **named: Any) -> None:
         for name in ("data_collator", "compute_loss_func", "compute_metrics"):
             if named.get(name) is not None:
                 raise InputError(
@@ -93,7 +95,7 @@ class RolloutTrainer(Trainer):
             raise InputError(
                 f"RolloutTrainer: expected one GPU per process, found {self.args.n_gpu}; start it with torchrun"
             )
-        self.segment, self.rollout = segment, rollout
+        self.segment, self.rollout, self.verify = segment, rollout, verify
         self._resumed: Path | None = None
         if self._found is not None:
             self._found.smooth(self.args.label_smoothing_factor)
@@ -187,12 +189,12 @@ class RolloutTrainer(Trainer):
         reader, batch = self._reader(), self._prepare_inputs(inputs)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         count = num_items_in_batch.clamp(min=1) / scale
+        engine = RolloutEngine(self.accelerator.backward, module=self.model, verify=self.verify)
         with self.accelerator.no_sync(model=model), self.accelerator.autocast():
             loss = self._rows.backward(
+                engine,
                 lambda segment, state: reader(segment, state, count),
                 batch,
-                self.model,
-                self.accelerator.backward,
                 reader.advance if reader.advances else None,
             )
         if self.accelerator.sync_gradients:

@@ -321,7 +321,7 @@ def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
     batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
     loss, sums = ModelWithLoss(model, SUPERVISED, alone)([batch], carry)
     assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
-    assert carry.state.seen.tolist() == [3, 3]
+    assert carry.after[-1].seen.tolist() == [3, 3]
     with contextlib.suppress(InputError):  # nothing is counted
         evaluate(model, [batch], total=None if alone else lambda x: x)
     assert len(reads) == 2 * forwards

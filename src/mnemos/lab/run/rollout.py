@@ -1,10 +1,6 @@
-"""The gradients of one update: forward and backward over the segments of its rollout. A plain update has one segment.
+"""The gradients of one update: the batches of its rollout, read by the wrapped model with its loss.
 
-    Σ_t loss_t,  loss_t, s_t = model(x_t, s_{t−1})        t = 1 … S, gradients through at most `horizon` states
-
-Both methods, memory replay and plain back-propagation through time, give the same gradients, truncated every `horizon`
-segments. They differ in the activations that they keep (see `RolloutConfig`). Gradients are summed over processes once
-per update.
+A plain update has one segment. Gradients are summed over processes once per update.
 """
 
 from __future__ import annotations
@@ -19,9 +15,9 @@ from torch import Tensor, nn
 from mnemos.lab.tasks.metrics import called, sum_functions
 from mnemos.lab.tasks.task import Task
 from mnemos.memory.stored import accumulate_caches, stored
-from mnemos.memory_replay import replay
+from mnemos.memory_replay.engine import RolloutEngine, read_in_turn
 from mnemos.memory_replay.verification import HALF
-from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, detach, leaves, map_state, reset
+from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, leaves
 
 from .recipe import RolloutConfig, TrainConfig
 
@@ -30,31 +26,17 @@ if TYPE_CHECKING:
 
 
 class Carry:
-    """Passes a state into and out of a wrapped model. The wrappers convert and copy tensors and pytrees, but not this.
+    """The state that goes into a wrapped model, and those that come out of it, one for each segment.
 
-    weight: weight of the losses. auxiliary: weight of the auxiliary losses. visible: the new state will get a gradient
-    of its own, so the forward must also return something that depends on it: DDP finds used parameters in this way.
-    noted: the state after `note_after` batches of the forward; None before it is known.
+    The wrappers (precision, DDP, FSDP) copy and convert the tensors and pytrees that are passed to them and back. A
+    state must stay as it is, in float32 under bfloat16 weights too, and they leave an object of a class of our own.
     """
 
-    __slots__ = ("auxiliary", "note_after", "noted", "state", "visible", "weight")
+    __slots__ = ("after", "before")
 
-    def __init__(
-        self,
-        state: State,
-        weight: float = 1.0,
-        auxiliary: float = 0.0,
-        visible: bool = False,
-        note_after: int = 0,
-    ) -> None:
-        self.state, self.weight, self.auxiliary, self.visible = state, weight, auxiliary, visible
-        self.note_after, self.noted = note_after, None
-
-    def reach(self, state: State, batches: int) -> None:
-        """Set the state, that after so many batches of the forward."""
-        self.state = state
-        if batches == self.note_after:
-            self.noted = state
+    def __init__(self, before: State) -> None:
+        self.before = before
+        self.after: list[State] = []
 
 
 class ModelWithLoss(nn.Module):
@@ -81,49 +63,56 @@ class ModelWithLoss(nn.Module):
         """Whether a batch takes the model's whole forward, and not `advance`."""
         return not self._skips or self.task.count(batch) > 0
 
-    def forward(self, batches: Sequence[object], carry: Carry, advance: bool = False) -> tuple[Tensor, ...]:
-        """(loss, sums) of successive batches; the new state is written to `carry.state`.
+    def forward(
+        self,
+        batches: Sequence[object],
+        carry: Carry,
+        weights: tuple[float, float] = (1.0, 0.0),
+        visible: bool = False,
+        advance: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """(loss, sums) of successive batches; the states are written to `carry.after`.
 
-        loss: weight × Σ losses + auxiliary × Σ auxiliary losses, a scalar. sums, without gradient: [auxiliary × Σ
-        auxiliary losses, their number, the sums of the task's metrics]. advance: only compute the new state, by the
-        model's `advance`, and return ().
+        weights: of the losses and of the auxiliary losses. loss: their weighted sum, a scalar. sums, without gradient:
+        [weight × Σ auxiliary losses, their number, the sums of the task's metrics]. visible: the last state will get a
+        gradient of its own, so something that depends on it is returned too: DDP finds used parameters in this way.
+        advance: only compute the new states, by the model's `advance`, and return ().
         """
-        losses: list[Tensor] = []
         added: list[Tensor] = []
-        sums: list[Tensor | None] = []
+        sums: list[Tensor] = []
+
+        def step(batch: object, state: State) -> tuple[Tensor | None, State]:
+            if advance or not self.reads(batch):
+                return None, self.task.advance(self.model, batch, state)
+            with collect_auxiliary_losses() as auxiliary:
+                outputs, state = self.task.forward(self.model, batch, state)
+                loss = self.task.loss(self.model, outputs, batch)
+            added.extend(auxiliary)
+            with torch.no_grad():
+                functions = self._functions.items()
+                found = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
+            if found:
+                sums.append(torch.stack([x.to(loss.device, torch.float32) for x in found]))
+            return loss, state
+
         with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
-            for count, batch in enumerate(batches, start=1):
-                state, resets = carry.state, self.task.resets(batch)
-                if state is not None and resets is not None:
-                    state = reset(state, resets)
-                if advance or not self.reads(batch):
-                    carry.reach(self.task.advance(self.model, batch, state), count)
-                    continue
-                with collect_auxiliary_losses() as auxiliary:
-                    outputs, state = self.task.forward(self.model, batch, state)
-                    losses.append(self.task.loss(self.model, outputs, batch))
-                carry.reach(state, count)
-                added += auxiliary
-                with torch.no_grad():
-                    functions = self._functions.items()
-                    found = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
-                sums.append(torch.stack([x.to(losses[-1].device, torch.float32) for x in found]) if found else None)
+            found, carry.after = read_in_turn(step, ((x, self.task.resets(x)) for x in batches), carry.before)
         if advance:
             return ()
+        losses = [loss for loss in found if loss is not None]
         device = leaves(batches[-1])[0].device
         none = torch.zeros((), device=device)
-        loss, extra = torch.stack(losses or [none]).sum() * carry.weight, none
+        loss, extra = torch.stack(losses or [none]).sum() * weights[0], none
         if added:
-            extra = torch.stack([x.to(loss.dtype) for x in added]).sum() * carry.auxiliary
+            extra = torch.stack([x.to(loss.dtype) for x in added]).sum() * weights[1]
             loss = loss + extra
         head = torch.stack([extra.detach().to(device, torch.float32), torch.full_like(none, len(added))])
-        tail = [x for x in sums if x is not None]
         zeros = torch.zeros(sum(self._functions.values()), device=device)
-        summed = torch.cat([head, torch.stack(tail).sum(0) if tail else zeros])
-        if not carry.visible:
+        summed = torch.cat([head, torch.stack(sums).sum(0) if sums else zeros])
+        if not visible:
             return loss, summed
         # DDP finds the used parameters from the tensors that a forward returns. These scalars have no other use.
-        return loss, summed, *(x.flatten()[:1].sum() for x in leaves(carry.state) if x.requires_grad)
+        return loss, summed, *(x.flatten()[:1].sum() for x in leaves(carry.after[-1]) if x.requires_grad)
 
 
 class RolloutGradients:
@@ -132,13 +121,23 @@ class RolloutGradients:
     def __init__(
         self, fabric: Fabric, wrapped: Any, with_loss: ModelWithLoss, model: nn.Module, task: Task, config: TrainConfig
     ) -> None:
-        self._fabric, self._wrapped, self._with_loss, self._model, self._task = fabric, wrapped, with_loss, model, task
+        self._wrapped, self._with_loss, self._model, self._task = wrapped, with_loss, model, task
         self._config: RolloutConfig = config.rollout
         self._splits = config.accumulate > 1 or config.rollout.segments > 1 or config.rollout.segment_length > 0
         self._caches = bool(stored(model))
-        # Fabric enters autocast inside the wrapped model, so replay cannot detect half precision by itself.
-        self._verify = HALF if config.precision.endswith("mixed") else True
-        self._stores = any(True for _ in model.buffers())
+        self._engine = RolloutEngine(
+            lambda loss: fabric.backward(loss),
+            module=model if any(True for _ in model.buffers()) else None,
+            replay=config.rollout.replay,
+            horizon=config.rollout.horizon,
+            slide=config.rollout.slide,
+            checkpoints=config.rollout.checkpoints,
+            offload=config.rollout.offload,
+            verify=config.rollout.verify,
+            # Fabric enters autocast inside the wrapped model, so replay cannot detect half precision by itself.
+            tolerance=HALF if config.precision.endswith("mixed") else None,
+            unreduced=lambda: fabric.no_backward_sync(wrapped),
+        )
         self._kept: dict[int, object] = {}  # batches of the last update, by index
 
     def forwards(self, micro_batches: Sequence[Sequence[object]]) -> int:
@@ -175,75 +174,31 @@ class RolloutGradients:
         update's last micro-batch, after which gradients are summed over processes. Raises InputError for a model
         without state.
         """
-        # With horizon 1, plain back-propagation keeps the graph of one segment too, and needs no second forward.
-        replayed = self._config.replay and len(batches) > 1 and self._config.horizon != 1
-        method = self._replayed if replayed else self._through_time
-        sums, state = method(batches, state, weights, last)
+        replayed = self._engine.replays(len(batches))
+        found: list[Tensor] = []
+
+        def read(batches: Sequence[object], state: State) -> tuple[Tensor, list[State]]:
+            carry = Carry(state)
+            loss, sums, *_ = self._wrapped(batches, carry, weights, visible=replayed and torch.is_grad_enabled())
+            if torch.is_grad_enabled():  # each segment is read exactly once with gradient
+                found.append(sums)
+            return loss, carry.after
+
+        def advance(batch: object, state: State) -> State:
+            carry = Carry(state)
+            self._wrapped([batch], carry, advance=True)
+            return carry.after[-1]
+
+        advances = isinstance(self._model, Advances)
+        losses, state = self._engine.run(read, batches, state, advance if advances else None, last)
         if len(batches) > 1 and not leaves(state):
             raise InputError(
                 "train.rollout: expected a model that keeps a state between segments, found one that keeps none; "
                 "use another attention or model, or one segment per update"
             )
-        # Contiguous, because a checkpoint restores contiguous tensors, and kernels may round other strides differently.
-        return sums, map_state(lambda leaf: leaf.detach().contiguous(), state)
-
-    def _without_gradient_sync(self, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
-        return self._fabric.no_backward_sync(self._wrapped, enabled=enabled)
-
-    def _through_time(
-        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
-    ) -> tuple[Tensor, State]:
-        """Plain back-propagation through time: one graph per `horizon` segments."""
-        horizon = self._config.horizon or len(batches)
-        slide = self._config.slide or len(batches)
-        found, following = [], None
-        for start in range(0, len(batches), horizon):
-            carry = Carry(state, *weights, note_after=slide - start)
-            with self._without_gradient_sync(not (last and start + horizon >= len(batches))):
-                loss, sums = self._wrapped(batches[start : start + horizon], carry)
-                if loss.requires_grad:
-                    self._fabric.backward(loss)
-            state = detach(carry.state)
-            following = detach(carry.noted) if start < slide <= start + horizon else following
-            found.append(_split_losses(loss.detach(), sums))
-        return torch.stack(found).sum(0), following
-
-    def _replayed(
-        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
-    ) -> tuple[Tensor, State]:
-        """Memory replay: the graph of one segment at a time."""
-        found = []
-
-        def step(batch: object, state: State) -> tuple[Tensor, State]:
-            carry = Carry(state, *weights, visible=torch.is_grad_enabled())
-            loss, sums, *_ = self._wrapped([batch], carry)
-            if torch.is_grad_enabled():  # replay runs each segment exactly once with gradient
-                found.append(sums)
-            return loss, carry.state
-
-        def advance(batch: object, state: State) -> State:
-            carry = Carry(state)
-            self._wrapped([batch], carry, advance=True)
-            return carry.state
-
-        with self._without_gradient_sync(not last):
-            out = replay(
-                step,
-                batches,
-                state,
-                advance=advance if isinstance(self._model, Advances) else None,
-                weights=[1.0] * len(batches),
-                truncate_every=self._config.horizon or None,
-                slide=self._config.slide or None,
-                checkpoints=self._config.checkpoints,
-                offload=self._config.offload,
-                verify=self._verify,
-                module=self._model if self._stores else None,
-                backward=self._fabric.backward,
-                # Processes sum gradients after the last segment of the last micro-batch.
-                no_sync=self._without_gradient_sync if last else contextlib.nullcontext,
-            )
-        return _split_losses(out.losses.sum(), torch.stack(found).sum(0)), out.next_state
+        if replayed:
+            return _split_losses(losses.sum(), torch.stack(found).sum(0)), state
+        return torch.stack(list(map(_split_losses, losses, found))).sum(0), state
 
 
 def _split_losses(loss: Tensor, sums: Tensor) -> Tensor:

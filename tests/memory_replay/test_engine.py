@@ -1,0 +1,90 @@
+"""The loop that all trainers run: replayed or not, it gives the gradients of back-propagation over the rollout."""
+
+import contextlib
+
+import pytest
+import torch
+from replay_standins import agree, begin, cell, gradients, plain, segments
+
+from mnemos import InputError, add_auxiliary_loss
+from mnemos.memory_replay.engine import RolloutEngine, read_in_turn
+from mnemos.memory_replay.verification import StateComparison
+
+RESETS = [None, torch.tensor([True, False, True]), None, None, torch.tensor([False, True, False]), None, None]
+
+
+def reading(step):
+    """A reader of (segment, rows that begin anew)."""
+
+    def read(given, state):
+        losses, states = read_in_turn(step, given, state)
+        return torch.stack(losses).sum(), states
+
+    return read
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize(("horizon", "slide"), [(0, 0), (0, 2), (3, 0), (3, 4), (1, 3)])
+def test_gradients_and_states_are_those_of_a_plain_loop(replay, horizon, slide):
+    model, given, reduced = cell(dropout=0.0), list(zip(segments(), RESETS, strict=True)), []
+
+    @contextlib.contextmanager
+    def unreduced():
+        reduced.append(False)
+        yield
+        reduced[-1] = True
+
+    def backward(loss):
+        reduced.append(all(reduced))
+        loss.backward()
+
+    plain(model, segments(), begin(), weights=[1.0] * 7, resets=RESETS, every=horizon or 7)
+    expected = gradients(model)
+    _, _, state = plain(model, segments()[: slide or 7], begin(), resets=RESETS)
+    gradients(model)
+    engine = RolloutEngine(backward, model, replay, horizon, slide, unreduced=unreduced)
+    losses, found = engine.run(reading(model), given, begin())
+    agree(gradients(model), expected, 1e-12)
+    agree(found["h"], state["h"], 1e-12)
+    assert found["h"].is_contiguous()
+    assert not found["h"].requires_grad
+    assert len(losses) == (7 if engine.replays(7) else -(-7 // (horizon or 7)))
+    assert not losses.requires_grad
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_auxiliary_losses_of_layers_count_once(count):
+    model = cell(dropout=0.0)
+
+    def step(x, state):
+        add_auxiliary_loss(model.head.bias.square().sum())
+        return model(x, state)
+
+    found = []
+    for replay in (True, False):
+        RolloutEngine(replay=replay).run(reading(step), [(x, None) for x in segments(count)], begin())
+        found.append(gradients(model))
+    RolloutEngine(replay=False).run(reading(model), [(x, None) for x in segments(count)], begin())
+    agree(found[0], found[1], 1e-12)
+    bias = gradients(model)["head.bias"]
+    agree(found[0]["head.bias"], bias + count * 2 * model.head.bias, 1e-12)
+
+
+def test_an_engine_without_a_module_verifies_its_first_rollout(monkeypatch):
+    """Its readers are made anew for every update."""
+    compared, original = [], StateComparison.add
+    monkeypatch.setattr(StateComparison, "add", lambda self, t, *rest: compared.append(t) or original(self, t, *rest))
+    model, drawn = cell(dropout=0.0), torch.Generator().manual_seed(0)
+    given = [(x, None) for x in segments()]
+
+    def noisy(x, state):
+        loss, state = model(x, state)
+        return loss, {**state, "h": state["h"] + torch.rand((), generator=drawn)}
+
+    engine = RolloutEngine()
+    with pytest.raises(InputError, match=r"step \d: .* the state of the first pass"):
+        engine.run(reading(noisy), given, begin())
+    for times in range(3):
+        compared.clear()
+        engine.run(reading(model), given, begin())
+        assert bool(compared) == (times == 0)
