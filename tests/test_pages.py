@@ -23,16 +23,13 @@ def test_the_pages_are_up_to_date(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
-def test_every_measured_number_is_marked(name):
-    """What is left without marks, tables that are written whole, code and links holds no number with a fraction."""
-    text = (ROOT / name).read_text()
-    for span in (
-        r"```.*?```",
-        r"<!--n [^>]*-->.*?<!--/n-->",
-        r"<!--table.*?<!--/table-->",
-        r"`[^`\n]*`",
-        r"\]\([^)]*\)",
-    ):
+def test_every_measured_number_is_listed(name):
+    """Without the listed numbers, tables that are written whole, code and links, no number with a fraction is left."""
+    text, numbers = (ROOT / name).read_text(), tool("page_numbers")
+    listed = json.loads(numbers.NUMBERS.read_text())[name]
+    for (said, *_), start in reversed(list(numbers.places(text, listed))):
+        text = text[:start] + text[start + len(said) :]
+    for span in (r"```.*?```", r"<!--table.*?<!--/table-->", r"`[^`\n]*`", r"\]\([^)]*\)"):
         text = re.sub(span, "", text, flags=re.DOTALL)
     assert re.findall(r"\d*[.]\d+|\d+ ?(?:ms|MiB|GFLOP|bits|seconds|times)\b", text) == []
 
@@ -59,39 +56,58 @@ def numbers(tmp_path, monkeypatch):
     return module
 
 
+PAGE = "# A\n0.5\n```sh\n# 7\n```\n## B\nof 7 and\nso 7, not 7.5.\n"
+
+
+def row(path, form, *after):
+    return ["7", "r.json", path, form, *after]
+
+
 @pytest.mark.parametrize(
-    ("mark", "printed"),
+    ("path", "form", "printed"),
     [
-        ("rows/0/mean .1%", "99.2 %"),
-        ("rows/name=a ±.3f", "0.992 ± 0.004"),
-        ("rows/name=b.c/right, % .1f", "6.2"),
-        ("rows/name=a/peak .1f/MiB", "2.0"),
-        ("rows/name=a/peak ,.0f", "2,097,152"),
-        ("min:rows/*/mean .0f", "-2"),
-        ("rows/-1/name s", "b.c"),
+        ("rows/0/mean", ".1%", "99.2 %"),
+        ("rows/name=a", "±.3f", "0.992 ± 0.004"),
+        ("rows/name=b.c/right, %", ".1f", "6.2"),
+        ("rows/name=a/peak", ".1f/MiB", "2.0"),
+        ("rows/name=a/peak", ",.0f", "2,097,152"),
+        ("min:rows/*/mean", ".0f", "-2"),
+        ("rows/-1/name", "s", "b.c"),
     ],
 )
-def test_a_number_is_read_and_printed(numbers, mark, printed):
-    text, wrong = numbers.render(f"so\n<!--n r.json {mark}-->7<!--/n-->.", "page.md")
-    assert text == f"so\n<!--n r.json {mark}-->{printed}<!--/n-->."
+def test_a_number_is_read_and_printed(numbers, path, form, printed):
+    """The first 7 of its section, not the one before its heading; after some text, another one."""
+    listed = {"B": [row(path, form)]}
+    text, wrong = numbers.render(PAGE, "page.md", listed)
+    assert text == PAGE.replace("of 7", f"of {printed}")
     assert len(wrong) == 1
-    assert all(part in wrong[0] for part in ("page.md:2", " 7,", printed, "r.json"))
-    assert numbers.render(text, "page.md") == (text, [])
+    assert all(part in wrong[0] for part in ("page.md:7", " 7,", printed, "r.json"))
+    assert listed["B"][0][0] == printed
+    assert numbers.render(text, "page.md", listed) == (text, [])
+    assert numbers.render(PAGE, "page.md", {"B": [row(path, form, "so")]})[0] == PAGE.replace("so 7", f"so {printed}")
 
 
 @pytest.mark.parametrize(
-    "mark", ["no.json rows .1f", "r.json rows/2/mean .1f", "r.json rows/name=z/mean .1f", "r.json rows/*/mean .1f"]
+    ("heading", "number", "named"),
+    [
+        ("B", ["7", "no.json", "rows", ".1f"], "no.json"),
+        ("B", row("rows/2/mean", ".1f"), ":7: .*rows/2"),
+        ("B", row("rows/name=z/mean", ".1f"), "name=z"),
+        ("B", row("rows/*/mean", ".1f"), "min: or max:"),
+        ("B", row("rows/0/mean", ".1f", "nowhere"), "7 after 'nowhere' under 'B'"),
+        ("7", row("rows/0/mean", ".1f"), "heading '7'"),
+    ],
 )
-def test_a_number_that_cannot_be_made_is_left_and_named(numbers, mark):
-    page = f"<!--n {mark}-->7<!--/n-->"
-    text, wrong = numbers.render(page, "page.md")
-    assert text == page
-    assert "page.md:1" in wrong[0]
+def test_a_number_that_cannot_be_made_is_left_and_named(numbers, heading, number, named):
+    text, wrong = numbers.render(PAGE, "page.md", {heading: [number]})
+    assert text == PAGE
+    assert len(wrong) == 1
+    assert re.search(f"page.md.*{named}", wrong[0])
 
 
 def test_a_table_is_compared_line_by_line(numbers, monkeypatch):
     monkeypatch.setitem(numbers.TABLES, "two", lambda: "| a |\n| 2 |\n")
-    text, wrong = numbers.render("x\n<!--table two-->\n| a |\n| 1 |\n<!--/table-->\n", "page.md")
+    text, wrong = numbers.render("x\n<!--table two-->\n| a |\n| 1 |\n<!--/table-->\n", "page.md", {})
     assert text == "x\n<!--table two-->\n| a |\n| 2 |\n<!--/table-->\n"
     assert len(wrong) == 1
     assert "page.md:4" in wrong[0]

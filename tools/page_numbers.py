@@ -1,17 +1,19 @@
 """Write the measured numbers of the pages from results/*.json: `python tools/page_numbers.py [--check]`.
 
-A number stands between two comments, which a reader of the page does not see:
+docs/numbers.json says where the numbers of a page come from: for each page and each of its headings, in the order in
+which the section has them,
 
-    <!--n results/recall.json tables/0/rows/0/right, % .1f-->99.2<!--/n-->
+    ["99.2", "results/recall.json", "tables/0/rows/0/right, %", ".1f"]
 
-The comment names a file, a path in it and a format. The parts of a path are keys, positions in a list, or KEY=VALUE
-for the one element of a list with that value; `~1` is a `/` in a key. `min:` or `max:` before a path with `*` takes the
-least or the largest value. A format is one of Python's (`.3f`, `,.0f`), optionally with a divisor (`.2f/1e6`,
-`.0f/MiB`); `.1%` is a percentage; `±.3f` reads "mean" and "std" of an object; `s` is the text as it is. A whole table
-stands between `<!--table NAME-->` and `<!--/table-->`; tools/page_tables.py makes it.
+the number as the page prints it, its file, the path in the file and the format. A fifth item is text of the section
+that stands before the number, for a number that the section also has elsewhere. The parts of a path are keys, positions
+in a list, or KEY=VALUE for the one element of a list with that value; `~1` is a `/` in a key. `min:` or `max:` before a
+path with `*` takes the least or the largest value. A format is one of Python's (`.3f`, `,.0f`), optionally with a
+divisor (`.2f/1e6`, `.0f/MiB`); `.1%` is a percentage; `±.3f` reads "mean" and "std" of an object; `s` is the text as it
+is. A whole table stands between `<!--table NAME-->` and `<!--/table-->`; tools/page_tables.py makes it.
 
-`--check` writes nothing. It fails where a page says another number than its file, and names the page, the line and both
-numbers.
+When a file changes, the page and docs/numbers.json are written. `--check` writes nothing. It fails where a page says
+another number than its file, and names the page, the line and both numbers.
 """
 
 import argparse
@@ -27,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from page_tables import TABLES
 
 ROOT = Path(__file__).parents[1]
-NUMBER = re.compile(r"<!--n (\S+) ([^>]+?) ([^\s>]+?)-->(.*?)<!--/n-->")
+NUMBERS = ROOT / "docs/numbers.json"
+HEADING = re.compile(r"^```.*?^```|^#+ +(.*?) *$", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"<!--table (\S+)-->\n(.*?)<!--/table-->", re.DOTALL)
 DIFFERS = "; `make numbers` writes it"
 UNITS = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -36,15 +39,6 @@ Value = Any  # what JSON holds
 
 class NumberError(Exception):
     """A comment names a file, a path or a format that does not exist; the message says which."""
-
-
-def pages() -> list[Path]:
-    """The pages whose numbers are written: README, docs/ and the papers' tables of claims."""
-    return [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "src/mnemos/lab/papers").glob("*/README.md")),
-    ]
 
 
 @cache
@@ -107,38 +101,76 @@ def show(value: Value, form: str) -> str:
     return f"{number:{form}}"
 
 
-def render(text: str, page: str) -> tuple[str, list[str]]:
-    """The page with its numbers written anew, and one line for each number that was another or cannot be made."""
+def sections(text: str) -> dict[str, tuple[int, int]]:
+    """Where the section under each heading of a page starts and ends; of equal headings the last one's."""
+    heads = [match for match in HEADING.finditer(text) if match[1]]
+    ends = [match.start() for match in heads[1:]] + [len(text)] * bool(heads)
+    return {match[1]: (match.end(), end) for match, end in zip(heads, ends, strict=True)}
+
+
+def places(text: str, listed: dict[str, list[list[str]]]) -> Iterator[tuple[list[str], int]]:
+    """Each number that docs/numbers.json lists for a page, and where the page has it.
+
+    Raises NumberError for a number that the page does not have there.
+    """
+    found = sections(text)
+    for heading, numbers in listed.items():
+        if heading not in found:
+            raise NumberError(f"expected the heading {heading!r} of docs/numbers.json, found {', '.join(found)}")
+        at, end = found[heading]
+        for number in numbers:
+            said, after = number[0], number[4] if len(number) > 4 else ""
+            start = text.find(after, at, end)
+            match = re.compile(rf"(?<![\w.,]){re.escape(said)}(?!\w|[.,]\d)").search(text, start + len(after), end)
+            if start < 0 or match is None:
+                before = f"after {after!r} " if after else ""
+                raise NumberError(
+                    f"expected {said} {before}under {heading!r}, after line {_line(text, at)}, found none"
+                )
+            yield number, match.start()
+            at = match.end()
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def render(text: str, page: str, listed: dict[str, list[list[str]]]) -> tuple[str, list[str]]:
+    """The page with its numbers written anew, and one line for each number that was another or cannot be made.
+
+    The numbers of `listed` are replaced too.
+    """
     wrong: list[str] = []
-
-    def line(match: re.Match[str]) -> str:
-        return f"{page}:{text.count(chr(10), 0, match.start()) + 1}"
-
-    def number(match: re.Match[str]) -> str:
-        name, path, form, said = match.groups()
-        try:
-            found = show(lookup(name, path), form)
-        except (NumberError, ValueError, TypeError, IndexError) as error:
-            wrong.append(f"{line(match)}: {name} {path} {form}: {error}")
-            return match[0]
-        if found != said:
-            wrong.append(f"{line(match)}: the page says {said}, {name} {path} says {found}{DIFFERS}")
-        return f"<!--n {name} {path} {form}-->{found}<!--/n-->"
 
     def table(match: re.Match[str]) -> str:
         name, said = match.groups()
         if name not in TABLES:
-            wrong.append(f"{line(match)}: expected a table of {', '.join(TABLES)}, found {name}")
+            wrong.append(f"{page}:{_line(text, match.start())}: expected one of {', '.join(TABLES)}, found {name}")
             return match[0]
         found = TABLES[name]()
         for offset, (ours, theirs) in enumerate(_pairs(said.splitlines(), found.splitlines())):
             if ours != theirs:
-                place = f"{page}:{text.count(chr(10), 0, match.start()) + 2 + offset}"
+                place = f"{page}:{_line(text, match.start()) + 1 + offset}"
                 wrong.append(f"{place}: the page says {ours!r}, the table {name} says {theirs!r}{DIFFERS}")
         return f"<!--table {name}-->\n{found}<!--/table-->"
 
-    once = NUMBER.sub(number, text)
-    return TABLE.sub(table, once), wrong
+    parts, end = [], 0
+    try:
+        for number, start in list(places(text, listed)):
+            said, file, path, form = number[:4]
+            try:
+                found = show(lookup(file, path), form)
+            except (NumberError, ValueError, TypeError, IndexError) as error:
+                wrong.append(f"{page}:{_line(text, start)}: {file} {path} {form}: {error}")
+                continue
+            if found != said:
+                wrong.append(f"{page}:{_line(text, start)}: the page says {said}, {file} {path} says {found}{DIFFERS}")
+                number[0] = found
+            parts += [text[end:start], found]
+            end = start + len(said)
+    except NumberError as error:
+        wrong.append(f"{page}: {error}")
+    return TABLE.sub(table, "".join([*parts, text[end:]])), wrong
 
 
 def _pairs(said: list[str], found: list[str]) -> Iterator[tuple[str, str]]:
@@ -152,14 +184,36 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page and its file differ")
     check = parser.parse_args(argv).check
     failed = False
-    for page in pages():
-        text, wrong = render(page.read_text(), str(page.relative_to(ROOT)))
+    listed = json.loads(NUMBERS.read_text())
+    tables = [str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")]
+    for name in sorted({*listed, "README.md", *tables}):
+        page = ROOT / name
+        text, wrong = render(page.read_text(), name, listed.get(name, {}))
         for message in wrong:
             failed |= check or not message.endswith(DIFFERS)
             print(message, file=sys.stderr)
         if not check and text != page.read_text():
             page.write_text(text)
+            NUMBERS.write_text(_format(listed))
     return int(failed)
+
+
+def _format(listed: dict[str, dict[str, list[list[str]]]]) -> str:
+    """docs/numbers.json with a line for each number."""
+
+    def inside(items: Iterator[str], indent: str) -> str:
+        return "\n" + ",\n".join(indent + item for item in items) + "\n" + indent[2:]
+
+    def quote(value: Value) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    def section(numbers: list[list[str]]) -> str:
+        return f"[{inside(map(quote, numbers), ' ' * 6)}]"
+
+    def page(headings: dict[str, list[list[str]]]) -> str:
+        return f"{{{inside((f'{quote(key)}: {section(value)}' for key, value in headings.items()), ' ' * 4)}}}"
+
+    return f"{{{inside((f'{quote(key)}: {page(value)}' for key, value in listed.items()), '  ')}}}\n"
 
 
 if __name__ == "__main__":
