@@ -35,7 +35,7 @@ from mutations import Fault, faults
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/mnemos")
 ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
-ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech")
+ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech", "generate", "hugging_face", "trainers")
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
 CONTRACTS = ("tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py")
 
@@ -78,6 +78,8 @@ def choose(tree: Path, count: int, seed: int) -> list[Fault]:
         found: list[Fault] = []
         for path in sorted((tree / PACKAGE / room).rglob("*.py")):
             found += faults(path.read_text(), str(path.relative_to(tree)))
+        if not found:
+            raise SystemExit(f"expected files with code in {PACKAGE / room}, found none; correct ROOMS")
         random.Random(f"{seed} {room}").shuffle(found)
         rooms.append(fault for fault in found if fault.changes((tree / fault.file).read_text()))
     return list(itertools.islice(itertools.chain.from_iterable(zip(*rooms, strict=False)), count))
