@@ -245,7 +245,7 @@ def test_an_attention_of_an_odd_width_is_left():
 
 
 def test_encoders_of_pix2struct_and_moonshine():
-    """Pix2Struct's first input holds indices; Moonshine's encoder is not causal, its decoder is."""
+    """Moonshine's encoder is not causal, its decoder is."""
     library = libraries.transformers()
     sizes = {"hidden_size": 24, "intermediate_size": 20, "vocab_size": 60, "max_position_embeddings": 80}
     heads = {"encoder_num_attention_heads": 3, "decoder_num_attention_heads": 4}
@@ -255,9 +255,7 @@ def test_encoders_of_pix2struct_and_moonshine():
     pictures = library.Pix2StructVisionModel(library.Pix2StructVisionConfig(**sizes, num_hidden_layers=1, seq_len=16))
     sound = {"input_values": torch.randn(2, 4000), "decoder_input_ids": torch.ones(2, 4, dtype=torch.int64)}
     patches = {"flattened_patches": torch.rand(2, 9, 29), "attention_mask": torch.ones(2, 9)}
-    for model, inputs, mlp in ((speech, sound, "encoder.layers.0.mlp"), (pictures, patches, "encoder.layer.0.mlp")):
-        assert mnemos.cache(model, GRC(length=4), where=mlp, example=inputs).swapped[0].name == mlp
-        mnemos.uncache(model)
+    for model, inputs in ((speech, sound), (pictures, patches)):
         (one,) = mnemos.cache(model, GRC(length=4)).swapped
         assert one.name.startswith("encoder.")
         assert one.heads == 3

@@ -160,7 +160,7 @@ def test_what_an_example_said_is_not_asked_again(tmp_path):
 
 def test_modules_that_the_user_named(tmp_path):
     model = build("hf_bert")
-    mnemos.cache(model, GRC(length=3), where="encoder.layer.*.attention.output", example=example("hf_bert", 1).kwargs)
+    mnemos.cache(model, GRC(length=3), where="encoder.layer.*.attention", example=example("hf_bert", 1).kwargs)
     open_caches(model)
     model.save_pretrained(tmp_path)
     again = from_pretrained(type(model), tmp_path)

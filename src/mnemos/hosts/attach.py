@@ -19,10 +19,10 @@ from .branch import HostBranch
 from .custom import custom_host, reader
 from .decoder_branch import DecoderBranch
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
-from .host import FUTURE, AttentionInput, DecoderHost, Host, Site
+from .host import AttentionInput, DecoderHost, Host, Site
 from .known_hosts import hosts as registered_hosts
-from .masks import DECODERS, LEAVE_OUT
-from .probe import Seen, first_calls, probe, probe_model
+from .masks import DECODERS
+from .probe import Seen, first_calls, probe
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -60,11 +60,11 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
     may also name other modules that map [B, T, D], or [B, height, width, D], to the same shape (a tensor, or a tuple
     that starts with it); a padding mask is recognised by its name (`mask`, `attention_mask`, `key_padding_mask`, …).
-    Such modules must not be causal, because a shared cache holds what all tokens of a row wrote, and their first axis
-    must be the batch. To find out, a copy of each is called with changed tokens: those of the example, or random ones
-    where that is enough (a module that reads each token alone needs an example).
+    Such modules must mix their tokens and not be causal, because a shared cache holds what all tokens of a row wrote,
+    and their first axis must be the batch. To find out, a copy of each is called with changed tokens: those of the
+    example, or random ones where that is enough.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
-    length of their sequences. The model is run on it once, in eval mode, and up to six times more if modules are named.
+    length of their sequences. The model is run on it once, in eval mode.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
     vision host, the area of Swin's windows, the reduced length of PVT's keys; 64, or the T of the example, where T
     varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
@@ -200,11 +200,6 @@ def _plan(
         left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
     if not chosen:
         raise InputError(_nothing(left, where, model))
-    by_name = [site for site in chosen if site.name not in hosts]
-    for site in by_name:
-        _refuse_causal_stack(site, hosts, sites)
-    if by_name and example is not None:
-        probe_model(model, example, {site: reads[site] for site in by_name})
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:
@@ -218,24 +213,6 @@ def _plan(
         placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
     lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
-
-
-def _refuse_causal_stack(site: Site, hosts: dict[str, Host], sites: list[Site]) -> None:
-    """Raise InputError for a named module among the layers of a causal model.
-
-    The module itself may be blind to the future, as an MLP is; but a shared cache holds what later tokens wrote.
-    """
-    for other in sites:
-        host = hosts.get(other.name)
-        if host is None or not (isinstance(host, DecoderHost) or (host.left(other) or "").endswith(FUTURE)):
-            continue
-        before_layers = re.split(r"(?:^|\.)\d+\.", other.name)[0]  # "decoder.layers.0.self_attn" -> "decoder.layers"
-        around = before_layers.rpartition(".")[0]
-        if not around or _inside(site.name, around):
-            raise InputError(
-                f"{site.name}: expected a module of a model that is not causal, found the causal attention "
-                f"{other.name!r} beside it; {LEAVE_OUT}"
-            )
 
 
 def _has_cache(site: Site, host: Host | None) -> bool:
