@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from mnemos.lab.run.run import provenance
-from mnemos.lab.tasks.listops import SampleStream, evaluate, to_text
-from mnemos.lab.tasks.listops_generate import Rules
+from mnemos.lab.tasks.listops import Rules, SampleStream, evaluate, to_text
 
 
 def check(seed: int) -> None:

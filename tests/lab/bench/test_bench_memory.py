@@ -21,7 +21,7 @@ from mnemos.lab.cli.parsers import CommandParser
 from mnemos.lab.compare import apart, several
 from mnemos.lab.compare.apart import train_apart
 from mnemos.lab.run.checks import complete
-from mnemos.lab.tasks.listops_generate import Rules, generate_block
+from mnemos.lab.tasks.listops import Rules, generate_block
 from mnemos.lab.tasks.recall import MQARConfig
 
 SMALL = replace(

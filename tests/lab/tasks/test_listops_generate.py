@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from listops_oracle import evaluate, to_text
 
-from mnemos.lab.tasks.listops import evaluate, generate, to_text
-from mnemos.lab.tasks.listops_generate import CLOSE, MIN, Rules, draws, generate_block
+from mnemos.lab.tasks.listops import CLOSE, MIN, Rules, draws, generate, generate_block
 
 SHORT = Rules(4, 25, 3, 4, 0.5)
 LONG = Rules()

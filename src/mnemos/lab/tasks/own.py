@@ -22,7 +22,7 @@ from mnemos import generators
 from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
-from .ahead import ahead
+from .ahead import Asked, BatchesAhead, ahead
 from .batch import IGNORE, Batch, row_count
 from .metrics import ACCURACY, LOSS, Metric
 from .row_order import Order
@@ -214,22 +214,11 @@ class RowSource:
         self.dataset, self.collate, self.workers, self.batch_size = dataset, collate, workers, batch_size
         self.rows = len(dataset)
         self._order = Order(self.rows) if shuffle else None
-        self._stream: Iterator[Batch] | None = None
-        self._next = (-1, 0, 0)
-        self._last: tuple[tuple[int, int, int], Batch] | None = None
+        self._ahead = BatchesAhead(self._make, self._keys, workers)
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless order."""
-        key = (index, batch_size, seed)
-        if not self.workers:
-            return self._make(next(self._keys(key)))
-        if self._last is None or self._last[0] != key:  # the first batch is read twice, by the task and in training
-            if self._stream is None or key != self._next:
-                self.close()
-                self._stream = ahead(self._make, self._keys(key), self.workers)
-            self._next = (index + 1, batch_size, seed)
-            self._last = key, next(self._stream)
-        return self._last[1]
+        return self._ahead.batch(index, batch_size, seed)
 
     def once(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in the data set's order."""
@@ -243,12 +232,10 @@ class RowSource:
 
     def close(self) -> None:
         """End the worker processes."""
-        if self._stream is not None:
-            self._stream.close()  # type: ignore[attr-defined]
-        self._stream = self._last = None
+        self._ahead.close()
 
-    def _keys(self, first: tuple[int, int, int]) -> Iterator[_RowsAndSeed]:
-        index, batch_size, seed = first
+    def _keys(self, asked: Asked) -> Iterator[_RowsAndSeed]:
+        index, batch_size, seed = asked
         for i in itertools.count(index):
             if self._order is not None:
                 rows = self._order.batch(i, batch_size, seed).tolist()
