@@ -73,6 +73,7 @@ class LSTM(nn.Module):
     rows_independent = True
     state_gradient = True
     autoregressive = True
+    picks_positions = True
 
     def __init__(self, config: LSTMConfig | None = None, **fields: Any) -> None:
         super().__init__()
@@ -110,9 +111,9 @@ class LSTM(nn.Module):
         return LSTMState(h, h.clone())
 
     def forward(
-        self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None
+        self, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, LSTMState]:
-        """See the class."""
+        """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
         check_token_ids(x, self.config.vocab_size, mask)
         state = self.initial_state(x.shape[0]) if state is None else state
         wanted = (x.shape[0], self.config.layers, self.config.dim)
@@ -131,7 +132,8 @@ class LSTM(nn.Module):
                 y, after = self.lstm(y, before)
         else:
             y, after = self._packed(y, before, mask)
-        return self.head(self.dropout(y)), LSTMState(*(part.transpose(0, 1) for part in after))
+        y = self.dropout(y)
+        return self.head(y if only is None else y[only]), LSTMState(*(part.transpose(0, 1) for part in after))
 
     if TYPE_CHECKING:
         __call__ = forward

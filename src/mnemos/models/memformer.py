@@ -136,6 +136,7 @@ class Memformer(nn.Module):
     rows_independent = True
     state_gradient = True
     autoregressive = True
+    picks_positions = True
 
     def __init__(self, config: MemformerConfig | None = None, **fields: Unpack[MemformerFields]) -> None:
         super().__init__()
@@ -179,9 +180,9 @@ class Memformer(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
+        self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
-        """See the class."""
+        """See the class. only [B, T] bool: the outputs at these positions alone, [n, V]."""
         if state is not None and torch.compiler.is_exporting():
             check_token_ids(x, self.config.vocab_size, mask)
             self._check_state(state, x.shape[0])
@@ -189,7 +190,7 @@ class Memformer(nn.Module):
             return self.head(y), after
         steps, after, caches = self._encoded(x, state, mask)
         y, caches = self._decoded(x, mask, steps, caches)
-        return self.head(y), after._replace(layers=caches)
+        return self.head(y if only is None else y[only]), after._replace(layers=caches)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -260,6 +260,7 @@ class SegmentModel(nn.Module):
     rows_independent = True
     state_gradient = True
     autoregressive = True
+    picks_positions = True
     config: SegmentConfig
     front = 0
     back = 0
@@ -333,11 +334,14 @@ class SegmentModel(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None
+        self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, SegmentState]:
-        """x [B, T] int64 token ids, mask [B, T] bool, True = valid -> logits [B, T, V] and the new state."""
+        """x [B, T] int64 token ids, mask [B, T] bool, True = valid -> logits [B, T, V] and the new state.
+
+        only [B, T] bool: the logits at these positions alone, [n, V].
+        """
         y, state = self._read(x, state, mask)
-        return self.head(self.final_norm(y)), state
+        return self.head(self.final_norm(y if only is None else y[only])), state
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -155,6 +155,7 @@ class Transformer(nn.Module):
     Raises InputError for impossible shapes, tokens outside the vocabulary, sequences longer than learned positions.
     """
 
+    picks_positions = True
     head: nn.Linear | nn.Sequential | AdaptiveSoftmax
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Unpack[TransformerFields]) -> None:
@@ -275,9 +276,13 @@ class Transformer(nn.Module):
         return TransformerState(seen if self.config.causal else None, layers)
 
     def forward(
-        self, x: Tensor, state: TransformerState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: TransformerState | None = None,
+        mask: Tensor | None = None,
+        only: Tensor | None = None,
     ) -> tuple[Tensor, TransformerState | None]:
-        """See the class."""
+        """See the class. only [B, T] bool, for a language model: its outputs at these positions alone, [n, V]."""
         if self.config.features:
             check_vectors(x, self.config.features, mask)
         else:
@@ -298,7 +303,8 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             y, new = block(y, None if state is None else state.layers[i], mask)
             layers.append(new)
-        logits = self.head(self.final_norm(self._pool(y, mask)))
+        y = self._pool(y, mask)
+        logits = self.head(self.final_norm(y if only is None else y[only]))
         if began:
             end_forward(self._caches)
         seen = torch.full((b,), t, device=x.device) if seen is None else seen + t

