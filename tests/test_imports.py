@@ -156,6 +156,6 @@ tell("models", "torch._dynamo")
 import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")
 
-import mnemos.lab.run.loop
+import mnemos.lab.run.run
 tell("training", "transformers lightning_fabric rich")
 """

@@ -16,10 +16,8 @@ from mnemos.errors import Interrupted
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.averaging import average, parameter_names
-from mnemos.lab.run.continuing import final_weights
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.session import trained_model
+from mnemos.lab.run.weights import average, final_weights, parameter_names, trained_model
 from mnemos.types import InputError
 
 

@@ -12,10 +12,9 @@ from mnemos.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings
-from mnemos.lab.run.continuing import final_weights
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.session import trained_model
+from mnemos.lab.run.weights import final_weights, trained_model
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 from mnemos.types import InputError

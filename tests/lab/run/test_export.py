@@ -23,8 +23,7 @@ from mnemos import registry
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run, export_run_programs, push
-from mnemos.lab.run.exported_tokenizer import exported_tokenizers
+from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, push
 from mnemos.lab.run.session import run
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words

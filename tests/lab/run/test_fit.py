@@ -18,6 +18,7 @@ from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.report.read import read
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe import OptimConfig, TrainConfig
+from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.metrics import LOSS, CorpusMetric, SumMetric
 from mnemos.lab.tasks.own import BatchSource, source
 from mnemos.types import InputError
@@ -356,4 +357,4 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"another data\.train"):
         mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
     with pytest.raises(InputError, match=r"fit\(\.\.\., resume=True\)"):
-        mnemos.lab.run.session.open_run(tmp_path / "other")
+        open_run(tmp_path / "other")

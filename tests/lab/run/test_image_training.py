@@ -18,7 +18,8 @@ from mnemos.lab.compare.compare import compare
 from mnemos.lab.run import checkpoint, learner
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.images import DigitsConfig

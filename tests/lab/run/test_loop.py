@@ -167,8 +167,8 @@ def test_scores_without_learning_that_fail_leave_a_trained_run_its_result(tmp_pa
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     original = learner.ModelWithLoss.forward
 
-    def forward(self, batch, carry):
-        loss, right = original(self, batch, carry)
+    def forward(self, *arguments, **named):
+        loss, right = original(self, *arguments, **named)
         return loss + torch.sqrt(self.model.mix.sum() * 0), right  # 0, with an infinite slope
 
     monkeypatch.setattr(learner.ModelWithLoss, "forward", forward)

@@ -9,7 +9,8 @@ import pytest
 
 from mnemos.lab.recipes.text_recipes import text_cached
 from mnemos.lab.report import report
-from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.tasks.text import TextConfig
 
 WORDS = ["the", "a", "cat", "dog", "<b>sees</b>", "&", "runs"]

@@ -12,7 +12,7 @@ from test_resume import result
 from train_standins import Toys, work
 
 from mnemos import InputError
-from mnemos.lab.run import devices, loop, opening
+from mnemos.lab.run import devices, run
 from mnemos.lab.run.recipe import TrainConfig
 
 NODES = Toys(False, STILL, train={"precision": "64-true", "num_nodes": 2, "keep_best": True})
@@ -21,9 +21,9 @@ NODES = Toys(False, STILL, train={"precision": "64-true", "num_nodes": 2, "keep_
 def node(folder: str, toys: Toys, sees: bool = True) -> None:
     """Train on one of the machines; `sees`: whether it sees the first one's disk."""
     if not sees:
-        loop._SHARED_SECONDS = 0.0
-        before = opening._visible
-        opening._visible = lambda path: os.environ["NODE_RANK"] == "0" and before(path)
+        run._SHARED_SECONDS = 0.0
+        before = run._visible
+        run._visible = lambda path: os.environ["NODE_RANK"] == "0" and before(path)
     work(folder, toys, quiet=False)
 
 

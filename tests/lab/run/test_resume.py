@@ -9,8 +9,8 @@ import torch
 from train_standins import Toys, train
 
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.continuing import final_weights
 from mnemos.lab.run.recipe import ScheduleConfig
+from mnemos.lab.run.weights import final_weights
 from mnemos.types import InputError
 
 LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})

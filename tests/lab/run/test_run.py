@@ -4,9 +4,10 @@ import multiprocessing
 import pytest
 from train_standins import Toys
 
-from mnemos.lab.run import run as run_module
+from mnemos.lab.run import folder as run_module
 from mnemos.lab.run.files import Measurement, Result
-from mnemos.lab.run.run import RunFolder, differing
+from mnemos.lab.run.folder import RunFolder
+from mnemos.lab.run.recipe import differing
 from mnemos.types import InputError
 
 RECIPE = Toys().recipe()

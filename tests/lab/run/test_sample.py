@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
-from mnemos.lab.run.sample import sample_run
 from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import sample_run
 from mnemos.lab.tasks.task import Sampling
 
 

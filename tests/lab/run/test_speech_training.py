@@ -12,7 +12,8 @@ from mnemos.lab.compare.compare import compare
 from mnemos.lab.report import picture, report
 from mnemos.lab.run.checks import check_task
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
 from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")

@@ -12,10 +12,11 @@ import mnemos
 from mnemos import GRC, InputError, Transformer, registry
 from mnemos.lab.cli import main
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.continuing import Start
 from mnemos.lab.run.recipe import OptimConfig, Recipe
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
+from mnemos.lab.run.weights import Start
 from mnemos.lab.tasks.text import TextConfig
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from mnemos import registry
 from mnemos.lab.cli import main
-from mnemos.lab.run.session import evaluate_run, run
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
 
 pytestmark = pytest.mark.slow
 ARTICLE = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"

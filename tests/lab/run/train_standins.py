@@ -206,11 +206,20 @@ def look(model: nn.Module, step: int) -> dict[str, Any]:
     return {"layers": [model.mix.sum().item()]}
 
 
-def train(*args: Any, **named: Any) -> dict[str, Any]:
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    resume: bool = False,
+    on_evaluation: Any = None,
+    longer: bool = False,
+    count_flops: bool = False,
+    **named: Any,
+) -> dict[str, Any]:
     """Train a recipe in a folder, and return the content of its result.json."""
-    from mnemos.lab.run import loop
+    from mnemos.lab.run.run import Run
 
-    return loop.train(*args, **named).to_json()
+    run = Run.open(recipe, folder, resume, steps=recipe.train.steps if longer else None, **named)
+    return run.train(on_evaluation, count_flops).to_json()
 
 
 def work(folder: str, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, quiet: bool = True) -> None:
@@ -236,7 +245,7 @@ def prepare(moment: str, number: int) -> None:
     import safetensors.torch
 
     from mnemos.lab.evaluate import scores
-    from mnemos.lab.run import checkpoint, learner, loop, run
+    from mnemos.lab.run import checkpoint, folder, learner, run
 
     if moment == "mid-update":  # gradients are there, the step is not
         before(learner.Learner, "_check_finite", lambda self, step, *_: step == number and die())
@@ -267,9 +276,9 @@ def prepare(moment: str, number: int) -> None:
                 os.truncate(path, path.stat().st_size - 9)
                 die()
 
-        written, run.RunFolder.record = run.RunFolder.record, record
+        written, folder.RunFolder.record = folder.RunFolder.record, record
     elif moment == "looking":
-        before(loop, "evaluate", lambda *_: next(looks) == number and die())
+        before(run, "evaluate", lambda *_: next(looks) == number and die())
         looks = iter(range(1, 10**6))
     elif moment in ("SIGTERM", "SIGINT"):
 

@@ -15,7 +15,7 @@ from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.evaluate.state_controls import STATE_CONTROLS
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.session import trained_model
+from mnemos.lab.run.weights import trained_model
 from mnemos.lab.tasks.task import Task
 from mnemos.types import JSONObject, State
 

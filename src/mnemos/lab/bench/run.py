@@ -14,8 +14,7 @@ from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, sw
 from mnemos.lab.compare.runs_left import RunsLeft
 from mnemos.lab.compare.several import train_several
 from mnemos.lab.report.markup import plural
-from mnemos.lab.run.checks import complete
-from mnemos.lab.run.model_size import on_meta
+from mnemos.lab.run.checks import complete, on_meta
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.types import InputError, JSONObject

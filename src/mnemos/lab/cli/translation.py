@@ -81,7 +81,7 @@ def _progress(done: int, whole: int) -> None:
 
 
 def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    from mnemos.lab.run.model_translations import translate_test_split
+    from mnemos.lab.run.trained import translate_test_split
     from mnemos.lab.translation.translation_scores import score_runs
 
     about = "the folder of a finished run or of an averaged model, or a file of translations, one per line"
@@ -95,7 +95,7 @@ def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _average(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    from mnemos.lab.run.averaging import average_run
+    from mnemos.lab.run.weights import average_run
 
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints, the newest ones (%(default)s)")

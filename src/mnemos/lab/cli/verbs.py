@@ -174,7 +174,7 @@ def _longer(fields: list[str]) -> int | None:
 
 
 def _eval(arguments: list[str]) -> int:
-    from mnemos.lab.run.session import evaluate_run
+    from mnemos.lab.run.trained import evaluate_run
 
     about = "Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed."
     more = "--data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a "
@@ -222,7 +222,7 @@ def _detect(arguments: list[str]) -> int:
 
 def _sample(arguments: list[str]) -> int:
     from mnemos.lab.report.image_grids import write_grids
-    from mnemos.lab.run.sample import sample_run
+    from mnemos.lab.run.trained import sample_run
     from mnemos.lab.tasks.task import Sampling
 
     default = Sampling()

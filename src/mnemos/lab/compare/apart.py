@@ -16,9 +16,8 @@ from mnemos.config import to_dict
 from mnemos.errors import Interrupted, TrainingFailed, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.progress import PLACE, Place
-from mnemos.lab.run.recipe import Recipe, as_json, as_written
+from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
-from mnemos.lab.run.run import differing
 from mnemos.lab.run.run_files import read_object, read_result
 from mnemos.types import InputError, JSONObject
 

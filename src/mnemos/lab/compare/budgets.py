@@ -13,8 +13,7 @@ from pathlib import Path
 from mnemos.atomic import write_json
 from mnemos.config import DataConfig
 from mnemos.lab.run.provenance import provenance
-from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written
-from mnemos.lab.run.run import differing
+from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written, differing
 from mnemos.lab.run.run_files import Fields, read_object
 from mnemos.types import InputError, JSONObject
 

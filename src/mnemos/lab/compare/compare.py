@@ -8,8 +8,7 @@ from pathlib import Path
 from mnemos.atomic import write_json
 from mnemos.errors import TrainingFailed
 from mnemos.lab.run.checks import unresolved
-from mnemos.lab.run.recipe import Recipe, as_json
-from mnemos.lab.run.run import differing
+from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
 from .baselines import baselines_of, widths_text, with_baselines, with_unwritten

@@ -16,9 +16,9 @@ from mnemos.config import DataConfig
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.progress import NoProgress
 from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig
-from mnemos.lab.run.scored_batches import Held, scored_batches
+from mnemos.lab.run.scored_batches import scored_batches
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import HeldOut, Task
 from mnemos.types import InputError, JSONObject
 
 from .baselines import NEAR, parameters, with_parameters
@@ -31,7 +31,7 @@ KINDS = {
     "parameters": "equal parameters",
 }
 UPDATES, SAMPLES, FLOPS, TIME, PARAMETERS = KINDS
-_HELD: tuple[Held, ...] = ("valid", "test")
+_HELD: tuple[HeldOut, ...] = ("valid", "test")
 # Of `TrainConfig`: what an update costs, and what follows from the number of updates.
 _COST = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "rollout")
 
@@ -169,7 +169,7 @@ def _scored(recipe: Recipe) -> list[Tensor]:
         task.close()
 
 
-def _counts(recipe: Recipe, task: Task, split: Held) -> Tensor:
+def _counts(recipe: Recipe, task: Task, split: HeldOut) -> Tensor:
     total = torch.zeros(max(task.vocab_size, task.classes), dtype=torch.int64)
     for batch in scored_batches(task, split, recipe.train, NoProgress()):
         targets = batch.targets

@@ -1,6 +1,7 @@
 """`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,16 +10,17 @@ from mnemos import libraries
 from mnemos.atomic import whole_or_none, write_text
 from mnemos.config import ModelConfig, to_dict
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
+from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.text import TextPreprocessing
+from mnemos.lab.tasks.vocabulary import END as LINE_END
+from mnemos.lab.tasks.vocabulary import SubWords, Vocabulary, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing
-from mnemos.lab.translation.translation_vocabulary import END, PAD, START, UNKNOWN
+from mnemos.lab.translation.translation_vocabulary import END, PAD, SPECIAL, START, UNKNOWN
 from mnemos.models.store import load
 from mnemos.programs.folder import TARGETS, Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
-from .exported_tokenizer import exported_tokenizers
-from .files import Provenance, Result
-from .model_card import model_card
+from .files import Provenance, Result, Scores
 from .recipe_files import UnreadableRecipeError, recipe_of_model
 
 T = TypeVar("T", Result, Provenance)
@@ -27,6 +29,18 @@ ABOUT = "Write a run's model as a checkpoint of Hugging Face Transformers, with 
 ABOUT += "programs of one step and of a prefill, state in and state out."
 _TO = "hf: Hugging Face Transformers; onnx; onnxruntime: ONNX with ONNX Runtime's kernel of linear attention; torch: "
 _TO += "torch.export (%(default)s)"
+BEGIN = "<|start|>"  # the token before a document, where the vocabulary has one of its own
+
+PIPELINES = {
+    "MnemosForCausalLM": "text-generation",
+    "MnemosForSeq2SeqLM": "translation",
+    "MnemosForSequenceClassification": "text-classification",
+}
+_AUTO = {
+    "MnemosForCausalLM": "AutoModelForCausalLM",
+    "MnemosForSeq2SeqLM": "AutoModelForSeq2SeqLM",
+    "MnemosForSequenceClassification": "AutoModelForSequenceClassification",
+}
 
 
 def command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -167,3 +181,215 @@ def _damaged(error: InputError) -> InputError:
     """The error of a damaged file, with what to do for an export."""
     found = str(error).rpartition(";")[0]
     return InputError(f"{found}; remove it to export the model without what it says of the run")
+
+
+def exported_tokenizers(about: Preprocessing) -> dict[str, Any]:
+    """Tokenizers of Transformers by the folder in a checkpoint that they belong to; "" is the checkpoint's own.
+
+    Text gets the start token in front, as the run read its documents; a source of a translation the end token behind.
+    Tokens are those of the run. Padding is on the left for text, which a model continues, and on the right for sources.
+    {} for a task that reads no text. Raises InputError where the library tokenizers or transformers is missing.
+    """
+    if isinstance(about, TextPreprocessing):
+        return {"": _of_text(about.vocabulary())}
+    if isinstance(about, TranslationPreprocessing):
+        found = {"": _of_translation(about.tokenizer)}
+        if about.target_tokenizer:
+            found["target_tokenizer"] = _of_translation(about.target_tokenizer)
+        return found
+    return {}
+
+
+def _of_text(vocabulary: Vocabulary) -> Any:
+    library: Any = libraries.tokenizers()
+    named: dict[str, Any]
+    if isinstance(vocabulary, Words):
+        made, start, named = _words(library, vocabulary), LINE_END, {}
+        if vocabulary.unknown is not None:  # else no word is special: decoding leaves such words out
+            # Padding is not <eos>, which is a line feed in the text.
+            named = dict.fromkeys(("unk_token", "pad_token"), vocabulary.list[vocabulary.unknown])
+    elif isinstance(vocabulary, SubWords):
+        made, start = library.Tokenizer.from_str(vocabulary.content), BEGIN
+        made.no_truncation()
+        made.no_padding()
+        made.add_special_tokens([library.AddedToken(BEGIN, special=True, normalized=False)])
+        named = {"bos_token": BEGIN, "pad_token": BEGIN, "split_special_tokens": False}  # as the run read the file
+    else:
+        made, start, named = _bytes(library), BEGIN, {"bos_token": BEGIN, "pad_token": BEGIN}
+    made.post_processor = _template(library, f"{start} $A", {start: vocabulary.start})
+    return _wrapped(made, padding_side="left", **named)
+
+
+def _bytes(library: Any) -> Any:
+    """Byte b is token b. Byte 0, which text does not hold, is the start token."""
+    letters = dict(zip(_printable_bytes(), range(256), strict=True))
+    vocabulary = {letter: b for letter, b in letters.items() if b} | {BEGIN: 0}
+    made = library.Tokenizer(library.models.BPE(vocabulary, []))
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = library.decoders.ByteLevel()
+    made.add_special_tokens([library.AddedToken(BEGIN, special=True, normalized=False)])
+    return made
+
+
+def _printable_bytes() -> list[str]:
+    """The character by which the library writes each byte, as GPT-2 does: itself if it is printable Latin-1."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def _words(library: Any, vocabulary: Words) -> Any:
+    unknown = None if vocabulary.unknown is None else vocabulary.list[vocabulary.unknown]
+    words = {word: i for i, word in enumerate(vocabulary.list)}
+    made = library.Tokenizer(library.models.WordLevel(words, **({"unk_token": unknown} if unknown else {})))
+    made.normalizer = library.normalizers.Replace("\n", f" {LINE_END} ")
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    # The WordPiece decoder puts a space before each word but the first, and none before words with the prefix. No word
+    # begins with this one.
+    spaced = library.decoders.WordPiece(prefix="\0", cleanup=False)
+    ends = [library.decoders.Replace(end, "\n") for end in (f" {LINE_END}", LINE_END)]
+    made.decoder = library.decoders.Sequence([spaced, *ends])
+    return made
+
+
+def _of_translation(content: str) -> Any:
+    library: Any = libraries.tokenizers()
+    made = library.Tokenizer.from_str(content)
+    made.no_truncation()
+    made.no_padding()
+    made.encode_special_tokens = True
+    names = [library.AddedToken(name, special=True, normalized=False) for name in SPECIAL]
+    made.add_special_tokens(names)
+    made.post_processor = _template(library, f"$A {SPECIAL[END]}", {SPECIAL[END]: END})
+    special = {"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN}
+    return _wrapped(made, padding_side="right", **{name: SPECIAL[i] for name, i in special.items()})
+
+
+def _template(library: Any, single: str, tokens: dict[str, int]) -> Any:
+    return library.processors.TemplateProcessing(single=single, special_tokens=list(tokens.items()))
+
+
+def _wrapped(made: Any, **named: Any) -> Any:
+    fast: Any = libraries.transformers().PreTrainedTokenizerFast
+    return fast(
+        tokenizer_object=made,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{"split_special_tokens": True, **named},  # "</s>" in a text is text
+    )
+
+
+def model_card(
+    name: str,
+    config: ModelConfig,
+    architecture: str,
+    recipe: JSONObject,
+    result: Result | None,
+    run: Provenance | None,
+    reads: bool,
+) -> str:
+    """README.md of a checkpoint.
+
+    recipe: as JSON; {} where it is missing. reads: whether the folder has a tokenizer. Numbers are those of the result,
+    with the rows that were scored; the names of the data's files are given, their folders are not.
+    """
+    attention = getattr(config, "attention", None)
+    kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
+    parts = [
+        _front(name, architecture, recipe, result, reads),
+        f"# {name}",
+        f"A model of the library mnemos: {kind}. {recipe.get('about', '')}".rstrip(),
+        _use(name, architecture, reads),
+        _numbers(result),
+        _origin(recipe, result, run),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _front(name: str, architecture: str, recipe: JSONObject, result: Result | None, reads: bool) -> str:
+    libraries.transformers()
+    from huggingface_hub import EvalResult, ModelCardData
+
+    task = str(recipe.get("data", {}).get("is", "data"))
+    pipeline = PIPELINES[architecture] if reads else None
+    scores = [
+        EvalResult(
+            task_type=pipeline or "other",
+            dataset_type=task,
+            dataset_name=str(recipe.get("name") or task),
+            dataset_split=split,
+            metric_type=metric,
+            metric_value=value,
+        )
+        for split, of_split in _scores(result).items()
+        for metric, value in of_split.items()
+        if not math.isnan(value)
+    ]
+    named: dict[str, Any] = {"model_name": name, "eval_results": scores} if scores else {}
+    data = ModelCardData(library_name="transformers", tags=["mnemos"], pipeline_tag=pipeline, **named)
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _use(name: str, architecture: str, reads: bool) -> str:
+    lines = [
+        f"from transformers import {_AUTO[architecture]}{', AutoTokenizer' if reads else ''}",
+        "",
+        f'model = {_AUTO[architecture]}.from_pretrained("{name}", trust_remote_code=True)',
+    ]
+    if reads:
+        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+        lines.append('inputs = tokenizer("...", return_tensors="pt")')
+        if architecture != "MnemosForSequenceClassification":
+            lines.append("tokens = model.generate(**inputs, max_new_tokens=100)")
+    code = "\n".join(lines)
+    return (
+        "```console\npip install 'mnemos-torch[hf]'\n```\n\n"
+        f"```python\n{code}\n```\n\n"
+        "The file modeling_mnemos.py of this checkpoint only imports that library. After `import mnemos.hugging_face` "
+        "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`."
+    )
+
+
+def _scores(result: Result | None) -> dict[str, Scores]:
+    return {} if result is None else {"valid": result.valid, "test": result.test or {}}
+
+
+def _numbers(result: Result | None) -> str:
+    metrics = list(dict.fromkeys(metric for scores in _scores(result).values() for metric in scores))
+    if not metrics or result is None:
+        return "## Numbers\n\nThe exported folder has no numbers of a run."
+    rows = result.scored_rows
+    head = "| | " + " | ".join(
+        f"{split} ({rows[split]} rows)" if split in rows else split for split in ("valid", "test")
+    )
+    lines = [f"{head} |", "|---|---|---|"]
+    for metric in metrics:
+        values = (scores.get(metric, math.nan) for scores in _scores(result).values())
+        lines.append(f"| {metric} | " + " | ".join(map(_text, values)) + " |")
+    for guess, value in result.reference.items():
+        lines.append(f"| {guess} | | {_text(value)} |")
+    sizes = {"parameters": "parameters", "state_bytes": "bytes of state per row", "tokens": "tokens read in training"}
+    found = {text: getattr(result, key) for key, text in sizes.items()}
+    said = [f"{value:,} {text}" for text, value in found.items() if value is not None]
+    return "## Numbers\n\n" + "\n".join(lines) + ("\n\n" + "; ".join(said) + "." if said else "")
+
+
+def _text(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def _origin(recipe: JSONObject, result: Result | None, run: Provenance | None) -> str:
+    if run is None:
+        return ""
+    data, seed, steps = run.data, *((result.seed, result.steps) if result is not None else (None, None))
+    files = [str(one.get("name")) for one in data.get("files") or []]
+    lines = [f"Recipe `{recipe.get('name')}`, seed {seed}, {steps} updates."]
+    if files:
+        more = f" and {data['count'] - len(files[:5])} more" if (data.get("count") or 0) > 5 else ""
+        lines.append(f"Data: {', '.join(files[:5])}{more}; SHA-256 {data.get('sha256')}.")
+    dirty = " with changes" if run.dirty else ""
+    lines.append(
+        f"Code: mnemos {run.versions.get('mnemos')} at commit {str(run.commit)[:12]}{dirty}, PyTorch "
+        f"{run.versions.get('torch')}, {run.threads} threads of {run.cpu}, device {run.device}."
+    )
+    return "## Origin\n\n" + "\n".join(lines)

@@ -183,7 +183,7 @@ class Provenance:
         threads: within operations on the CPU.
         seed: the run's.
         data: the exact source of the data (`provenance.data_read`).
-        command: the words of the command that started the run.
+        command: the words of the command that started the run; one text in old files.
         started: the time of the start, in ISO format.
         weights: of the run that it starts from, `Start.source`.
         finished: the time of the end; None until then.
@@ -200,7 +200,7 @@ class Provenance:
     threads: int | None = None
     seed: int | None = None
     data: JSONObject = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
+    command: list[str] | str = field(default_factory=list)
     started: str | None = None
     weights: JSONObject = field(default_factory=dict)
     finished: str | None = None
@@ -224,7 +224,7 @@ class Provenance:
     @classmethod
     def from_json(cls, found: JSONObject, path: Path) -> Self:
         """The provenance in the content of the file at `path`. Raises InputError for entries of other types."""
-        about = _made(cls, found, "others", path, {"resumed": list, "command": list, "threads": int})
+        about = _made(cls, found, "others", path, {"resumed": list, "command": (list, str), "threads": int})
         if not all(isinstance(entry, dict) for entry in about.resumed):
             raise damaged(path, f"{about.resumed!r:.40} as its 'resumed'")
         for part in (found, *about.resumed):

@@ -16,7 +16,8 @@ from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
 from .recipe import OWN, OptimConfig, Recipe, TrainConfig
-from .session import run_name, train_and_assess
+from .run import Run
+from .session import carry_out, run_name
 
 
 @dataclass(frozen=True)
@@ -107,4 +108,5 @@ def fit(
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
     with evaluating(model, training=True):  # restores the mode of every module
-        return train_and_assess(recipe, task, folder, resume, quiet, model).to_json()
+        opened = Run.open(recipe, folder, resume, task=task, model=model, quiet=quiet)
+        return carry_out(opened, count_flops=False).to_json()  # the data are read for updates alone

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,15 +22,13 @@ from mnemos.config import to_dict
 from mnemos.errors import TrainingFailed
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.tasks.batch import each, row_count, to_device
-from mnemos.lab.tasks.metrics import sum_functions, values
+from mnemos.lab.tasks.metrics import Metric, sum_functions, values
 from mnemos.lab.tasks.task import Task
 from mnemos.memory.stored import hold_caches, promote, stored
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State, leaves
 
 from . import devices
-from .best import Best
-from .ema import MovingAverage
 from .files import Measurement
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state, set_lr
 from .recipe import Recipe
@@ -72,6 +72,81 @@ class Counters:
     tokens: int = 0  # as the task counts them
     seconds: float = 0.0  # spent in updates, without evaluations and checkpoints
     peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, by the task's first metric; a checkpoint holds it, so that a resumed run has it."""
+
+    step: int = 0  # 0: no evaluation yet
+    score: float | None = None
+    valid: dict[str, float] = field(default_factory=dict)  # all scores of that evaluation
+    since: int = 0  # evaluations after it
+
+    def after(self, step: int, valid: dict[str, float], metric: Metric) -> Best:
+        """The state after one more evaluation; a score that is NaN or infinite, or equal, is not better."""
+        score = valid[metric.name]
+        if math.isfinite(score) and (self.score is None or _better(score, self.score, metric.higher_is_better)):
+            return Best(step, score, dict(valid))
+        return replace(self, since=self.since + 1)
+
+
+def _better(score: float, other: float, higher_is_better: bool) -> bool:
+    return score > other if higher_is_better else score < other
+
+
+class MovingAverage:
+    """The average a of the weights w of a model in training.
+
+        a ← d·a + (1 − d)·w      with d = min(decay, (t − 1)/(t + 8)) after update t
+
+    It begins with the weights after the first update, and with a small d, so that the start of a short run weighs
+    little. Running statistics and stored caches are those of the model. a is in float32 at least; it takes as much
+    memory as the parameters.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights = {
+            name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+            for name, weight in model.named_parameters()
+        }
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after update `step`."""
+        share = 1 - min(self.decay, (step - 1) / (step + 8))
+        for name, weight in self.model.named_parameters():
+            average = self.weights[name]
+            average.lerp_(weight.to(average.dtype), share)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights; after it, its own again, bit for bit."""
+        own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        self.use()
+        try:
+            yield
+        finally:
+            self._load(own)
+
+    def use(self) -> None:
+        """Give the model the averaged weights for good."""
+        self._load(self.weights)
+
+    def saved(self) -> dict[str, Tensor]:
+        """The average by name, on the CPU."""
+        return {name: weight.to("cpu", copy=True) for name, weight in self.weights.items()}
+
+    def restore(self, saved: dict[str, Tensor]) -> None:
+        """Go on from what `saved` gave."""
+        for name, average in self.weights.items():
+            average.copy_(saved[name])
+
+    @torch.no_grad()
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        for name, weight in self.model.named_parameters():
+            weight.copy_(weights[name])
 
 
 class Learner:

@@ -143,8 +143,8 @@ class TrainConfig:
         average: the number of newest checkpoints whose averaged weights are the run's model at its end, with their test
             scores; as many are kept. Those of `checkpoint_every` and of the end count, not those of interruptions. 0:
             the weights of the last step.
-        ema: the decay of an exponential moving average of the weights (run/ema.py), such as .999. Evaluations, the
-            best weights and the run's model use the average. 0: none.
+        ema: the decay of an exponential moving average of the weights (`learner.MovingAverage`), such as .999.
+            Evaluations, the best weights and the run's model use the average. 0: none.
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree; or, for the
             models that `--model` chooses, hf:NAME, timm:NAME or the folder of a saved model of Hugging Face.
@@ -300,3 +300,13 @@ def as_written(saved: JSON) -> JSON:
 def as_json(recipe: object) -> JSON:
     """A recipe, or the dictionary of one, in the form of recipe.json, for comparison with that of a run's folder."""
     return json.loads(json.dumps(to_dict(recipe)))
+
+
+def differing(left: object, right: object, where: str = "") -> str | None:
+    """The first field where two recipes differ, with both values; None if they are equal."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in [*left, *(k for k in right if k not in left)]:
+            if found := differing(left.get(key), right.get(key), f"{where}.{key}".lstrip(".")):
+                return found
+        return None
+    return None if left == right else f"{where} ({left!r}, not {right!r})"

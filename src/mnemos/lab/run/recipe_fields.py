@@ -1,17 +1,28 @@
-"""A recipe with settings from the command line: `--model.dim 64 --model.attention linear`; errors have one line."""
+"""A recipe with settings from the command line: `--model.dim 64 --model.attention linear`; errors have one line.
+
+Some parts are chosen by name: an attention, the preset of a gated cache, another model as the host.
+"""
 
 import contextlib
 import dataclasses
 import io
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from mnemos.config import in_words
+from mnemos import registry
+from mnemos.config import AttentionConfig, default_config, in_words
+from mnemos.memory.grc import GRC, PRESETS
 from mnemos.types import InputError
 
-from .named_parts import missing_cache, parts_help, path_of, with_parts
 from .recipe import Recipe
+
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
+_NO_CACHE = "none"
 
 
 def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
@@ -101,3 +112,130 @@ def _annotation(value: object, path: list[str]) -> object:
     if len(path) > 1:
         return _annotation(getattr(value, path[0], None), path[1:])
     return typing.get_type_hints(type(value)).get(path[0])
+
+
+def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """Apply every `--path NAME` whose path holds an attention or may hold a gated cache: (the recipe, other words).
+
+    An attention is replaced by the named one with its default settings. A cache gets the named preset, with the
+    preset's values of its switches; where the recipe has no cache, one is added with default settings. The name "none"
+    removes the cache. `--model NAME` comes first: another model as the host (`hosted.with_host`). Raises InputError for
+    unknown names.
+    """
+    recipe, words = _hosted(recipe, words)
+    attentions, caches = set(_attentions(recipe)), set(_caches(recipe))
+    rest = []
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, name = word.partition("=")
+        path = path_of(option)
+        if not option.startswith("--") or path not in attentions | caches:
+            rest.append(word)
+            continue
+        name = name if equals else next(remaining, "")
+        found = "" if name.startswith("--") else name
+        part = _attention(found, f"--{path}") if path in attentions else _cache(recipe, path, found)
+        recipe = _replaced(recipe, path.split("."), part)
+    return recipe, rest
+
+
+def _hosted(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """Apply `--model NAME`."""
+    rest, remaining, source = [], iter(words), None
+    for word in remaining:
+        option, equals, name = word.partition("=")
+        if option == "--model":
+            source = name if equals else next(remaining, "")
+        else:
+            rest.append(word)
+    if source is None:
+        return recipe, rest
+    from .hosted import with_host
+
+    own_tokens = any(path_of(word.partition("=")[0]) == "data.tokens" for word in rest)
+    return with_host(recipe, source, own_tokens), rest
+
+
+def parts_help(recipe: Recipe) -> str:
+    """Sentences for the help: the fields that take a name, and the names."""
+    registry.load_plugins()
+    said = ""
+    for path in _attentions(recipe):
+        names = ", ".join(registry.names("attention"))
+        said += f" --{path} NAME replaces the attention by another one with its default settings; NAME: {names}."
+    for path in _caches(recipe):
+        names = ", ".join([*PRESETS, _NO_CACHE])
+        said += f" --{path} NAME adds a gated cache with this preset, changes its preset, or removes it; NAME: {names}."
+    said += (
+        " --model hf:NAME, timm:NAME or the folder of a saved model of Hugging Face puts that model in place of this "
+    )
+    return f"{said}one, with the recipe's cache, and starts with its weights; --train.init-from None: with new ones."
+
+
+def missing_cache(recipe: Recipe, option: str) -> str | None:
+    """What adds the cache, for a setting of a cache that the recipe does not have; None for any other setting."""
+    for path in _caches(recipe):
+        if path_of(option).startswith(f"{path}.") and _value(recipe, path) is None:
+            return f"{recipe.name} has no cache: add --{path} {next(reversed(PRESETS))}"
+    return None
+
+
+def path_of(option: str) -> str:
+    """The path of the field that an option names: --model.num-heads is model.num_heads."""
+    return option.lstrip("-").replace("-", "_")
+
+
+def _attentions(value: object, path: str = "") -> Iterator[str]:
+    """The paths of the fields that hold an attention's configuration."""
+    if isinstance(value, AttentionConfig):
+        yield path
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _attentions(getattr(value, field.name), f"{path}.{field.name}".lstrip("."))
+
+
+def _caches(value: object, path: str = "") -> Iterator[str]:
+    """The paths of the fields that may hold a gated cache or None."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        here = f"{path}.{field.name}".lstrip(".")
+        if {GRC, type(None)} <= {*typing.get_args(hints[field.name])}:
+            yield here
+        else:
+            yield from _caches(getattr(value, field.name), here)
+
+
+def _attention(name: str, option: str) -> AttentionConfig:
+    """The attention's configuration with default settings."""
+    if not name:
+        known = ", ".join(registry.names("attention"))
+        raise InputError(f"{option}: expected the name of an attention, found none; known: {known}")
+    made: AttentionConfig = default_config("attention", name, option)
+    return made
+
+
+def _cache(recipe: Recipe, path: str, name: str) -> GRC | None:
+    """The recipe's cache at a path with another preset, a new one, or None."""
+    if name.lower() == _NO_CACHE:
+        return None
+    if name not in PRESETS:
+        known = ", ".join([*PRESETS, _NO_CACHE])
+        raise InputError(f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}")
+    now = _value(recipe, path)
+    switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
+    preset: typing.Any = name
+    return replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)
+
+
+def _value(value: object, path: str) -> object:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _replaced(value: T, path: list[str], leaf: object) -> T:
+    """A dataclass with the field at a path replaced."""
+    inner = leaf if len(path) == 1 else _replaced(getattr(value, path[0]), path[1:], leaf)
+    return replace(value, **{path[0]: inner})

@@ -1,317 +1,548 @@
-"""The folder of a run: its recipe, provenance, metrics, checkpoints and result.
+"""A run: a recipe is trained in a folder, and the trained model is measured.
 
-runs/NAME/recipe.json      the resolved recipe
-          run.json         provenance: commit, versions, machine, threads, seed, data, command, times
-          metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
-          tensorboard/     or trackio.json: copies of these lines, with `TrainConfig.log`
-          checkpoints/     step-00000100.safetensors ..., and best-00000080.safetensors with `TrainConfig.keep_best`
-          result.json      written last: a run that has it is finished
+    run = Run.open(recipe, folder)
+    run.train()      # update → line of metrics → checkpoint → evaluation (validation split, gates) → next update
+    run.assess()
+
+**Resume is exact.** A run that was killed at any moment and resumed gives the same losses and weights, bit for bit, as
+a run that was not. A checkpoint holds the weights, the optimiser, the carried state, the sums behind the next line of
+metrics and every random generator; the position in the data is the number of the update; an evaluation restores all
+generators. Conditions: the same code, data and libraries, the same kind of machine, the same number of processes and of
+threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round
+differently) and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`).
 """
 
+from __future__ import annotations
+
 import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from io import FileIO
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from mnemos.atomic import append, write_bytes, write_json
-from mnemos.config import DataConfig, to_dict
-from mnemos.errors import TrainingFailed
-from mnemos.json_text import parse
-from mnemos.types import JSON, InputError, JSONObject
+from mnemos import generators
+from mnemos.atomic import write_json
+from mnemos.config import ModelConfig, to_dict
+from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory
+from mnemos.lab.evaluate.controls import control_names, controls
+from mnemos.lab.evaluate.explain import explain
+from mnemos.lab.evaluate.predict import PREPROCESSING
+from mnemos.lab.evaluate.probe import probe
+from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate, metrics_text
+from mnemos.lab.evaluate.write_attention import record_write_attention
+from mnemos.lab.measure.flops import task_flops, task_state_bytes
+from mnemos.lab.tasks.batch import each, row_count
+from mnemos.lab.tasks.metrics import MAJORITY
+from mnemos.lab.tasks.task import HeldOut, Task
+from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
+from mnemos.models.store import RUN_MODEL, save
+from mnemos.types import InputError, JSONObject
 
-from . import checkpoint
-from .files import Measurement, Provenance, Result, Scores, read_object
-from .fingerprint import FIELD, changes, check_data, fingerprint
-from .provenance import command_line, data_read, now, provenance, source, source_hash, versions
-from .recipe import Recipe, as_json, as_written
-from .sinks import Sink, open_sink
+from . import checkpoint, devices
+from .checks import check_run, check_settings, complete, precision_warning, schedule_warning
+from .files import Measurement, Result, Scores
+from .folder import RunFolder, check_unchanged, extend
+from .learner import Learner
+from .progress import PLACE, NoProgress, progress
+from .recipe import Recipe
+from .recipe_files import read_recipe
+from .scored_batches import scored_batches, scored_segments
+from .sharding import load_model_state, model_state
+from .stopping import StopSignals
+from .weights import Start, average, final_weights, parameter_names, trained_model
 
-_OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
+_SHARED_SECONDS = 10.0  # that a network file system may need
 
 
-class RunFolder:
-    """A run's folder, locked for one writer. `start` makes a new one; `resume` opens an existing one."""
+class Run:
+    """A recipe in training. `open` makes it; it is used once.
 
-    def __init__(self, folder: Path, recipe: Recipe | None = None) -> None:
-        self.folder, self._recipe = folder, recipe
-        self.checkpoints = folder / "checkpoints"
-        self._lock = _lock(folder)
-        self._metrics: FileIO | None = None
-        self._trimmed = 0  # the step after which the run continues
-        self._sink: Sink | None = None
-        self._made_with: JSONObject = {}
-        self._new = False
+    Attributes:
+        recipe: with the sizes of the model and the numbers of rows that it takes from its data.
+        task: the recipe's data.
+        path: the run's folder.
+        files: the folder, locked for this run; None on all processes but the first.
+        learner: the model in training, with its optimiser and position; only while there is something to train.
+        model: the model; None before a finished run is assessed.
+        result: None until the run is trained.
+        given: whether the model was given, and is not the recipe's.
+        fabric: the processes and their device.
+        first: whether this is the first of them, which writes the folder.
+        quiet: whether neither progress nor what the splits hold is printed.
+        saved: the step of the last checkpoint.
+        valid: the scores of the last evaluation.
+        scored: rows of each split in its last evaluation.
+    """
+
+    learner: Learner
+
+    def __init__(self, recipe: Recipe, task: Task, path: Path, fabric: Fabric, model: nn.Module | None, quiet: bool):
+        self.recipe, self.task, self.path, self.fabric, self.quiet = recipe, task, path, fabric, quiet
+        self.model, self.given, self.first = model, model is not None, fabric.is_global_zero
+        self.files: RunFolder | None = None
+        self.result: Result | None = None
+        self.saved = 0
+        self.valid: Scores = {}
+        self.scored: dict[str, int] = {}
+        self._ended = False  # the checkpoint is the last one of a run that is now trained for longer
+        self._display = NoProgress()
+        self._signals = StopSignals()
 
     @classmethod
-    def start(cls, folder: str | Path, recipe: Recipe, device: str, weights: JSONObject | None = None) -> "RunFolder":
-        """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
-
-        weights: `Start.source` of the run that the weights are taken from, for run.json.
-        """
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
-        if (folder / "recipe.json").exists():
-            raise InputError(
-                f"{folder}: expected a new or empty folder, found a run; continue it with {recipe.resuming}, or name "
-                "another folder"
-            )
-        # These files are left by a start that was killed before it wrote the recipe.
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS) if folder.is_dir() else []
-        if foreign:
-            raise InputError(
-                f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
-            )
-        try:
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except NotADirectoryError as error:
-            raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
-        run = cls(folder, recipe)
-        with run._unlocked_on_error():
-            made = provenance(recipe.train.seed, device, recipe.data)
-            run._made_with, run._new = fingerprint(made), True
-            Provenance(**made, weights=weights or {}).write(folder)
-            write_json(folder / "recipe.json", to_dict(recipe))
-            run.trim(0)
-        return run
-
-    @classmethod
-    def resume(cls, folder: str | Path, recipe: Recipe) -> "RunFolder":
-        """Open an existing run. Raises InputError if there is none, its recipe differs, or it is in use."""
-        folder = Path(folder)
-        if not (folder / "recipe.json").is_file():
-            raise InputError(
-                f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
-            )
-        if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
-            raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
-        run = cls(folder, recipe)
-        with run._unlocked_on_error():
-            for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
-                # A folder that cannot be written refuses also to remove what is not there.
-                if (folder / name).exists():
-                    (folder / name).unlink()
-            run.checkpoints.mkdir(exist_ok=True)
-            checkpoint.sweep(run.checkpoints)
-        return run
-
-    @contextlib.contextmanager
-    def _unlocked_on_error(self) -> Iterator[None]:
-        """Release the folder if the block raises, so that this process can open it again."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def result(self) -> Result | None:
-        """The result; None while the run is not finished."""
-        return Result.read(self.folder) if Result.exists(self.folder) else None
-
-    def resumed(
-        self,
-        step: int,
-        data: DataConfig,
-        weights: JSONObject | None = None,
-        made_with: Mapping[str, JSON] | None = None,
+    def open(
+        cls,
+        recipe: Recipe | None,
+        folder: str | Path,
+        resume: bool = False,
+        *,
+        steps: int | None = None,
         accept_changed_data: bool = False,
-    ) -> list[str]:
-        """Record in run.json that the run continues after `step`, with the data if these are others than before.
+        task: Task | None = None,
+        model: nn.Module | None = None,
+        quiet: bool = False,
+    ) -> Run:
+        """Open a recipe's run in a new or empty folder, or continue the run of a folder.
 
-        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights; they are
-        recorded if they are others than before. made_with: the `fingerprint` in the checkpoint; by default that of
-        run.json, also for checkpoints of versions without one. Returns a warning for each of data, code, libraries,
-        weights and number of threads that changed. Raises InputError for changed data, unless these are accepted.
+        Everything that must hold is checked before the folder exists, on every process (`checks`).
+
+        recipe: None to resume with the run's own. resume: continue from the newest intact checkpoint; a finished run
+        has its `result`, and its weights are loaded into a given `model`. steps: train up to this number of steps
+        instead of the recipe's, also if the run is finished (`folder.extend`). accept_changed_data: resume although the
+        data are others than those of the checkpoint; a line says so. task: the recipe's data if they are open already.
+        model: a model to train in place instead of building the recipe's.
+
+        With several devices and without torchrun, the other processes run this program from its start.
+        Raises InputError if recipe, data, machine or folder do not fit, and TrainingFailed if the system refuses.
         """
-        about, notes = Provenance.read(self.folder), []
-        found = {**source(), "source_sha256": source_hash(), "versions": versions(), "data": data_read(data)}
-        before = made_with or {name: about.latest(name) for name in found}
-        entry = {"step": step, "at": now(), **source(), "command": command_line()}
-        try:
-            check_data(str(self.folder), before.get("data"), found["data"])
-        except InputError as error:
-            if not accept_changed_data:
-                raise
-            entry["data"] = found["data"]
-            notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
-        notes += changes(before, found)
-        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
-            entry["weights"] = weights
-            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
-        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != about.latest(name)}
-        replace(about, resumed=[*about.resumed, entry]).write(self.folder)
-        self._made_with = fingerprint(found)
-        threads = torch.get_num_threads()
-        if about.threads not in (None, threads):
-            notes.append(
-                f"the run was started with {about.threads} threads and continues with {threads}: results agree up to "
-                f"rounding, not bit for bit; set OMP_NUM_THREADS={about.threads} to continue exactly"
+        recipe = read_recipe(Path(folder)) if recipe is None else recipe
+        if steps is not None:
+            recipe = replace(recipe, train=replace(recipe.train, steps=steps))
+        fabric = devices.connect(recipe.train)
+        path = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
+        check_settings(recipe, fabric.world_size)
+        with devices.threads(recipe.train.threads):
+            run = cls(recipe, recipe.data.build() if task is None else task, path, fabric, model, quiet)
+            with run._closed_on_error():
+                run._open(resume, steps is not None, accept_changed_data)
+        return run
+
+    def _open(self, resume: bool, longer: bool, accept_changed_data: bool) -> None:
+        self.recipe = recipe = complete(self.recipe, self.task)
+        model = check_run(recipe, self.task, self.model, self.fabric.world_size, self.fabric.device)
+        start = None
+        if recipe.train.init_from is not None and not checkpoint.steps(self.path / "checkpoints"):
+            start = Start.of(recipe.train.init_from, model, self.task.preprocessing())
+        saved = self._open_folder(resume, longer, accept_changed_data, start.source if start else None)
+        if self.result is not None:
+            if self.model is not None:
+                load_model_state(self.model, final_weights(self.path))
+            self.close()
+            return
+        place = PLACE.get()
+        if self.files is not None and (not self.quiet if place is None else place.first):  # once for a comparison
+            for line in self.task.about:
+                print(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
+        if self.files is not None and start is not None and (not self.quiet if place is None else place.new):
+            print(f"{recipe.name}: {start.about}", flush=True)
+        self.learner = Learner(self.fabric, recipe, self.task, self.model)
+        self.model = self.learner.model
+        if saved is not None:
+            self.learner.restore(saved)
+            self._ended = self.step == saved["recipe"]["train"]["steps"]
+        elif start is not None:
+            start.load(self.model)
+        self.saved, self._generators = self.step, generators.take()
+        if self.files is not None and not self.quiet:
+            for warning in filter(None, (schedule_warning(recipe), precision_warning(recipe, self.fabric.device.type))):
+                print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
+
+    def _open_folder(
+        self, resume: bool, longer: bool, accept_changed_data: bool, weights: JSONObject | None
+    ) -> JSONObject | None:
+        """Open the folder on the first process, and the checkpoint to continue from on all; sets `files` and `result`.
+
+        Every process raises the first one's error; otherwise the others would wait for it without end.
+        """
+        saved, problem, refused, step = None, None, None, 0
+        if self.first:
+            try:
+                if resume and not accept_changed_data:  # before anything in the folder changes
+                    check_unchanged(self.path, self.recipe.data, longer)
+                if longer:
+                    extend(self.path, self.recipe.train.steps)
+                if resume:
+                    self.files = RunFolder.resume(self.path, self.recipe)
+                    self.result = self.files.result
+                    if self.result is None:
+                        step, saved = self.files.newest(weights, accept_changed_data)
+                else:
+                    device = devices.device_name(self.fabric.device)
+                    self.files = RunFolder.start(self.path, self.recipe, device, weights)
+            except InputError as error:
+                problem = str(error)
+            except (OSError, TrainingFailed) as error:
+                refused = one_line(error) or str(error)
+        problem, refused, step, self.result = self.fabric.broadcast((problem, refused, step, self.result))
+        if problem is not None:
+            raise InputError(problem)
+        if refused is not None:
+            raise TrainingFailed(refused)
+        if self.recipe.train.num_nodes > 1 and devices.any_of(self.fabric, not _visible(self.path / "recipe.json")):
+            raise InputError(
+                f"{self.path}: expected a folder that every machine sees, because each reads the run's checkpoints "
+                "from it, found a machine without it; name a folder on a shared disk with --out"
             )
-        return notes
-
-    def record(self, lines: Sequence[Measurement]) -> None:
-        """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
-
-        Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
-        """
-        if self._metrics is None:
-            if self._recipe is not None:
-                self._sink = open_sink(self.folder, self._recipe, self._trimmed)
-            self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-        with self._writing_metrics():
-            append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
-        if self._sink is not None:
-            self._sink.write(lines)
+        if step and saved is None:
+            saved = checkpoint.read(checkpoint.path_of(self.path / "checkpoints", step))
+        return saved
 
     @contextlib.contextmanager
-    def _writing_metrics(self) -> Iterator[None]:
-        path = self.folder / "metrics.jsonl"
+    def _closed_on_error(self) -> Iterator[None]:
+        """Close the run if the block raises; what the system refuses becomes TrainingFailed."""
         try:
             yield
-        except OSError as error:
-            raise TrainingFailed(
-                f"{path}: the measurements could not be written ({error.strerror or error}); free disk space, then "
-                "resume the run"
-            ) from error
-
-    def trim(self, step: int) -> list[str]:
-        """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
-
-        A checkpoint is saved after the training line of its step and before the evaluation at that step. Raises
-        InputError for a line that is not a measurement, except for an incomplete last line. Returns a warning if lines
-        of training up to `step` are missing.
-        """
-        path = self.folder / "metrics.jsonl"
-        trained = 0  # the last update with a line
-        existed = path.exists()
-        lines = path.read_bytes().splitlines(keepends=True) if existed else []
-        kept = []
-        for i, line in enumerate(lines, 1):
-            try:
-                entry = Measurement.from_json(parse(line.decode()))
-                keep = entry.step <= (step if entry.kind == "train" else step - 1) and line.endswith(b"\n")
-            except (ValueError, AttributeError):  # InputError is a ValueError
-                if i < len(lines):
-                    problem = f"line {i}: expected a measurement, found {line[:40]!r}"
-                    raise InputError(f"{path}: {problem}; remove this line") from None
-                keep = False
-            if keep:
-                kept.append(line)
-                trained = entry.step if entry.kind == "train" else trained
-        write_bytes(path, b"".join(kept))
-        self._trimmed = step
-        every = self._recipe.train.log_every if self._recipe is not None else 1
-        if trained >= step - step % every:
-            return []
-        found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
-        return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
-
-    def scores_before(self) -> Scores:
-        """The scores of the weights that the run started with; {} if they were not evaluated."""
-        if not (self.folder / Measurement.FILE).is_file():  # removed meanwhile; `trim` says what is lost
-            return {}
-        first = next(Measurement.read_all(self.folder), None)
-        if first is None or first.kind != "valid" or first.step:
-            return {}
-        return {name: value for name, value in first.values.items() if name != "seconds"}
-
-    def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
-
-        The checkpoint also holds the `fingerprint` of what the run is made with. Raises TrainingFailed as `record`.
-        """
-        if self._metrics is not None:
-            with self._writing_metrics():
-                os.fsync(self._metrics.fileno())
-        checkpoint.write(checkpoint.path_of(self.checkpoints, step), {**value, FIELD: self._made_with})
-        checkpoint.prune(self.checkpoints, step, keep, every)
-        checkpoint.prune_best(self.checkpoints)
-
-    def save_best(self, step: int, value: object) -> None:
-        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
-        checkpoint.write(checkpoint.best_path(self.checkpoints, step), value)
-        checkpoint.prune_best(self.checkpoints)
-
-    def save_average(self, step: int, value: object) -> None:
-        """Write the averaged weights of a run that ends after `step` updates, and then delete those of earlier ends."""
-        checkpoint.write(checkpoint.averaged_path(self.checkpoints, step), value)
-        for other in checkpoint.averaged_steps(self.checkpoints):
-            if other != step:
-                checkpoint.averaged_path(self.checkpoints, other).unlink(missing_ok=True)
-
-    def return_to_best(self, step: int) -> None:
-        """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
-
-        Later ones are deleted: the run evaluates again, and the scores may differ, for example with other threads.
-        Raises InputError if the weights of that evaluation are missing or damaged.
-        """
-        for later in checkpoint.best_steps(self.checkpoints):
-            if later > step:
-                checkpoint.best_path(self.checkpoints, later).unlink(missing_ok=True)
-        if step:
-            try:
-                checkpoint.read(checkpoint.best_path(self.checkpoints, step))
-            except InputError as error:
-                problem = str(error).rpartition("; ")[0]
-                raise InputError(
-                    f"{problem}; put the file back, or start another run from this one with --from"
-                ) from None
-
-    def finish(self, result: Result) -> None:
-        """Write the time of the end to run.json, and then result.json."""
-        replace(Provenance.read(self.folder), finished=now()).write(self.folder)
-        result.write(self.folder)
-
-    def discard(self) -> None:
-        """Close a run that was started here and has no checkpoint, and remove its files and its folder."""
-        self.close()
-        if not self._new or checkpoint.steps(self.checkpoints):
-            return
-        for name in ("recipe.json", "run.json", "metrics.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.folder):
-            with contextlib.suppress(OSError):  # a folder that holds something else stays
-                folder.rmdir()
+        except BaseException as error:
+            if self.files is not None and out_of_memory(error):
+                self.files.discard()  # it has trained nothing, unless there is a checkpoint
+            self.close()
+            line = one_line(error) if isinstance(error, RuntimeError | MemoryError | OSError) else None
+            if line is None:
+                raise
+            raise TrainingFailed(line) from error
 
     def close(self) -> None:
-        """Close the files and the log, and release the lock."""
-        if self._sink is not None:
-            self._sink.close()
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._lock is not None:
-            os.close(self._lock)
-        self._metrics = self._lock = self._sink = None
+        """Close the data and the folder. `train` does this at its end."""
+        self.task.close()
+        if self.files is not None:
+            self.files.close()
+
+    @property
+    def step(self) -> int:
+        """The number of updates done."""
+        return self.learner.count.step
+
+    def train(self, on_evaluation: EvaluationHook | None = None, count_flops: bool = True) -> Result:
+        """Train to the last step and return the result, which is in the folder then; of a finished run, what it has.
+
+        on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes
+        a line of kind "gates" in metrics.jsonl. With several processes it must not run the model. By default `gates`.
+        count_flops: count those of an update at the end, which reads more batches.
+
+        Raises InputError for data that do not fit, TrainingFailed if a loss or gradient is not finite (the last
+        checkpoint stays as it is), and Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
+        """
+        if self.result is not None:
+            return self.result
+        shown = progress(self.quiet or self.files is None, self.recipe.name, self.recipe.train.steps, self.step)
+        threads = devices.threads(self.recipe.train.threads)
+        with threads, self._closed_on_error(), self._signals, shown as self._display:
+            generators.put(self._generators)  # whatever was drawn since the run was opened
+            self.result = self._train(on_evaluation or self.gates, count_flops)
+        self.close()
+        del self.learner  # the optimiser's memory
+        return self.result
+
+    def assess(self) -> Result:
+        """Measure the model of a trained run, and return the complete result, which is in the folder then.
+
+        Adds FLOPs, the bytes of the state, the controls of gated caches and the task's artifacts; writes the model to
+        RUN/model, for `mnemos.load`, the stored caches to caches.safetensors, and what the report explains the model
+        by. A run that has all this is left as it is. Of several processes only the first does it, alone: the others
+        return what they have, and no process may train with them afterwards.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+        assert self.result is not None, "train() comes first"
+        if self.result.assessed or not self.first:
+            return self.result
+        recipe, task, folder, length = self.recipe, self.task, self.path, self.recipe.train.rollout.segment_length
+        model, split = self._trained_model(), self.result.split
+        model.train()
+        with hold_caches(model):
+            flops = task_flops(model, task, task.example(), length)
+        model.eval()
+        state = task_state_bytes(model, task, task.example(), length)
+        found = self._controls(model, split)
+        if isinstance(getattr(model, "config", None), ModelConfig):
+            save(model, folder / RUN_MODEL)
+            if (about := task.preprocessing()) is not None:
+                write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
+        with progress(self.quiet, recipe.name, 0, 0) as display:
+            artifacts = task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
+            if control_names(model) or getattr(model, "state_kind", None):
+                display.message(f"{recipe.name}: measuring what the memory holds, for the report")
+        self.result = replace(self.result, flops=flops, state_bytes=state, controls=found, artifacts=artifacts)
+        self.result.write(folder)
+        explain(model, task, folder, length)
+        record_write_attention(model, task, folder)
+        return self.result
+
+    def _trained_model(self) -> nn.Module:
+        """The model as training left it; from its checkpoint if it is not here, in shards or in another precision."""
+        if self.given and self.model is not None:
+            return self.model
+        train = self.recipe.train
+        if self.model is None or train.strategy == "fsdp" or train.precision in ("bf16-true", "64-true"):
+            self.model = trained_model(self.path, self.recipe)
+        return self.model.cpu().eval()
+
+    def _controls(self, model: nn.Module, split: HeldOut) -> dict[str, Scores]:
+        """The scores under each control of the model's caches, whose contents are written to caches.safetensors."""
+        names = control_names(model)
+        left = iter(names)
+        with progress(self.quiet, self.recipe.name, 0, 0) as display:
+
+            def batches() -> Iterator[object]:
+                name = next(left)
+                number = f"control {names.index(name) + 1} of {len(names)}"
+                display.message(f"{self.recipe.name}: {number}: scoring the {split} split with the caches {name}")
+                return scored_segments(self.task, split, self.recipe.train, display)
+
+            found = controls(model, batches, self.task)
+        if not found:
+            return {}
+        modules = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache)]
+        # A cache per stream is part of the state, and one that is never written holds nothing: neither is stored.
+        stored = {name: m.cache.contiguous() for name, m in modules if m.grc.scope == "shared" and m.grc.write}
+        if stored:
+            from safetensors.torch import save_file
+
+            save_file(stored, str(self.path / "caches.safetensors"))
+        return found
+
+    def gates(self, model: nn.Module, step: int) -> JSONObject | None:
+        """What the gates and caches of a model do (`probe`); None without a cache.
+
+        The probe runs the model on one process; with several processes all would have to run it together: None too.
+        """
+        return probe(model, self._first, self.task) if self.recipe.train.processes == 1 and caches(model) else None
+
+    @functools.cached_property
+    def _first(self) -> object:
+        """The first batch of the validation split."""
+        return next(scored_segments(self.task, "valid", self.recipe.train, NoProgress()))
+
+    def _train(self, on_evaluation: EvaluationHook, count_flops: bool) -> Result:
+        """The loop. After a signal to stop, save a checkpoint, then raise Interrupted."""
+        config = self.recipe.train
+        try:
+            if not self.step and config.init_from is not None:
+                self._evaluate_start()
+            if self.step and (self._ended or self._due(config.eval_every)):
+                self._evaluate(on_evaluation)  # the checkpoint was saved before the evaluation at its step
+            while self.step < config.steps and not self._stalled():
+                update = self.learner.update()
+                self._display.updated(self.step, update, partial(devices.peak_bytes, self.fabric.device))
+                if self._due(config.log_every):
+                    self._record([self.learner.line(update)])
+                self._check_signals()
+                if self._due(config.checkpoint_every):
+                    self._save()
+                if self._due(config.eval_every):
+                    self._evaluate(on_evaluation)
+            if self.saved != self.step:  # stopped early
+                self._save()
+            return self._finish(count_flops)
+        except _StopRequestedError:
+            if self.saved != self.step or not self.step:
+                self._save()
+            where = "" if self.files is None else f"{self.path}: "
+            raise Interrupted(
+                f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with "
+                f"{self.recipe.resuming}"
+            ) from None
+        except TrainingFailed as error:
+            last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"
+            raise TrainingFailed(f"{error} ({last})") from error
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.recipe.train.steps
+
+    def _stalled(self) -> bool:
+        """Whether the last `train.patience` evaluations brought no better score."""
+        return 0 < self.recipe.train.patience <= self.learner.best.since
+
+    def _record(self, lines: list[Measurement]) -> None:
+        if self.files is not None:
+            self.files.record(lines)
+
+    def _save(self) -> None:
+        snapshot = self.learner.snapshot()  # collective: every process calls it
+        if self.files is not None:
+            config = self.recipe.train
+            self.files.save(self.step, snapshot, max(config.keep, config.average), config.checkpoint_every)
+        self.saved = self.step
+
+    def _save_best(self) -> None:
+        weights = model_state(self.learner.model)  # collective
+        if self.files is not None:
+            self.files.save_best(self.step, {"step": self.step, "model": weights})
+
+    def _restore_best(self) -> None:
+        """Load the weights of the best evaluation, if the run keeps them and has evaluated."""
+        if self.recipe.train.keep_best and self.learner.best.step:
+            self.fabric.barrier()  # the first process may still be writing the file
+            best = checkpoint.best_path(self.path / "checkpoints", self.learner.best.step)
+            load_model_state(self.learner.model, checkpoint.read(best)["model"])
+            self.valid = self.learner.best.valid
+
+    def _use_average(self) -> list[int]:
+        """Load and store the averaged weights that the recipe asks for; the steps of checkpoints that were averaged."""
+        if self.learner.ema is not None and not self.recipe.train.keep_best:  # the best weights are averages already
+            self.learner.ema.use()
+            self._save_averaged(model_state(self.learner.model), [])
+        count, every = self.recipe.train.average, self.recipe.train.checkpoint_every
+        if not count:
+            return []
+        self.fabric.barrier()  # the first process may still be writing the last checkpoint
+        found = average(self.path / "checkpoints", count, parameter_names(self.learner.model), every)
+        load_model_state(self.learner.model, found.weights)
+        self._save_averaged(found.weights, found.steps)
+        self.valid = self._scores("valid")
+        return found.steps
+
+    def _save_averaged(self, weights: dict[str, torch.Tensor], steps: list[int]) -> None:
+        """Store the weights of the run's model where they are not those of its last checkpoint."""
+        if self.files is not None:
+            self.files.save_average(self.step, {"step": self.step, "steps": steps, "model": weights})
+
+    def _evaluate_start(self) -> None:
+        """Score the weights that the run starts with, so that it can be seen what training adds."""
+        began = time.perf_counter()
+        scores = self._scores("valid")
+        seconds = round(time.perf_counter() - began, 3)
+        self._record([Measurement("valid", 0, {**scores, "seconds": seconds})])
+        self._say(scores, "before training: ")
+
+    def _say(self, scores: dict[str, float], when: str = "") -> None:
+        said = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(self.task, scores)}".rstrip()
+        self._display.message(f"{self.recipe.name} {self.step}: {said}")
+
+    def _evaluate(self, on_evaluation: EvaluationHook) -> None:
+        """Evaluate the validation split, keep the weights if it is the best time, then call on_evaluation."""
+        with contextlib.nullcontext() if self.learner.ema is None else self.learner.ema.used():
+            self._evaluate_weights(on_evaluation)
+
+    def _evaluate_weights(self, on_evaluation: EvaluationHook) -> None:
+        """`_evaluate` with the weights that the model has."""
+        began = time.perf_counter()
+        self.valid = self._scores("valid")
+        self.learner.evaluated(self.valid)  # only now: an interrupted evaluation is repeated from its start
+        if self.recipe.train.keep_best and self.learner.best.step == self.step:
+            self._save_best()
+        seconds = round(time.perf_counter() - began, 3)
+        lines = [Measurement("valid", self.step, {**self.valid, "seconds": seconds})]
+        if self.files is not None:
+            with generators.kept():
+                measured = on_evaluation(self.learner.model, self.step)
+            if measured is not None:
+                lines.append(Measurement("gates", self.step, measured))
+        self._record(lines)
+        self._say(self.valid)
+
+    def _scores(self, split: HeldOut) -> dict[str, float]:
+        """Evaluate a split; each process evaluates its share of every batch's rows."""
+
+        def total(sums: torch.Tensor) -> torch.Tensor:
+            device = self.fabric.device
+            return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
+
+        def gather(value: object) -> list[object]:
+            return devices.gather(self.fabric, value)
+
+        with generators.kept(), self.fabric.autocast():
+            several = total if self.fabric.world_size > 1 else None
+            found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
+        return {key: value for key, value in found.items() if key != "count"}
+
+    def _shares(self, split: HeldOut) -> Iterator[object]:
+        """This process's rows of every batch, in the segments of the rollout."""
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        self.scored[split] = 0
+        for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self._display)):
+            self._check_signals()
+            self.task.check(batch, f"{split} batch {i}")
+            rows = row_count(batch)
+            self.scored[split] += rows
+            first, end = rows * rank // world, rows * (rank + 1) // world
+            counted_here = first < end
+            # Every process must call the model. One without rows runs a row that another process counts.
+            span = slice(first, end) if counted_here else slice(0, 1)
+            share = each(batch, lambda x, span=span: x[span])  # type: ignore[misc]
+            for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
+                yield part if counted_here else CountedElsewhere(part)
+
+    def _check_signals(self) -> None:
+        if devices.any_of(self.fabric, self._signals.asked):
+            raise _StopRequestedError
+
+    def _finish(self, count_flops: bool) -> Result:
+        learner, count = self.learner, self.learner.count
+        epoch = self.task.epoch(self.recipe.train.batch_size)
+        flops = learner.update_flops() if count_flops else None
+        self._restore_best()
+        averaged = self._use_average()
+        reference = _reference(self.task)
+        result = Result(
+            recipe=self.recipe.name,
+            seed=self.recipe.train.seed,
+            steps=count.step,
+            test=self._scores("test") if self.task.has_test else None,
+            valid=self.valid,
+            scored_rows=self.scored,
+            metric=self.task.metrics[0].name,
+            metrics={metric.name: metric.described() for metric in self.task.metrics},
+            reference=reference,
+            majority=reference.get(MAJORITY),
+            parameters=learner.parameters,
+            seconds=round(count.seconds, 3),
+            peak_bytes=count.peak_bytes,
+            tokens=count.tokens,
+            unit=self.task.unit,
+            update_flops=flops,
+            epoch_seconds=round(count.seconds / count.step * epoch, 3) if epoch else None,
+            rollout_segments=max(1, self.recipe.train.rollout.count(self.task.max_length)),
+            best_step=learner.best.step if self.recipe.train.keep_best else 0,
+            averaged_steps=averaged,
+            stopped_early=count.step < self.recipe.train.steps,
+            before={} if self.files is None else self.files.scores_before(),
+        )
+        if self.files is not None:
+            self.files.finish(result)
+        return result
 
 
-def differing(left: object, right: object, where: str = "") -> str | None:
-    """The first field where two recipes differ, with both values; None if they are equal."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        for key in [*left, *(k for k in right if k not in left)]:
-            if found := differing(left.get(key), right.get(key), f"{where}.{key}".lstrip(".")):
-                return found
-        return None
-    return None if left == right else f"{where} ({left!r}, not {right!r})"
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock the folder. The system releases the lock when the descriptor is closed or the process ends."""
+def _reference(task: Task) -> dict[str, float]:
+    """`Task.reference`; {} and a warning if it fails, because a run that is trained must get its result."""
     try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(f"{folder}: another process is training in it; wait for it, or name another folder") from None
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
+        return dict(task.reference)
+    except Exception as error:  # of a plug-in's task it may be any; MemoryError of long text
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"mnemos: warning: the result lacks the scores without learning, which failed: {found}", file=sys.stderr)
+        return {}
+
+
+def _visible(path: Path) -> bool:
+    """Whether a file exists. A network file system may show it to other machines some seconds after it was written."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class _StopRequestedError(Exception):
+    """A process received SIGINT or SIGTERM."""

@@ -2,27 +2,32 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mnemos.lab.tasks.batch import row_count
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import HeldOut, Task
 from mnemos.types import JSONObject
 
 from .progress import NoProgress
 from .recipe import Recipe, TrainConfig
 
-Held = Literal["valid", "test"]
-_HELD: tuple[Held, ...] = ("valid", "test")
+_HELD: tuple[HeldOut, ...] = ("valid", "test")
 
 
-def scored_batches(task: Task, split: Held, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
+def scored_batches(task: Task, split: HeldOut, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
     """The batches of a split that the run scores (`TrainConfig.valid_rows` and `test_rows`), shown on the display."""
     rows = config.valid_rows if split == "valid" else config.test_rows
     if not rows:
         return display.evaluation(split, task.size(split), task.batches(split, config.batch_size), task.count)
     return display.evaluation(split, rows, part(task, split, config.batch_size, rows), row_count, "rows")
+
+
+def scored_segments(task: Task, split: HeldOut, config: TrainConfig, display: NoProgress) -> Iterator[Any]:
+    """`scored_batches` in the segments of the rollout."""
+    for batch in scored_batches(task, split, config, display):
+        yield from task.segments(batch, config.rollout.segment_length)
 
 
 def limited(recipe: Recipe, task: Task) -> Recipe:
@@ -44,7 +49,7 @@ def limited(recipe: Recipe, task: Task) -> Recipe:
     return replace(recipe, train=replace(train, **rows)) if rows else recipe
 
 
-def part(task: Task, split: Held, batch_size: int, rows: int) -> Iterator[Any]:
+def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any]:
     """Batches of a split that together have at least `rows` rows, in the order of the task; all, if it has fewer.
 
     The choice depends on the data, `batch_size` and `rows` only, so all models and seeds are scored on the same rows.
@@ -77,6 +82,6 @@ def _first(batches: Iterator[Any], rows: int) -> Iterator[Any]:
             return
 
 
-def _continues(task: Task, split: Held, batch_size: int) -> bool:
+def _continues(task: Task, split: HeldOut, batch_size: int) -> bool:
     """Whether a batch of the split may continue the rows of the batch before."""
     return task.resets(next(iter(task.batches(split, batch_size)))) is not None

@@ -18,10 +18,10 @@ from mnemos import registry
 from mnemos.lab.evaluate.branches import observe_branches
 from mnemos.lab.report import report
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.continuing import Start
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.run.scored_batches import part
 from mnemos.lab.run.session import run
+from mnemos.lab.run.weights import Start
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.batch import flipped, together
 from mnemos.lab.vision.detection.detector_outputs import Detected, detect

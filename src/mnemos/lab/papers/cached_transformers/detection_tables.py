@@ -8,7 +8,7 @@ import torch
 
 from mnemos import registry
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.run.model_size import on_meta
+from mnemos.lab.run.checks import on_meta
 
 from ..claims import Claim
 from ..findings import Finding, Table

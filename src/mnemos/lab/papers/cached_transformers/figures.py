@@ -13,7 +13,7 @@ from mnemos.lab.report.names import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.results import Cached, Explained
 from mnemos.lab.report.style import RULE, head, variant_colour
-from mnemos.lab.run.session import open_run
+from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claims import Claim, paper

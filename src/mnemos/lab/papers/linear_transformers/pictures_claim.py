@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.report.image_grids import write_grids
-from mnemos.lab.run.session import open_run
+from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.pixels import WAYS, PixelTask, write_pictures
 from mnemos.types import InputError
 

@@ -22,7 +22,7 @@ from mnemos.lab.report.slot_attention import (
     summary,
     word_weights,
 )
-from mnemos.lab.run.session import open_run
+from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim

@@ -1,8 +1,9 @@
-"""What one does with the weights of a run: use them, start another run from them, or train the run for longer."""
+"""The weights of a run: those that it ended with, those that another run starts from, and averages of checkpoints."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +11,17 @@ from torch import Tensor, nn
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.hosts.branch import present_names
-from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
+from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.models.hosts import is_source
+from mnemos.models.store import RUN_MODEL, load, save
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .files import Result
-from .recipe_files import read_recipe
-from .run import RunFolder
-from .sharding import place
-from .snapshots import weights
+from .checks import on_meta
+from .recipe import Recipe
+from .recipe_files import MODEL_RECIPE, is_model, read_recipe
+from .sharding import check_model_state, load_model_state, place
 
 _INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
@@ -35,14 +36,29 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     last = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
     if last in checkpoint.averaged_steps(folder / "checkpoints"):
         averaged = checkpoint.averaged_path(folder / "checkpoints", last)
-        return weights(averaged, checkpoint.read(averaged))
+        return checkpoint.weights(averaged, checkpoint.read(averaged))
     for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
         best = checkpoint.best_path(folder / "checkpoints", step)
-        return weights(best, checkpoint.read(best))
+        return checkpoint.weights(best, checkpoint.read(best))
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:
         raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
-    return weights(checkpoint.path_of(folder / "checkpoints", found[0]), found[1])
+    return checkpoint.weights(checkpoint.path_of(folder / "checkpoints", found[0]), found[1])
+
+
+def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
+    """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU.
+
+    folder: the run's, or that of a saved model, which is loaded.
+    """
+    if is_model(folder):
+        saved: nn.Module = load(folder)
+        return saved
+    weights = final_weights(folder)
+    check_model_state(on_meta(recipe.model).state_dict(), weights)  # before memory is used for the model
+    model = recipe.model.build()
+    load_model_state(model, weights)
+    return model.eval()
 
 
 @dataclass(frozen=True)
@@ -159,26 +175,80 @@ def _cached(names: Sequence[str]) -> set[str]:
     return {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name}
 
 
-def extend(folder: Path, steps: int) -> None:
-    """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
+class Average(NamedTuple):
+    """Weights and buffers by name, and the steps of the checkpoints that they are the mean of, newest first."""
 
-    The learning rate of the further updates is that of the schedule over `steps` updates. The result of a finished run
-    is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
-    for a run that stopped early (`TrainConfig.patience`).
+    weights: dict[str, Tensor]
+    steps: list[int]
+
+
+def average(folder: Path, count: int, parameters: Collection[str], every: int = 1) -> Average:
+    """The mean of the weights in the `count` newest checkpoints of a folder's schedule; of all, if there are fewer.
+
+    every: steps between two checkpoints of the schedule (`checkpoint.scheduled`), so that an interrupted run has the
+    average of an uninterrupted one.
+    w = (w₁ + … + wₙ)/n, added up in float64 from the oldest to the newest, then rounded to the weights' type. Tensors
+    that are not among `parameters` (running statistics, caches) are those of the newest checkpoint. Memory: the weights
+    in float64, and one checkpoint. Raises InputError if there is none, if one is damaged, or if their weights differ.
     """
+    steps = checkpoint.scheduled(folder, every)[:count]
+    if not steps:
+        raise InputError(f"{folder}: expected checkpoints to average, found none; train the run first")
+    sums: dict[str, Tensor] = {}
+    newest: dict[str, Tensor] = {}
+    for step in reversed(steps):
+        path = checkpoint.path_of(folder, step)
+        newest = checkpoint.weights(path, checkpoint.read(path))
+        for name, value in newest.items():
+            if name not in parameters or not value.is_floating_point():
+                continue
+            before = sums.get(name)
+            if before is not None and before.shape != value.shape:
+                raise InputError(
+                    f"{path}: expected {name} of shape {tuple(before.shape)}, as in earlier checkpoints, found "
+                    f"{tuple(value.shape)}; average checkpoints of one run"
+                )
+            sums[name] = value.double() if before is None else before + value.double()
+    mean = {name: (value / len(steps)).to(newest[name].dtype) for name, value in sums.items()}
+    return Average({**newest, **mean}, steps)
+
+
+def parameter_names(model: torch.nn.Module) -> set[str]:
+    """The names of a model's parameters in its state, each name of a shared one."""
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def average_run(folder: str | Path, last: int, out: str | Path | None = None) -> Path:
+    """Write the model with the averaged weights of a run's `last` checkpoints, for `mnemos.load`; returns its folder.
+
+    out: by default RUN/averaged-LAST. The folder has the run's recipe, so `mnemos eval` and `mnemos score` take it. A
+    model that reads files (`mnemos predict`, `mnemos translate`) still does. The run itself is unchanged. Raises
+    InputError if the run has fewer checkpoints (`TrainConfig.keep`), and for a folder that is there already.
+    """
+    folder = Path(folder)
     recipe = read_recipe(folder)
-    done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
-    run = RunFolder(folder)
-    try:
-        result = run.result
-        if result is not None and result.stopped_early:
-            raise InputError(
-                f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
-                f"from it with --from {folder}"
-            )
-        if steps < done or (result is not None and steps == done):
-            raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
-        (folder / Result.FILE).unlink(missing_ok=True)
-        write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
-    finally:
-        run.close()
+    target = Path(out) if out is not None else folder / f"averaged-{last}"
+    if last < 1:
+        raise InputError(f"--last: expected at least 1 checkpoint, found {last}; raise it")
+    if target.exists():
+        raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
+    every = recipe.train.checkpoint_every
+    kept = len(checkpoint.scheduled(folder / "checkpoints", every))
+    if kept < last:
+        raise InputError(
+            f"{folder}: expected {last} checkpoints, found {kept}; train with --train.keep {last}, or lower --last"
+        )
+    found = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)), every)
+    check_model_state(on_meta(recipe.model).state_dict(), found.weights)
+    model = recipe.model.build()
+    load_model_state(model, found.weights)
+    known = folder / RUN_MODEL / PREPROCESSING
+    about = known.read_bytes() if known.is_file() else None
+    made = None if about is not None else recipe.data.build().preprocessing()
+    save(model.eval(), target)
+    write_json(target / MODEL_RECIPE, to_dict(recipe))
+    if about is not None:
+        (target / PREPROCESSING).write_bytes(about)
+    elif made is not None:
+        write_json(target / PREPROCESSING, to_dict(made))
+    return target

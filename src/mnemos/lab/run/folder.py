@@ -1,0 +1,390 @@
+"""The folder of a run: its recipe, provenance, metrics, checkpoints and result.
+
+runs/NAME/recipe.json      the resolved recipe
+          run.json         provenance: commit, versions, machine, threads, seed, data, command, times
+          metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
+          tensorboard/     or trackio.json: copies of these lines, with `TrainConfig.log`
+          checkpoints/     step-00000100.safetensors ..., and best-00000080.safetensors with `TrainConfig.keep_best`
+          result.json      written last: a run that has it is finished
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from mnemos.atomic import append, write_bytes, write_json
+from mnemos.config import DataConfig, to_dict
+from mnemos.errors import TrainingFailed
+from mnemos.json_text import parse
+from mnemos.types import JSON, InputError, JSONObject
+
+from . import checkpoint
+from .files import Measurement, Provenance, Result, Scores, read_object
+from .provenance import (
+    FIELD,
+    changes,
+    check_data,
+    command_line,
+    data_read,
+    fingerprint,
+    now,
+    provenance,
+    source,
+    source_hash,
+    versions,
+)
+from .recipe import Recipe, as_json, as_written, differing
+from .recipe_files import read_recipe
+from .sinks import Sink, open_sink
+
+_OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
+
+
+class RunFolder:
+    """A run's folder, locked for one writer. `start` makes a new one; `resume` opens an existing one."""
+
+    def __init__(self, folder: Path, recipe: Recipe | None = None) -> None:
+        self.folder, self._recipe = folder, recipe
+        self.checkpoints = folder / "checkpoints"
+        self._lock = _lock(folder)
+        self._metrics: FileIO | None = None
+        self._trimmed = 0  # the step after which the run continues
+        self._sink: Sink | None = None
+        self._made_with: JSONObject = {}
+        self._new = False
+
+    @classmethod
+    def start(cls, folder: str | Path, recipe: Recipe, device: str, weights: JSONObject | None = None) -> "RunFolder":
+        """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
+
+        weights: `Start.source` of the run that the weights are taken from, for run.json.
+        """
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
+        if (folder / "recipe.json").exists():
+            raise InputError(
+                f"{folder}: expected a new or empty folder, found a run; continue it with {recipe.resuming}, or name "
+                "another folder"
+            )
+        # These files are left by a start that was killed before it wrote the recipe.
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS) if folder.is_dir() else []
+        if foreign:
+            raise InputError(
+                f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
+            )
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except NotADirectoryError as error:
+            raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
+        run = cls(folder, recipe)
+        with run._unlocked_on_error():
+            made = provenance(recipe.train.seed, device, recipe.data)
+            run._made_with, run._new = fingerprint(made), True
+            Provenance(**made, weights=weights or {}).write(folder)
+            write_json(folder / "recipe.json", to_dict(recipe))
+            run.trim(0)
+        return run
+
+    @classmethod
+    def resume(cls, folder: str | Path, recipe: Recipe) -> "RunFolder":
+        """Open an existing run. Raises InputError if there is none, its recipe differs, or it is in use."""
+        folder = Path(folder)
+        if not (folder / "recipe.json").is_file():
+            raise InputError(
+                f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
+            )
+        if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
+            raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
+        run = cls(folder, recipe)
+        with run._unlocked_on_error():
+            for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
+                # A folder that cannot be written refuses also to remove what is not there.
+                if (folder / name).exists():
+                    (folder / name).unlink()
+            run.checkpoints.mkdir(exist_ok=True)
+            checkpoint.sweep(run.checkpoints)
+        return run
+
+    @contextlib.contextmanager
+    def _unlocked_on_error(self) -> Iterator[None]:
+        """Release the folder if the block raises, so that this process can open it again."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None while the run is not finished."""
+        return Result.read(self.folder) if Result.exists(self.folder) else None
+
+    def resumed(
+        self,
+        step: int,
+        data: DataConfig,
+        weights: JSONObject | None = None,
+        made_with: Mapping[str, JSON] | None = None,
+        accept_changed_data: bool = False,
+    ) -> list[str]:
+        """Record in run.json that the run continues after `step`, with the data if these are others than before.
+
+        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights; they are
+        recorded if they are others than before. made_with: the `fingerprint` in the checkpoint; by default that of
+        run.json, also for checkpoints of versions without one. Returns a warning for each of data, code, libraries,
+        weights and number of threads that changed. Raises InputError for changed data, unless these are accepted.
+        """
+        about, notes = Provenance.read(self.folder), []
+        found = {**source(), "source_sha256": source_hash(), "versions": versions(), "data": data_read(data)}
+        before = made_with or {name: about.latest(name) for name in found}
+        entry = {"step": step, "at": now(), **source(), "command": command_line()}
+        try:
+            check_data(str(self.folder), before.get("data"), found["data"])
+        except InputError as error:
+            if not accept_changed_data:
+                raise
+            entry["data"] = found["data"]
+            notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
+        notes += changes(before, found)
+        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
+            entry["weights"] = weights
+            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
+        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != about.latest(name)}
+        replace(about, resumed=[*about.resumed, entry]).write(self.folder)
+        self._made_with = fingerprint(found)
+        threads = torch.get_num_threads()
+        if about.threads not in (None, threads):
+            notes.append(
+                f"the run was started with {about.threads} threads and continues with {threads}: results agree up to "
+                f"rounding, not bit for bit; set OMP_NUM_THREADS={about.threads} to continue exactly"
+            )
+        return notes
+
+    def record(self, lines: Sequence[Measurement]) -> None:
+        """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
+
+        Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
+        """
+        if self._metrics is None:
+            if self._recipe is not None:
+                self._sink = open_sink(self.folder, self._recipe, self._trimmed)
+            self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+        with self._writing_metrics():
+            append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
+        if self._sink is not None:
+            self._sink.write(lines)
+
+    @contextlib.contextmanager
+    def _writing_metrics(self) -> Iterator[None]:
+        path = self.folder / "metrics.jsonl"
+        try:
+            yield
+        except OSError as error:
+            raise TrainingFailed(
+                f"{path}: the measurements could not be written ({error.strerror or error}); free disk space, then "
+                "resume the run"
+            ) from error
+
+    def newest(
+        self, weights: JSONObject | None = None, accept_changed_data: bool = False
+    ) -> tuple[int, JSONObject | None]:
+        """Read the checkpoint to continue from, and remove what was written after it: (step, checkpoint or None).
+
+        Prints what has changed since (`resumed`) and what is lost. Raises InputError for a checkpoint of another run,
+        and as `resumed`.
+        """
+        assert self._recipe is not None
+        found = checkpoint.newest(self.checkpoints)
+        step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
+        if saved is not None:
+            path = checkpoint.path_of(self.checkpoints, step)
+            checkpoint.check_snapshot(path, saved, step)
+            if _but_steps(as_written(saved["recipe"])) != _but_steps(as_json(self._recipe)):
+                raise InputError(
+                    f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
+                )
+        if self._recipe.train.keep_best:
+            self.return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
+        made_with = saved.get(FIELD) if saved else None
+        notes += self.resumed(step, self._recipe.data, weights, made_with, accept_changed_data)
+        notes += self.trim(step)
+        for note in notes:
+            print(note, file=sys.stderr)
+        return step, saved
+
+    def trim(self, step: int) -> list[str]:
+        """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
+
+        A checkpoint is saved after the training line of its step and before the evaluation at that step. Raises
+        InputError for a line that is not a measurement, except for an incomplete last line. Returns a warning if lines
+        of training up to `step` are missing.
+        """
+        path = self.folder / "metrics.jsonl"
+        trained = 0  # the last update with a line
+        existed = path.exists()
+        lines = path.read_bytes().splitlines(keepends=True) if existed else []
+        kept = []
+        for i, line in enumerate(lines, 1):
+            try:
+                entry = Measurement.from_json(parse(line.decode()))
+                keep = entry.step <= (step if entry.kind == "train" else step - 1) and line.endswith(b"\n")
+            except (ValueError, AttributeError):  # InputError is a ValueError
+                if i < len(lines):
+                    problem = f"line {i}: expected a measurement, found {line[:40]!r}"
+                    raise InputError(f"{path}: {problem}; remove this line") from None
+                keep = False
+            if keep:
+                kept.append(line)
+                trained = entry.step if entry.kind == "train" else trained
+        write_bytes(path, b"".join(kept))
+        self._trimmed = step
+        every = self._recipe.train.log_every if self._recipe is not None else 1
+        if trained >= step - step % every:
+            return []
+        found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
+        return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
+
+    def scores_before(self) -> Scores:
+        """The scores of the weights that the run started with; {} if they were not evaluated."""
+        if not (self.folder / Measurement.FILE).is_file():  # removed meanwhile; `trim` says what is lost
+            return {}
+        first = next(Measurement.read_all(self.folder), None)
+        if first is None or first.kind != "valid" or first.step:
+            return {}
+        return {name: value for name, value in first.values.items() if name != "seconds"}
+
+    def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
+        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
+
+        The checkpoint also holds the `fingerprint` of what the run is made with. Raises TrainingFailed as `record`.
+        """
+        if self._metrics is not None:
+            with self._writing_metrics():
+                os.fsync(self._metrics.fileno())
+        checkpoint.write(checkpoint.path_of(self.checkpoints, step), {**value, FIELD: self._made_with})
+        checkpoint.prune(self.checkpoints, step, keep, every)
+        checkpoint.prune_best(self.checkpoints)
+
+    def save_best(self, step: int, value: object) -> None:
+        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
+        checkpoint.write(checkpoint.best_path(self.checkpoints, step), value)
+        checkpoint.prune_best(self.checkpoints)
+
+    def save_average(self, step: int, value: object) -> None:
+        """Write the averaged weights of a run that ends after `step` updates, and then delete those of earlier ends."""
+        checkpoint.write(checkpoint.averaged_path(self.checkpoints, step), value)
+        for other in checkpoint.averaged_steps(self.checkpoints):
+            if other != step:
+                checkpoint.averaged_path(self.checkpoints, other).unlink(missing_ok=True)
+
+    def return_to_best(self, step: int) -> None:
+        """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
+
+        Later ones are deleted: the run evaluates again, and the scores may differ, for example with other threads.
+        Raises InputError if the weights of that evaluation are missing or damaged.
+        """
+        for later in checkpoint.best_steps(self.checkpoints):
+            if later > step:
+                checkpoint.best_path(self.checkpoints, later).unlink(missing_ok=True)
+        if step:
+            try:
+                checkpoint.read(checkpoint.best_path(self.checkpoints, step))
+            except InputError as error:
+                problem = str(error).rpartition("; ")[0]
+                raise InputError(
+                    f"{problem}; put the file back, or start another run from this one with --from"
+                ) from None
+
+    def finish(self, result: Result) -> None:
+        """Write the time of the end to run.json, and then result.json."""
+        replace(Provenance.read(self.folder), finished=now()).write(self.folder)
+        result.write(self.folder)
+
+    def discard(self) -> None:
+        """Close a run that was started here and has no checkpoint, and remove its files and its folder."""
+        self.close()
+        if not self._new or checkpoint.steps(self.checkpoints):
+            return
+        for name in ("recipe.json", "run.json", "metrics.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.folder):
+            with contextlib.suppress(OSError):  # a folder that holds something else stays
+                folder.rmdir()
+
+    def close(self) -> None:
+        """Close the files and the log, and release the lock."""
+        if self._sink is not None:
+            self._sink.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._metrics = self._lock = self._sink = None
+
+
+def extend(folder: Path, steps: int) -> None:
+    """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
+
+    The learning rate of the further updates is that of the schedule over `steps` updates. The result of a finished run
+    is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
+    for a run that stopped early (`TrainConfig.patience`).
+    """
+    recipe = read_recipe(folder)
+    done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
+    run = RunFolder(folder)
+    try:
+        result = run.result
+        if result is not None and result.stopped_early:
+            raise InputError(
+                f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
+                f"from it with --from {folder}"
+            )
+        if steps < done or (result is not None and steps == done):
+            raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
+        (folder / Result.FILE).unlink(missing_ok=True)
+        write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
+    finally:
+        run.close()
+
+
+def check_unchanged(folder: Path, data: DataConfig, longer: bool = False) -> None:
+    """Raise InputError if a run would go on with other data than it has read so far.
+
+    Nothing is compared where nothing is left to do that reads data (longer: a finished run goes on). The record in the
+    checkpoint is compared later.
+    """
+    if Provenance.exists(folder) and (longer or not Result.exists(folder) or not Result.read(folder).assessed):
+        check_data(str(folder), Provenance.read(folder).latest("data"), data_read(data))
+
+
+def _but_steps(recipe: JSON) -> JSON:
+    """A recipe's JSON without the number of steps, which may be raised when a run is resumed."""
+    train = recipe.get("train") if isinstance(recipe, dict) else None
+    if not isinstance(recipe, dict) or not isinstance(train, dict):
+        return recipe
+    return {**recipe, "train": {name: value for name, value in train.items() if name != "steps"}}
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock the folder. The system releases the lock when the descriptor is closed or the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no fcntl
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"{folder}: another process is training in it; wait for it, or name another folder") from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
