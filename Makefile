@@ -10,7 +10,7 @@ help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     which memory has a fact of real text 512 words later? four models, about four minutes'
 	@echo 'make test     the test suite, five minutes on two cores'
-	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files'
+	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files, the names of recipes'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
@@ -74,6 +74,7 @@ numbers: $(READY)
 	$(BIN)/python tools/page_numbers.py
 	$(BIN)/python tools/log_index.py
 	$(BIN)/python tools/file_map.py
+	$(BIN)/python tools/recipe_table.py
 
 clean:
 	rm -rf .venv $(NEWEST) build dist

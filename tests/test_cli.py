@@ -144,11 +144,17 @@ def test_list_shows_recipes_as_families(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[:2] for line in lines if line.startswith("    ")]
-    assert {name for name, _ in shown} < {*names}
-    variants = sum(int(more.strip("(+)")) for _, more in shown if more.startswith("(+"))
-    assert len(shown) + variants == len(names)
-    assert listed(capsys, "text-cached") == ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
-    assert {"photos-vit", "photos-vit-cached"} <= {*listed(capsys, "photos-vit")}
+    assert sum(int(many.strip("()")) if many.startswith("(") else 1 for _, many in shown) == len(names)
+    assert ["text-state", "(11)"] in shown
+    assert {name for name, many in shown if not many.startswith("(")} < {*names}
+    assert len(listed(capsys, "small-images")) == 4 + 47, "a heading for each task"
+    assert listed(capsys, "imagenet")[-1] == "imagenet-22k-swin-t-cached"
+    variants = ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
+    assert listed(capsys, "text-cached") == ["text:", *variants]
+    assert listed(capsys, "photos-vit", "--task", "photos")[:3] == ["small-images:", "photos-vit", "photos-vit-cached"]
+
+
+def test_list_shows_a_task(capsys):
     for words in (["text"], ["--task", "text"]):
         found = listed(capsys, *words)
         assert {"text", "text-xl", "wikitext-xl"} <= {*found}
@@ -159,11 +165,12 @@ def test_list_shows_recipes_as_families(capsys):
         assert main(["list", *words]) == 0
         said = capsys.readouterr().out
         assert f"--all the {len(left)} others too" in said
-        assert "  Language models of text, one per kind of memory" in said
+        assert "  text: Language models of text, one per kind of memory" in said
     found = listed(capsys, "photos")
     assert found.index("photos-vit") < found.index("imagenet-vit-s")
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
     assert "--task: expected the name of a task" in refused(capsys, "list", "--task", "text-cached")
+    assert "none of digits" in refused(capsys, "list", "demo", "--task", "digits")
 
 
 @pytest.mark.slow

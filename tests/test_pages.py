@@ -17,7 +17,7 @@ def tool(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["page_numbers", "log_index", "file_map"])
+@pytest.mark.parametrize("name", ["page_numbers", "log_index", "file_map", "recipe_table"])
 def test_the_pages_are_up_to_date(name, capsys):
     assert tool(name).main(["--check"]) == 0, capsys.readouterr().err
 

@@ -15,8 +15,7 @@ import mnemos
 from mnemos import InputError, registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
-from mnemos.lab.recipes.recipe_tasks import recipe_tasks
-from mnemos.lab.recipes.short_listops import short_listops
+from mnemos.lab.recipes.small_tasks import short_listops
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
 from mnemos.memory.grc import GRC
 
@@ -25,7 +24,7 @@ SOURCE = Path(registry.__file__).parent
 
 def test_the_table_names_what_is_registered():
     """Every file with a decorator is imported; what it registers, and nothing else, stands in the table."""
-    decorated = re.compile(r"^@(register|recipe)\b", re.MULTILINE)
+    decorated = re.compile(r"^@(register|recipe|family)\b", re.MULTILINE)
     for path in SOURCE.rglob("*.py"):
         if decorated.search(path.read_text()):
             importlib.import_module(".".join(("mnemos", *path.relative_to(SOURCE).with_suffix("").parts)))
@@ -93,12 +92,6 @@ def test_what_only_names_things_loads_no_torch():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_the_task_of_a_recipe_is_read_from_its_source():
-    found = recipe_tasks()
-    assert found == {name: registry.load("recipe", name)().data.name for name in registry.names("recipe")}
-    assert found["photos-pixels"] == "pixels", "the task, and not the photos that it reads"
-
-
 @dataclass(frozen=True)
 class DecayConfig(LinearConfig):
     """Linear attention that forgets."""
@@ -132,7 +125,7 @@ def test_a_name_is_given_once(decay):
         """Mine."""
         return short_listops()
 
-    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.lab\.recipes\.short_listops:short_listops"):
+    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.lab\.recipes\.small_tasks:short_listops"):
         recipe("short-listops")(mine)
 
 
@@ -196,7 +189,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 import mnemos
 from mnemos.attention.linear import LinearConfig
-from mnemos.lab.recipes.text_recipes import text
+from mnemos.lab.recipes.text import text
 
 @mnemos.register
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 There are five kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
 with `build(...)`, decorated with `register`. "preprocessing" names the classes by which `mnemos predict` reads files,
 decorated in the same way. "recipe" names functions that return a `Recipe`, decorated with
-`mnemos.lab.run.recipe.recipe`. Entries of this package stand in the two tables of this file, so a new one needs a row
-here. Naming an entry does not import it, so `mnemos list` does not load torch; `load` imports only its module.
+`mnemos.lab.run.recipe.recipe`, or made by a function decorated with `mnemos.lab.recipes.family.family`. Entries of this
+package stand in two tables: classes in the one of this file, so a new one needs a row here, and recipes in `RECIPES`,
+which `make numbers` writes. Naming an entry does not import it, so `mnemos list` does not load torch; `load` imports
+only its module.
 
 Other packages register their entries with the same decorators. The command line finds these packages through the
 entry-point group `mnemos.plugins`. Each entry point is a module to import, or a function without arguments to call. In
@@ -24,13 +26,13 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import re
+import json
 import sys
 import traceback
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from .errors import InputError
 
@@ -99,99 +101,8 @@ _CLASSES = {
         "recordings": "lab.speech.spoken:SpeechPreprocessing",
     },
 }
-# {module below mnemos.lab: its recipes}. A recipe's function has its name, with _ for - and +.
-_RECIPES = {
-    "recipes.demo": "demo demo-linear demo-cached demo-memformer",
-    "recipes.listops_128": """
-        listops-128 listops-128-cached listops-128-bigbird listops-128-bigbird-cached listops-128-reformer
-        listops-128-reformer-cached listops-128-linear listops-128-linear-cached
-    """,
-    "recipes.short_listops": """
-        short-listops short-listops-cached short-listops-cached-unwritten short-listops-wider
-        short-listops-linear
-    """,
-    "recipes.small_tasks": "copy recall digits mnist",
-    "recipes.text_recipes": """
-        text text-linear text-cached text-cached-unwritten text-xl text-window text-xl-cached
-        text-cached-xl-no-memory text-compressive text-lstm text-memformer text-memory-transformer text-rmt
-        text-armt text-words text-words-cached
-    """,
-    "recipes.text_state": """
-        text-state-xl text-state-cached text-state-xl-cached text-state-compressive text-state-rmt
-        text-state-armt text-state-memformer text-state-linear text-state-window text-state-lstm
-        text-state-full
-    """,
-    "recipes.translation_recipes": """
-        multi30k-en-de multi30k-demo multi30k-de-en multi30k-en-de-cached multi30k-de-en-cached
-        multi30k-demo-cached
-    """,
-    "papers.cached_transformers.cifar_recipes": """
-        cifar-vit cifar-vit-cached cifar-vit-cached-unwritten cifar-vit-attention-cache cifar-vit-wider
-        cifar-pvt cifar-pvt-cached cifar-pvt-cached-unwritten cifar-pvt-attention-cache cifar-pvt-wider
-        cifar-swin cifar-swin-cached cifar-swin-cached-unwritten cifar-swin-wider
-    """,
-    "papers.cached_transformers.detection_recipes": """
-        coco-mask-rcnn-pvt-tiny coco-mask-rcnn-pvt-tiny-cached coco-mask-rcnn-pvt-small
-        coco-mask-rcnn-pvt-small-cached coco-mask-rcnn-pvt-medium coco-mask-rcnn-pvt-medium-cached
-        coco-retinanet-pvt-tiny coco-retinanet-pvt-tiny-cached coco-retinanet-pvt-small
-        coco-retinanet-pvt-small-cached coco-retinanet-pvt-medium coco-retinanet-pvt-medium-cached
-        coco-mini-retinanet coco-mini-mask-rcnn shapes-mask-rcnn shapes-mask-rcnn-cached
-        shapes-mask-rcnn-cached-unwritten shapes-retinanet shapes-retinanet-cached
-        shapes-retinanet-cached-unwritten
-    """,
-    "papers.cached_transformers.digits_recipes": """
-        digits-vit digits-vit-cached digits-vit-cached-unwritten digits-vit-attention-cache digits-vit-wider
-        digits-pvt digits-pvt-cached digits-pvt-cached-unwritten digits-pvt-attention-cache digits-pvt-wider
-        digits-swin digits-swin-cached digits-swin-cached-unwritten digits-swin-wider
-    """,
-    "papers.cached_transformers.imagenet_recipes": """
-        imagenet-vit-s imagenet-vit-s-cached imagenet-vit-s-attention-cache imagenet-pvt-tiny
-        imagenet-pvt-tiny-cached imagenet-pvt-tiny-attention-cache imagenet-pvt-small
-        imagenet-pvt-small-cached imagenet-pvt-small-attention-cache imagenet-pvt-medium
-        imagenet-pvt-medium-cached imagenet-pvt-v2-b2 imagenet-pvt-v2-b2-cached imagenet-pvt-v2-b3
-        imagenet-pvt-v2-b3-cached imagenet-pvt-v2-b4 imagenet-pvt-v2-b4-cached imagenet-swin-t
-        imagenet-swin-t-cached imagenet-22k-swin-t imagenet-22k-swin-t-cached
-    """,
-    "papers.cached_transformers.listops_recipes": """
-        listops listops-cached listops-bigbird listops-bigbird-cached listops-reformer
-        listops-reformer-cached listops-linear listops-linear-cached
-    """,
-    "papers.cached_transformers.mnist_recipes": """
-        mnist-vit mnist-vit-cached mnist-vit-cached-unwritten mnist-vit-attention-cache mnist-vit-wider
-        mnist-pvt mnist-pvt-cached mnist-pvt-cached-unwritten mnist-pvt-attention-cache mnist-pvt-wider
-        mnist-swin mnist-swin-cached mnist-swin-cached-unwritten mnist-swin-wider
-    """,
-    "papers.cached_transformers.photos_recipes": """
-        photos-vit photos-vit-cached photos-vit-cached-unwritten photos-vit-attention-cache photos-vit-wider
-    """,
-    "papers.cached_transformers.text_recipes": """
-        wikitext-xl-base wikitext-xl-base-cached wikitext-mt-base wikitext-rmt-base wikitext-xl-large
-        wikitext-xl-large-cached wikitext-bytes-xl-base wikitext-bytes-xl-base-cached
-    """,
-    "papers.cached_transformers.translation_recipes": """
-        iwslt14-de-en iwslt14-de-en-cached iwslt14-es-en iwslt14-es-en-cached iwslt14-en-fr
-        iwslt14-en-fr-cached iwslt15-de-en iwslt15-de-en-cached iwslt15-en-vi iwslt15-en-vi-cached
-        iwslt15-cs-en iwslt15-cs-en-cached
-    """,
-    "papers.linear_transformers.copy_claim": "copy-small",
-    "papers.linear_transformers.image_recipes": """
-        mnist-pixels mnist-pixels-softmax cifar-pixels cifar-pixels-softmax mnist-pixels-small
-        mnist-pixels-small-softmax mnist-pixels-small-mixture cifar-pixels-small digits-pixels photos-pixels
-    """,
-    "papers.linear_transformers.speech_recipes": """
-        speech-softmax speech-linear speech-lsh speech-bilstm spoken-digits-softmax spoken-digits-linear
-        spoken-digits-lsh spoken-digits-bilstm
-    """,
-    "papers.memformer.recall_claim": "recall-memformer",
-    "papers.memformer.recipes": """
-        wikitext-memformer wikitext-xl wikitext-compressive wikitext-bytes-memformer wikitext-bytes-xl
-        wikitext-bytes-compressive digits-memformer mnist-memformer-small mnist-lstm mnist-transformer
-        mnist-xl-56 mnist-xl-224 mnist-xl-784 mnist-memformer mnist-memformer-8-slots mnist-memformer-2+6
-        mnist-memformer-2+6-32-slots mnist-memformer-2+6-16-slots mnist-memformer-2+6-1-slot
-        mnist-memformer-4+4 mnist-memformer-no-memory mnist-memformer-temperature-1
-        mnist-memformer-no-forgetting mnist-memformer-one-head
-    """,
-}
+# The functions that make recipes, below `mnemos`, and what they say of each; `make numbers` writes it.
+RECIPES = Path(__file__).parent / "lab" / "recipes" / "names.json"
 KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 # What to use instead of a name that this package had.
 _RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
@@ -213,14 +124,23 @@ class _Entry(NamedTuple):
     value: Any
 
 
+class Family(TypedDict):
+    """A function that makes recipes: what it says of itself, and of each of its recipes, by task and name."""
+
+    about: str
+    tasks: dict[str, dict[str, str]]
+
+
+FAMILIES: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
+_RECIPES = {
+    name: (place, about)
+    for place, family in FAMILIES.items()
+    for recipes in family["tasks"].values()
+    for name, about in recipes.items()
+}
 _OURS = {
     kind: {name: Definition(*f"{__package__}.{place}".split(":")) for name, place in table.items()}
-    for kind, table in _CLASSES.items()
-}
-_OURS["recipe"] = {
-    name: Definition(f"{__package__}.lab.{module}", re.sub("[-+]", "_", name))
-    for module, row in _RECIPES.items()
-    for name in row.split()
+    for kind, table in [*_CLASSES.items(), ("recipe", {name: place for name, (place, _) in _RECIPES.items()})]
 }
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
@@ -303,6 +223,8 @@ def about(kind: str, name: str) -> str:
     """
     if name in _registered[kind]:
         return first_line(_registered[kind][name].value.__doc__)
+    if kind == "recipe":
+        return _RECIPES[name][1]
     place = _OURS[kind][name]
     return _first_lines(place.module).get(place.attribute, "")
 

@@ -9,8 +9,8 @@ import torch
 import mnemos
 from mnemos import GRC
 from mnemos.lab.cli import main
-from mnemos.lab.papers.cached_transformers import comparisons, figures, host_costs, tables
-from mnemos.lab.papers.cached_transformers.memory_variants import PAPER_CACHE
+from mnemos.lab.papers.cached_transformers import comparisons, figures, image_tables
+from mnemos.lab.papers.cached_transformers.image_recipes import PAPER_CACHE
 from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.papers.small_runs import task
 from mnemos.lab.run.session import run
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
-    grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), tables.AUTO, replace(tables.AUTO, ratio=1.0)]
-    plain, *cached = host_costs.costs("PVT-Tiny", grcs)
-    host = host_costs.config("PVT-Tiny").build().host
+    grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), image_tables.AUTO, replace(image_tables.AUTO, ratio=1.0)]
+    plain, *cached = image_tables.costs("PVT-Tiny", grcs)
+    host = image_tables.config("PVT-Tiny").build().host
     for grc, one in zip(grcs, cached, strict=True):
         assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
         assert plain.inference < one.inference < one.training
@@ -43,14 +43,14 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
 @pytest.mark.slow
 def test_a_cost_is_counted_once(monkeypatch):
     """For all claims of a paper a model is built once."""
-    monkeypatch.setattr(host_costs, "_KEPT", {})
-    tiny = replace(host_costs.config("PVT-Tiny"), image=64, dims=(16, 32, 80, 64), depths=(1, 1, 1, 1), drop_path=0.0)
+    monkeypatch.setattr(image_tables, "_KEPT", {})
+    tiny = replace(image_tables.config("PVT-Tiny"), image=64, dims=(16, 32, 80, 64), depths=(1, 1, 1, 1), drop_path=0.0)
     made = []
-    monkeypatch.setattr(host_costs, "config", lambda name: made.append(name) or tiny)
-    first = host_costs.costs("PVT-Tiny", [GRC(preset="paper")])
-    assert host_costs.costs("PVT-Tiny", [GRC(preset="paper")]) == first
+    monkeypatch.setattr(image_tables, "config", lambda name: made.append(name) or tiny)
+    first = image_tables.costs("PVT-Tiny", [GRC(preset="paper")])
+    assert image_tables.costs("PVT-Tiny", [GRC(preset="paper")]) == first
     assert made == ["PVT-Tiny"]
-    host_costs.costs("PVT-Tiny", [GRC(preset="paper", ratio=0.25)])
+    image_tables.costs("PVT-Tiny", [GRC(preset="paper", ratio=0.25)])
     assert made == ["PVT-Tiny"] * 2
 
 
@@ -64,9 +64,9 @@ def few_digits():
 
 
 def test_every_model_of_the_paper_has_a_recipe():
-    for name in host_costs.RECIPES:
-        assert host_costs.config(name).cache is None
-        assert host_costs.config(name).image == 224
+    for name in image_tables.RECIPES:
+        assert image_tables.config(name).cache is None
+        assert image_tables.config(name).image == 224
 
 
 def test_the_data_chooses_the_task(tmp_path):
@@ -125,7 +125,7 @@ def test_a_run_without_explain_json_is_explained_now(cached_run, tmp_path):
 
 
 def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
-    cost = host_costs.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
+    cost = image_tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
     monkeypatch.setattr(figures, "costs", lambda name, grcs: [cost, cost._replace(training=1.2)])
 
     def trained(options, name, recipes):
@@ -145,7 +145,7 @@ def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
+    monkeypatch.setattr(image_tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
     assert main(["reproduce", "cached_transformers/costs", "--out", str(tmp_path)]) == 0
     found = [row for table in json.loads((tmp_path / "costs.json").read_text())["tables"] for row in table["rows"]]
     assert len(found) == 4, "parameters, and FLOPs in training, in eval and as the paper counts"

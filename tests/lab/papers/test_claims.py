@@ -10,7 +10,7 @@ import mnemos.lab.papers
 from mnemos import registry
 from mnemos.lab.cli import main
 from mnemos.lab.papers.cached_transformers.detection_tables import detector_cost, recipe_of
-from mnemos.lab.papers.claims import PAPERS, paper
+from mnemos.lab.papers.reproduce import PAPERS, chosen
 from mnemos.types import InputError
 
 EVERY = [(about, claim) for about in PAPERS.values() for claim in about.claims]
@@ -80,7 +80,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest(target, words, capsys):
 
 def test_an_unknown_paper_raises():
     with pytest.raises(InputError, match=r"'cached-transformers'.*'cached_transformers'"):
-        paper("cached-transformers")
+        chosen("cached-transformers")
 
 
 def test_without_a_paper_all_are_listed(capsys):

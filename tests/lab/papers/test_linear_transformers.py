@@ -12,10 +12,9 @@ from mnemos import registry
 from mnemos.attention import ReformerConfig
 from mnemos.lab.measure.decoding import whole, with_state, without_state
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.papers.claims import paper
-from mnemos.lab.papers.linear_transformers import copy_claim, generation, scaling
-from mnemos.lab.papers.linear_transformers.attentions import attention
-from mnemos.lab.papers.reproduce import Options, reproduce
+from mnemos.lab.papers.linear_transformers import generation, learning, scaling
+from mnemos.lab.papers.linear_transformers.recipes import attention
+from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.models.transformer import Transformer
 from mnemos.types import InputError
 
@@ -89,10 +88,10 @@ def test_peak_memory_is_what_a_call_takes():
 
 @pytest.mark.exhaustive
 def test_figure2(tmp_path, monkeypatch):
-    small = copy_claim.copy_small()
-    monkeypatch.setattr(copy_claim, "copy_small", lambda: _shrunk(small))
+    small = learning.copy_small()
+    monkeypatch.setattr(learning, "copy_small", lambda: _shrunk(small))
     (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
-    assert [row[""] for row in found["tables"][0]["rows"]] == list(copy_claim.ATTENTIONS)
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(learning.ATTENTIONS)
     assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
 
 
@@ -124,7 +123,7 @@ def test_table1(tmp_path, monkeypatch):
     bits, images = found["tables"]
     assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
     assert [row["paper minus linear"] for row in bits["rows"]][-1] == 0
-    assert {row[""] for row in images["rows"]} >= set(paper("linear_transformers").claim("table1").values)
+    assert {row[""] for row in images["rows"]} >= set(PAPERS["linear_transformers"].claim("table1").values)
     assert '<section id="pictures"' in Path(found["files"][0]).read_text()
 
 

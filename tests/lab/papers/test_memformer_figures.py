@@ -10,8 +10,10 @@ import pytest
 from mnemos.lab.evaluate.write_attention import KINDS
 from mnemos.lab.papers.claim import Claim
 from mnemos.lab.papers.memformer import forgetting, lengths, model_costs
-from mnemos.lab.papers.memformer.figures import figure4, figure5, figure6, figure7, figure8
-from mnemos.lab.papers.memformer.text_runs import small
+from mnemos.lab.papers.memformer.forgetting import figure4
+from mnemos.lab.papers.memformer.lengths import figure8
+from mnemos.lab.papers.memformer.model_costs import figure5
+from mnemos.lab.papers.memformer.slot_figures import figure6, figure7, small
 from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.run.session import run
 from mnemos.memory.slots import SlotsConfig

@@ -7,9 +7,9 @@ import pytest
 
 from mnemos import registry
 from mnemos.lab.compare.equal import check_equal
-from mnemos.lab.papers import perplexities
-from mnemos.lab.papers.memformer import image_tables, language, recall_claim, recipes, replaying, table_models
-from mnemos.lab.papers.memformer.table_models import ImageSizes, LanguageSizes
+from mnemos.lab.papers import small_runs
+from mnemos.lab.papers.memformer import recipes, replaying, tables
+from mnemos.lab.papers.memformer.recipes import ImageSizes, LanguageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.run.recipe import RolloutConfig
 from mnemos.memory.slots import SlotsConfig
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 def tiny(monkeypatch) -> None:
     """Two rows a table, and models that take moments."""
     rows = ("Transformer-XL memory=224", "Memformer 4+8")
-    for module in (image_tables, recipes):
-        monkeypatch.setattr(module, "PICTURES", {name: table_models.PICTURES[name] for name in rows})
+    for module in (tables, recipes):
+        monkeypatch.setattr(module, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
     monkeypatch.setitem(
         recipes.SMALL, "digits", ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
     )
-    monkeypatch.setattr(language, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
+    monkeypatch.setattr(tables, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
     sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0, slide=0)
-    monkeypatch.setattr(language, "PAPER", sizes)
-    monkeypatch.setattr(language, "ROUNDS", 1)
-    for module in (language, recipes):
+    monkeypatch.setattr(tables, "PAPER", sizes)
+    monkeypatch.setattr(tables, "ROUNDS", 1)
+    for module in (tables, recipes):
         monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
     monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, accelerator="cpu"))
 
@@ -82,9 +82,10 @@ def test_table3(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_recall(tmp_path, monkeypatch):
-    monkeypatch.setattr(recall_claim, "DATA", replace(recall_claim.DATA, distance=24, shortest=2, rows=4))
-    monkeypatch.setattr(recall_claim, "MODEL", replace(recall_claim.MODEL, dim=8, mlp=8, segment=8))
-    monkeypatch.setattr(recall_claim, "TRAIN", replace(recall_claim.TRAIN, batch_size=2, accelerator="cpu"))
+    for module in (tables, recipes):
+        monkeypatch.setattr(module, "RECALL", replace(module.RECALL, distance=24, shortest=2, rows=4))
+        monkeypatch.setattr(module, "RECALL_MODEL", replace(module.RECALL_MODEL, dim=8, mlp=8, segment=8))
+    monkeypatch.setattr(recipes, "_RECALL_TRAIN", replace(recipes._RECALL_TRAIN, batch_size=2, accelerator="cpu"))
     (found,) = reproduce("memformer/recall", Options(tmp_path, steps=2))
     names = [row[""] for row in found["tables"][0]["rows"]]
     paper = "Memformer as in the paper, replay"
@@ -92,7 +93,7 @@ def test_recall(tmp_path, monkeypatch):
 
 
 def test_recalls_variants_differ_in_what_they_are_named_for():
-    ours, paper, truncated, softmax = recall_claim.variants().values()
+    ours, paper, truncated, softmax = tables.variants().values()
     assert replace(paper, name=ours.name, model=ours.model) == ours
     assert paper.model == replace(ours.model, preset="paper", decoder_reads=False)
     assert (ours.model, ours.data, ours.optim) == (truncated.model, truncated.data, truncated.optim)
@@ -102,7 +103,7 @@ def test_recalls_variants_differ_in_what_they_are_named_for():
 
 
 def test_an_ablation_differs_in_one_thing():
-    base, _ = table_models.picture_variant("Memformer 2+6 memory=64", ImageSizes())
+    base, _ = recipes.picture_variant("Memformer 2+6 memory=64", ImageSizes())
     for name, change in {
         "Memformer 2+6 memory=16": {"slots": 16},
         "w/o memory": {"slots": 0},
@@ -110,7 +111,7 @@ def test_an_ablation_differs_in_one_thing():
         "w/o forgetting": {"forgetting": False},
         "w/o multi-head": {"num_heads": 1},
     }.items():
-        variant, rollout = table_models.picture_variant(name, ImageSizes())
+        variant, rollout = recipes.picture_variant(name, ImageSizes())
         assert variant == replace(base, memory=replace(base.memory, **change)), name
         assert (rollout.segment_length, rollout.horizon) == (28, 8)
 
@@ -146,7 +147,7 @@ def test_the_papers_settings():
     assert (text.train.rollout.segments, text.train.rollout.slide) == (8, 1)
     check_equal([text, baseline])  # both read one new segment per update
     assert (baseline.model.layers, baseline.model.attention.memory, baseline.data) == (16, 1024, text.data)
-    for other in table_models.PICTURES.values():
+    for other in recipes.PICTURES.values():
         recipe = registry.load("recipe", f"mnist-{other}")()
         assert (recipe.data, recipe.optim) == (found.data, found.optim)
         assert replace(recipe.train, rollout=found.train.rollout) == found.train
@@ -163,7 +164,7 @@ def test_what_is_compared_may_read_its_rows_in_its_own_way():
 
 def test_the_order_of_merit_counts_pairs():
     theirs = {"a": (0.0, 1.0), "b": (0.0, 2.0), "c": (0.0, 2.0)}
-    found = perplexities.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
+    found = small_runs.Trained({}, {"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]})
     said = found.order(theirs, 1)
     assert "c; a; b; ours" in said
     assert "1 of 2 pairs" in said
@@ -172,7 +173,7 @@ def test_the_order_of_merit_counts_pairs():
 
 def test_pictures_want_mnist(tmp_path):
     with pytest.raises(InputError, match=rf"--data {tmp_path}: .*MNIST"):
-        image_tables._recipe(Options(tmp_path, data=tmp_path), "LSTM")
+        tables._picture_recipe(Options(tmp_path, data=tmp_path), "LSTM")
 
 
 def test_small_models_are_registered():

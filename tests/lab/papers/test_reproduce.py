@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mnemos.lab.cli import main
-from mnemos.lab.papers import claims, reproduce
-from mnemos.lab.papers.claims import Claim, Paper
+from mnemos.lab.papers import reproduce
+from mnemos.lab.papers.claim import Claim, Paper
 from mnemos.lab.papers.findings import Finding, Table, cell_text, spread
 from mnemos.lab.papers.reproduce import Options
 
@@ -24,7 +24,7 @@ def made_up(claim: Claim, options: Options) -> Finding:
 def two_claims(monkeypatch) -> Paper:
     each = [Claim(name, "about", f"{__name__}:made_up", "says", ("top-1",), {"ViT": (79.9,)}) for name in "ab"]
     found = Paper("made_up", "A title", tuple(each))
-    monkeypatch.setitem(claims.PAPERS, "made_up", found)
+    monkeypatch.setitem(reproduce.PAPERS, "made_up", found)
     return found
 
 
@@ -40,7 +40,7 @@ def test_a_claim_is_printed_and_written(two_claims, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "target", [f"{one.name}/{claim.name}" for one in claims.PAPERS.values() for claim in one.claims]
+    "target", [f"{one.name}/{claim.name}" for one in reproduce.PAPERS.values() for claim in one.claims]
 )
 def test_recipes_only_runs_no_model_and_writes_no_file(target, tmp_path, capsys, monkeypatch):
     """It is therefore quick; counting the FLOPs of the paper's models would take a minute."""
@@ -50,7 +50,7 @@ def test_recipes_only_runs_no_model_and_writes_no_file(target, tmp_path, capsys,
 
     monkeypatch.setattr(torch.nn.Module, "__call__", ran)
     (found,) = reproduce.reproduce(target, Options(tmp_path / "out", recipes_only=True))
-    assert claims.paper(found["paper"]).claim(found["claim"]).says in capsys.readouterr().out
+    assert reproduce.PAPERS[found["paper"]].claim(found["claim"]).says in capsys.readouterr().out
     assert found["notes"]
     assert not found["runs"]
     assert not (tmp_path / "out").exists()

@@ -7,13 +7,12 @@ import pytest
 from mnemos.lab.cli import main
 from mnemos.lab.compare.baselines import with_baselines
 from mnemos.lab.compare.equal import check_equal
-from mnemos.lab.papers import perplexities
+from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.cached_transformers import sequence_tables
-from mnemos.lab.papers.claims import PAPERS
 from mnemos.lab.papers.findings import Table
-from mnemos.lab.papers.memformer.language import _per_token_of_memory
-from mnemos.lab.papers.reproduce import Options, reproduce
-from mnemos.lab.recipes import listops_128
+from mnemos.lab.papers.memformer.tables import _per_token_of_memory
+from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
+from mnemos.lab.recipes import small_tasks
 from mnemos.lab.run.checks import complete
 from mnemos.memory.grc import GRC
 
@@ -33,7 +32,7 @@ def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, monke
         rows = [{"name": name, "mean": i / 100, "std": 0.001, "seeds": seeds} for i, name in enumerate(names)]
         return {"rows": rows, "majority": 0.14, "runs": {name: [f"{name}/seed-0"] for name in names}}
 
-    monkeypatch.setattr(sequence_tables, "compare", compare)
+    monkeypatch.setattr(small_runs, "compare", compare)
     (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=20, seeds=3))
     ((recipes, folder, seeds, baselines),) = asked
     assert (len(recipes), folder, seeds, baselines) == (8, "listops-128-20", 3, True)
@@ -49,8 +48,8 @@ def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, monke
 
 @pytest.mark.exhaustive
 def test_table6(tmp_path, monkeypatch):
-    data = replace(listops_128.DATA, train_size=64, valid_size=8, test_size=40)
-    monkeypatch.setattr(listops_128, "DATA", data)
+    data = replace(small_tasks.LISTOPS_128, train_size=64, valid_size=8, test_size=40)
+    monkeypatch.setattr(small_tasks, "LISTOPS_128", data)
     monkeypatch.setattr(sequence_tables, "LISTOPS", {"linear": "listops-128-linear"})
     (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=2))
     (row,) = found["tables"][0]["rows"]
@@ -91,9 +90,9 @@ def test_table5_has_every_row_of_the_paper_with_equal_batches(tmp_path):
 
 def test_table5_sets_each_row_beside_the_paper(tmp_path, monkeypatch):
     def trained(found, options, name, recipes):
-        return perplexities.Trained({}, {row: [200.0 - i, 202.0 - i] for i, row in enumerate(recipes)})
+        return small_runs.Trained({}, {row: [200.0 - i, 202.0 - i] for i, row in enumerate(recipes)})
 
-    monkeypatch.setattr(sequence_tables, "train_all", trained)
+    monkeypatch.setattr(sequence_tables, "train_language_models", trained)
     (found,) = reproduce("cached_transformers/table5", Options(tmp_path, steps=2))
     rows = {row.pop(""): list(row.values()) for row in found["tables"][0]["rows"]}
     assert rows[sequence_tables.XL] == ["201.0 ± 1.4", None, 24.0]

@@ -19,11 +19,8 @@ from mnemos.memory.grc import GRC
 from mnemos.memory.stored import stored
 from mnemos.memory.token_cache import AttentionCache
 
-FILES = [
-    f"mnemos.lab.papers.cached_transformers.{kind}_recipes"
-    for kind in ("imagenet", "digits", "mnist", "cifar", "photos")
-]
-NAMES = [name for name, place in registry.places("recipe").items() if place.module in FILES]
+FILE = "mnemos.lab.papers.cached_transformers.image_recipes"
+NAMES = [name for name, place in registry.places("recipe").items() if place.module == FILE]
 BASES = sorted(name.removesuffix("-cached") for name in NAMES if name.endswith("-cached"))
 SMALL = [name for name in BASES if not name.startswith("imagenet")]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mnemos.lab.recipes.text_recipes import text_cached
+from mnemos.lab.recipes.text import text as text_recipe
 from mnemos.lab.report import report
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
@@ -22,7 +22,7 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     for split in ("train", "valid", "test"):
         text = " ".join(draw.choice(WORDS) for _ in range(500))
         (tmp_path / f"{split}.txt").write_text(text)
-    recipe = text_cached()
+    recipe = text_recipe("cached")
     model = replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16)
     recipe = replace(
         recipe,

@@ -1,144 +1,153 @@
-"""`mnemos list`: the registered names, each with its line of description; recipes as families by their tasks."""
+"""`mnemos list`: the registered names, each with its line of description; recipes as families, by their tasks."""
 
-import ast
+import contextlib
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import NamedTuple
 
 from mnemos import registry
 from mnemos.errors import InputError
-from mnemos.lab.recipes.recipe_tasks import recipe_tasks
 
 from .parsers import CommandParser
 
-ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as families: a recipe and its variants."
+ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings."
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
-_MORE = """(+N): a recipe with N variants. `mnemos list RECIPE` lists them, `mnemos list TASK` the recipes of a task,
-`mnemos list --all` every recipe."""
-_SHOWN = 3  # recipes of each file of a task but the first, which is shown whole
-_PACKAGE = Path(str(registry.__file__)).parent
-_PAPERS = "mnemos.lab.papers."
+_MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos list TASK` the recipes of a task,
+`mnemos list RECIPE` one with its variants, `mnemos list --all` every recipe."""
+_SHOWN = 3  # recipes of each family of a task but the first, which is shown whole
 _START = "Start with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings."
+
+
+class Family(NamedTuple):
+    """Recipes that one function makes; `tasks`: what is said of each, by task and name."""
+
+    name: str
+    about: str
+    tasks: Mapping[str, Mapping[str, str]]
+
+    def only(self, names: Iterable[str] | None = None, task: str | None = None) -> "Family":
+        """The family with those of its recipes that are among `names` and of this task; None: all."""
+        kept = {
+            one: {name: about for name, about in recipes.items() if names is None or name in names}
+            for one, recipes in self.tasks.items()
+            if task in (None, one)
+        }
+        return self._replace(tasks={one: recipes for one, recipes in kept.items() if recipes})
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """What is said of each recipe."""
+        return {name: about for recipes in self.tasks.values() for name, about in recipes.items()}
+
+
+def families() -> list[Family]:
+    """This package's families, those of papers last, and then those of other packages, whose recipes are called."""
+    found = [_family(place, one["about"], one["tasks"]) for place, one in registry.FAMILIES.items()]
+    others: dict[str, dict[str, dict[str, str]]] = {}
+    for name, place in registry.places("recipe").items():
+        if place.module.partition(".")[0] == "mnemos":
+            continue
+        task = ""
+        with contextlib.suppress(Exception):  # a faulty recipe must not make the others unusable
+            task = str(registry.load("recipe", name)().data.name)
+        others.setdefault(str(place), {}).setdefault(task, {})[name] = registry.about("recipe", name)
+    return [*found, *(_family(place, place, tasks) for place, tasks in others.items())]
+
+
+def _family(place: str, about: str, tasks: Mapping[str, Mapping[str, str]]) -> Family:
+    """A recipe that is a family of its own gives it its name."""
+    first, *others = [item for recipes in tasks.values() for item in recipes.items()]
+    if not others:
+        return Family(*first, tasks)
+    return Family(registry.default_name(place.rpartition(":")[2]), about, tasks)
 
 
 def show_names(parser: CommandParser, arguments: list[str]) -> None:
     """Print the names of each kind, recipes under their tasks; plugins that cannot be loaded are named on stderr."""
-    about = "a task, whose recipes are listed, or a recipe, which is listed with its variants"
-    parser.add_argument("name", nargs="?", metavar="TASK|RECIPE", help=about)
+    about = "a task or a family, whose recipes are listed, or a recipe, which is listed with its variants"
+    parser.add_argument("name", nargs="?", metavar="TASK|FAMILY|RECIPE", help=about)
     parser.add_argument("--task", help="list the recipes of this task only")
     parser.add_argument("--all", action="store_true", help="list every recipe on a line of its own")
     options = parser.parse_args(arguments)
     for failure in registry.load_plugins():
         print(f"mnemos: warning: {failure}", file=sys.stderr)
-    tasks = recipe_tasks()
-    groups = _families(tasks)
+    every = families()
+    tasks = {task for family in every for task in family.tasks} | {*registry.names("data")}
+    if options.task not in (None, *tasks):
+        raise InputError(f"--task: expected the name of a task, found {options.task!r}; {_near(options.task, tasks)}")
     if options.name or options.task:
-        found = _chosen(options.name, options.task, tasks, groups)
-        if options.all or (options.name in tasks and options.name not in tasks.values()):
-            _show_chosen(found, tasks)
-        else:
-            _show_task(found, tasks[found[0]])
+        _show_recipes(options.name, options.task, every, tasks, options.all)
         return
     for kind in registry.KINDS:
         print(_TITLES.get(kind, f"{kind}s"))
-        abouts = {name: registry.about(kind, name) for name in registry.names(kind)}
-        if kind != "recipe":
-            _lines(abouts, "  ")
-        elif options.all:
-            _by_task(abouts, tasks)
+        if kind == "recipe":
+            _show_families(every, options.all)
         else:
-            _by_task({name: _variants(groups[name]) + abouts[name] for name in groups}, tasks)
-    if not options.all:
-        print(f"\n{_MORE}", end="")
-    print(f"\n{_START}")
+            _lines({name: registry.about(kind, name) for name in registry.names(kind)}, "  ")
+    print(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
 
 
-def _families(tasks: Mapping[str, str]) -> dict[str, list[str]]:
-    """{recipe: itself and its variants}: those of its task whose names go on from its name, as text-cached from text.
-
-    A variant of a variant is in the family of the first. The recipes of another package are families of their own.
-    """
-    found: dict[str, list[str]] = {}
-    kinds = {name: (tasks[name], place.module.split(".")[0]) for name, place in registry.places("recipe").items()}
-    for name in tasks:
-        above = [one for one in tasks if kinds[one] == kinds[name] and f"{name}-".startswith(f"{one}-")]
-        found.setdefault(min(above, key=len), []).append(name)
-    return found
-
-
-def _variants(family: list[str]) -> str:
-    return f"(+{len(family) - 1})  " if len(family) > 1 else ""
+def _show_families(every: list[Family], whole: bool) -> None:
+    """Each task with its families, or, if whole, with their recipes."""
+    rows: dict[str, dict[str, str]] = {}
+    for family in every:
+        for task, recipes in family.tasks.items():
+            many = f"({len(recipes)})  " if len(recipes) > 1 else ""
+            rows.setdefault(task, {}).update(recipes if whole else {family.name: many + family.about})
+    width = max(len(name) for row in rows.values() for name in row)
+    for task, row in rows.items():
+        print(f"  {task or 'other tasks'}")
+        _lines(row, "    ", width)
 
 
-def _chosen(name: str | None, task: str | None, tasks: Mapping[str, str], groups: Mapping[str, list[str]]) -> list[str]:
-    """The recipes that the arguments name. Raises InputError for a name that is neither a task nor a recipe."""
-    known = {*tasks.values()} | {*registry.names("data")}
-    if task is not None and task not in known:
-        raise InputError(f"--task: expected the name of a task, found {task!r}; {_near(task, known)}")
-    found = [one for one in tasks if task in (None, tasks[one])]
-    if name is None or (name in known and task in (None, name)):
-        found = [one for one in found if name in (None, tasks[one])]
-    elif name in tasks:
-        family = groups.get(name) or [one for one in tasks if f"{one}-".startswith(f"{name}-")]
-        found = [one for one in found if one in family]
-    else:
-        hint = _near(name, {*known, *tasks})
-        raise InputError(f"list: expected the name of a task or a recipe, found {name!r}; {hint}")
+def _show_recipes(name: str | None, task: str | None, every: list[Family], tasks: set[str], whole: bool) -> None:
+    """The recipes of a task, of a family, or of a recipe with its variants, whose names go on from its name."""
+    if name in tasks and task in (None, name):
+        name, task = None, name
+    found = [family.only(task=task) for family in every]
+    if name is not None:
+        whole = True
+        known = {recipe for family in every for recipe in family.recipes}
+        if any(family.name == name for family in every):
+            found = [family for family in found if family.name == name]
+        elif name in known:
+            found = [family.only([one for one in known if f"{one}-".startswith(f"{name}-")]) for family in found]
+        else:
+            hint = _near(name, {*known, *tasks, *(family.name for family in every)})
+            raise InputError(f"list: expected the name of a task, a family or a recipe, found {name!r}; {hint}")
+    found = [family for family in found if family.tasks]
     if not found:
         raise InputError(f"list: expected a task with recipes, found none of {task or name}; see mnemos list")
-    return found
+    for one in dict.fromkeys(task for family in found for task in family.tasks):
+        _show_task(one, [family.only(task=one) for family in found if one in family.tasks], whole)
+
+
+def _show_task(task: str, found: list[Family], whole: bool) -> None:
+    """The recipes of a task; unless whole, the first of each family, and the first family's all."""
+    print(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
+    alone = [family for family in found if list(family.recipes) == [family.name]]
+    width = max((len(family.name) for family in alone), default=0)
+    left = 0
+    for number, family in enumerate(found):
+        if family in alone:
+            _lines(family.recipes, "  ", width)
+            continue
+        print(f"  {family.name}: {family.about}")
+        recipes = list(family.recipes.items())
+        shown = dict(recipes if whole or not number else recipes[:_SHOWN])
+        _lines(shown, "    ", max(len(name) for name, _ in recipes))
+        if len(shown) < len(recipes):
+            left += len(recipes) - len(shown)
+            print(f"    … and {len(recipes) - len(shown)} more")
+    if not whole:
+        end = f", --all the {left} others too" if left else ""
+        print(f"\nRecipes of papers come last. `mnemos list FAMILY` lists a family{end}.")
 
 
 def _near(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else "mnemos list prints the known names"
-
-
-def _show_chosen(names: list[str], tasks: Mapping[str, str]) -> None:
-    for task in dict.fromkeys(tasks[name] for name in names):
-        about = f": {registry.about('data', task)}" if task in registry.names("data") else ""
-        print(f"{task or 'other tasks'}{about}")
-        _lines({name: registry.about("recipe", name) for name in names if tasks[name] == task}, "  ")
-
-
-def _show_task(names: list[str], task: str) -> None:
-    """The recipes of a task by the files that define them: small ones, then papers'; the first file's are all shown."""
-    places = registry.places("recipe")
-    print(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task)
-    files: dict[str, list[str]] = {}
-    for name in names:
-        files.setdefault(places[name].module, []).append(name)
-
-    def order(file: str) -> tuple[bool, bool]:  # within the papers, recipes called as the task are the small ones
-        return file.startswith(_PAPERS), not any(f"{name}-".startswith(f"{task}-") for name in files[file])
-
-    left = 0
-    for number, file in enumerate(sorted(files, key=order)):
-        print(f"  {_heading(file)}")
-        every = files[file]
-        shown = every[:_SHOWN] if number else every
-        _lines({name: registry.about("recipe", name) for name in shown}, "    ", max(map(len, every)))
-        if len(every) > len(shown):
-            left += len(every) - len(shown)
-            print(f"    … and {len(every) - len(shown)} more")
-    end = f", --all the {left} others too" if left else ""
-    print(f"\nRecipes of papers come last. `mnemos list RECIPE` lists its variants{end}.")
-
-
-def _heading(module: str) -> str:
-    """The first line of a module's docstring; a module of this package is not imported for it."""
-    if module.startswith("mnemos."):
-        source = _PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
-        return registry.first_line(ast.get_docstring(ast.parse(source)))
-    return registry.first_line(sys.modules[module].__doc__) or module
-
-
-def _by_task(abouts: Mapping[str, str], tasks: Mapping[str, str]) -> None:
-    width = max(map(len, abouts))
-    for task in dict.fromkeys(tasks.values()):
-        print(f"  {task or 'other tasks'}")
-        _lines({name: about for name, about in abouts.items() if tasks[name] == task}, "    ", width)
 
 
 def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:

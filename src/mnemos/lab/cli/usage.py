@@ -2,8 +2,8 @@
 
 USAGE = """mnemos: memory for transformers
 
-  mnemos list [TASK|RECIPE]                    list the recipes, models, attentions and tasks; the recipes of a task, or
-                                               the variants of a recipe    [--all: every recipe]
+  mnemos list [TASK|FAMILY|RECIPE]             list the recipes, models, attentions and tasks; the recipes of a task or
+                                               a family, a recipe with its variants    [--all: every recipe]
   mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
   mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped

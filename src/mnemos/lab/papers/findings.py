@@ -1,11 +1,18 @@
-"""The result of reproducing a claim: tables of our values next to the paper's, notes, files and runs."""
+"""The result of reproducing a claim: tables of our values next to the paper's, notes, figures and runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mnemos.atomic import write_bytes
+from mnemos.lab.report.style import raster
 from mnemos.types import JSONObject
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 160
 Cell = str | float | None
 
 
@@ -87,6 +94,8 @@ def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1
     return f"{scale * mean:.{digits}f}" + ("" if std is None else f" ± {scale * std:.{digits}f}")
 
 
-def listed(names: Sequence[str]) -> str:
-    """The names as text: "a, b and c"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+def png(path: Path, size: tuple[float, float], draw: Callable[["Figure"], None]) -> Path:
+    """Write a PNG of `size` inches, drawn by `draw(figure)`, and return its path. The file is written atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, raster(size, DPI, draw, {"font.size": 11.0}))
+    return path

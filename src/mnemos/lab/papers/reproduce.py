@@ -1,5 +1,6 @@
 """`mnemos reproduce PAPER[/CLAIM]`: measure a paper's claims and show the results next to the paper's numbers."""
 
+import difflib
 import importlib
 import time
 from dataclasses import dataclass
@@ -9,8 +10,13 @@ from mnemos.atomic import write_json
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
-from .claims import PAPERS, Claim, Paper, paper
+from .cached_transformers.claims import CACHED_TRANSFORMERS
+from .claim import Claim, Paper
 from .findings import Finding
+from .linear_transformers.claims import LINEAR_TRANSFORMERS
+from .memformer.claims import MEMFORMER
+
+PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS, MEMFORMER)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,11 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
 def chosen(target: str) -> tuple[Paper, tuple[Claim, ...]]:
     """The paper and the claims named by PAPER[/CLAIM]. Raises InputError for an unknown name."""
     name, slash, wanted = target.strip("/").partition("/")
-    about = paper(name)
+    if name not in PAPERS:
+        near = difflib.get_close_matches(name, PAPERS, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise InputError(f"expected a paper ({', '.join(PAPERS)}), found {name!r}; {hint}")
+    about = PAPERS[name]
     return about, (about.claim(wanted),) if slash else about.claims
 
 

@@ -1,10 +1,22 @@
-"""Shared by claims with small models: the choice of data, and a note on the number of seeds."""
+"""Small models that claims train: on which data, how they are compared, and what few seeds can show."""
 
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+from mnemos.lab.compare.compare import compare
+from mnemos.lab.report import report
+from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.images import find_mnist
+from mnemos.lab.tasks.metrics import perplexity
 from mnemos.types import InputError, JSONObject
 
+from .claim import Values
+from .findings import Finding, spread
 from .reproduce import Options
 
 
@@ -25,6 +37,40 @@ def task(options: Options) -> tuple[str, JSONObject]:
     return "cifar", {"folder": str(options.data)}
 
 
+def train_and_compare(
+    options: Options, name: str, recipes: Sequence[Recipe], baselines: bool = False, seeds: int = 0
+) -> JSONObject:
+    """Train the recipes in a folder of options.out/runs, unless they are trained.
+
+    seeds: 0 for those of the options. Returns the contents of comparison.json, and its folder as "folder".
+    """
+    folder = options.out / "runs" / f"{name}-{recipes[0].train.steps}"
+    found = compare(list(recipes), folder, seeds or options.seeds, quiet=True, baselines=baselines)
+    return {**found, "folder": folder}
+
+
+def runs(comparison: JSONObject) -> list[Path]:
+    """The folders of all runs of a comparison."""
+    return [comparison["folder"] / place for each in comparison["runs"].values() for place in each]
+
+
+def runs_of(comparison: JSONObject, recipe: Recipe) -> list[Path]:
+    """The folders of a recipe's runs, one a seed."""
+    return [comparison["folder"] / place for place in comparison["runs"][recipe.name]]
+
+
+def write_report(comparison: JSONObject) -> Path:
+    """Write the page of a comparison into its folder; returns its path."""
+    folder: Path = comparison["folder"]
+    return report([folder], folder / "report.html")
+
+
+def result(run: Path) -> JSONObject:
+    """The contents of a run's result.json."""
+    found: JSONObject = json.loads((run / "result.json").read_text())
+    return found
+
+
 def caution(options: Options, data: bool = True) -> str:
     """A note on what the number of seeds can show. `data`: whether --data could select a larger data set."""
     if options.seeds >= 5:
@@ -33,6 +79,54 @@ def caution(options: Options, data: bool = True) -> str:
     return f"{options.seeds} seed{'s' * (options.seeds > 1)}: too few for a conclusion. Use --seeds 5{more}."
 
 
-def runs(comparison: JSONObject) -> list[Path]:
-    """The folders of all runs of a comparison."""
-    return [comparison["folder"] / place for places in comparison["runs"].values() for place in places]
+@dataclass(frozen=True)
+class Trained:
+    """Trained models of a table: rows of the comparison by the paper's names, and one perplexity per seed."""
+
+    rows: Mapping[str, JSONObject]
+    perplexities: Mapping[str, list[float]]
+
+    def perplexity(self, name: str, digits: int = 3) -> str:
+        """Text of the mean and the standard deviation over seeds, with so many decimals."""
+        found = self.perplexities[name]
+        return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, digits)
+
+    def order(self, theirs: Values, column: int) -> str:
+        """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
+        ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
+        known = [name for name in ours if name in theirs]
+        pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
+        same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
+        ranked = "; ".join(sorted(ours, key=ours.__getitem__))
+        return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."
+
+
+def train_language_models(found: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
+    """Train the recipes of a table by its rows' names; add runs, report and note to `found`."""
+    shortened = {row: _shortened(recipe, options) for row, recipe in recipes.items()}
+    comparison = train_and_compare(options, name, list(shortened.values()))
+    found.runs += runs(comparison)
+    found.files.append(write_report(comparison))
+    found.notes.append(caution(options, data=False))
+    return Trained(
+        dict(zip(recipes, comparison["rows"], strict=True)),
+        {
+            row: [perplexity(float(result(run)["test"]["loss"])) for run in runs_of(comparison, recipe)]
+            for row, recipe in shortened.items()
+        },
+    )
+
+
+def _shortened(recipe: Recipe, options: Options) -> Recipe:
+    steps = options.steps or recipe.train.steps
+    return replace(recipe, train=replace(recipe.train, steps=steps, eval_every=min(recipe.train.eval_every, steps)))
+
+
+def shape(recipe: Recipe) -> str:
+    """A description of the small model, such as "2+4 layers, 4 slots"."""
+    model: Any = recipe.model
+    if model.name == "memformer":
+        return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
+    attention = getattr(model, "attention", None)
+    sizes = {name: getattr(attention, name, None) for name in ("memory", "compressed")}
+    return ", ".join([f"{model.layers} layers", *(f"{name} {n}" for name, n in sizes.items() if n is not None)])

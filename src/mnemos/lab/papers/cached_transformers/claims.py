@@ -2,7 +2,7 @@
 
 from ..claim import Claim, Paper
 
-_TABLES = "mnemos.lab.papers.cached_transformers.tables"
+_IMAGES = "mnemos.lab.papers.cached_transformers.image_tables"
 _SEQUENCES = "mnemos.lab.papers.cached_transformers.sequence_tables"
 _FIGURES = "mnemos.lab.papers.cached_transformers.figures"
 _DETECTION = "mnemos.lab.papers.cached_transformers.detection_tables:detection"
@@ -34,7 +34,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table1",
             "image classification, with and without a cache",
-            f"{_TABLES}:table1",
+            f"{_IMAGES}:table1",
             "A cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {
@@ -51,7 +51,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table2",
             "no cache, a cache of keys and values, a gated cache",
-            f"{_TABLES}:table2",
+            f"{_IMAGES}:table2",
             "A cache of keys and values of earlier batches adds nothing; a gated cache adds 1.4 to 3.3 points.",
             ("none", "attention-based", "GRC"),
             {"ViT-S": (79.9, 80.0, 81.3), "PVT-Tiny": (75.1, 74.8, 78.4), "PVT-Small": (79.9, 79.6, 81.8)},
@@ -74,7 +74,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table4",
             "translation: BLEU on IWSLT14 and IWSLT15",
-            "mnemos.lab.papers.cached_transformers.translation_table:table4",
+            f"{_SEQUENCES}:table4",
             "A cache in the encoder adds 0.2 to 0.6 BLEU in each of six tracks.",
             ("14 De-En", "14 Es-En", "14 En-Fr", "15 De-En", "15 En-Vi", "15 Cs-En"),
             {
@@ -123,7 +123,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table8",
             "ImageNet-22k",
-            f"{_TABLES}:table8",
+            f"{_IMAGES}:table8",
             "A cache adds 0.8 points to Swin-T.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {"Swin-T, 22k": (80.9, 81.7, 96.0, 96.4)},
@@ -131,7 +131,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table9",
             "throughput and FLOPs",
-            f"{_TABLES}:table9",
+            f"{_IMAGES}:table9",
             "A cache costs 10 to 15 % more FLOPs and 17 to 19 % of the throughput (V100).",
             ("train", "train cached", "test", "test cached", "G", "G cached"),
             {
@@ -143,7 +143,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table10",
             "caching ratio",
-            f"{_TABLES}:table10",
+            f"{_IMAGES}:table10",
             "Accuracy rises with the ratio, but gains little above 0.5.",
             ("G", "top-1"),
             {
@@ -157,7 +157,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "costs",
             "parameters and FLOPs that a cache adds, with both lengths",
-            f"{_TABLES}:cost",
+            f"{_IMAGES}:cost",
             "At ratio 0.5 a cache costs about 10 to 15 % more FLOPs and parameters.",
         ),
     ),

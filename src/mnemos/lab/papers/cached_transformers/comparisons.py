@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from mnemos import registry
-from mnemos.lab.compare.compare import compare
 from mnemos.lab.run.recipe import Recipe, unwritten
 from mnemos.memory.grc import GRC
 from mnemos.types import JSONObject
 
 from ..findings import Cell, spread
 from ..reproduce import Options
-from ..small_runs import task
+from ..small_runs import task, train_and_compare
 
 STEPS = 500  # updates per run, unless the options give a number
 # The endings of recipe names, by kind of cache. PAPER has preset="paper", which the claims are about.
@@ -56,14 +55,8 @@ def ratios(options: Options, host: str, wanted: Sequence[float]) -> list[Recipe]
 
 
 def trained(options: Options, name: str, recipes: Sequence[Recipe]) -> JSONObject:
-    """Train the recipes in options.out/runs, unless they are trained, and return their comparison.
-
-    The result has the contents of comparison.json, and its folder as "folder".
-    """
-    steps = recipes[0].train.steps
-    folder = options.out / "runs" / f"{name}-{task(options)[0]}-{steps}"
-    found = compare(list(recipes), folder, options.seeds, quiet=True)
-    return {**found, "folder": folder}
+    """The comparison of the recipes on the data of the options; see `train_and_compare`."""
+    return train_and_compare(options, f"{name}-{task(options)[0]}", recipes)
 
 
 def variants(options: Options, host: str) -> JSONObject:

@@ -10,7 +10,7 @@ from mnemos import registry
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.run.checks import on_meta
 
-from ..claims import Claim
+from ..claim import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
 

@@ -16,15 +16,14 @@ from mnemos.lab.report.style import RULE, head, variant_colour
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
-from ..claims import Claim, paper
-from ..drawing import png
-from ..findings import Finding, Table
+from ..claim import Claim
+from ..findings import Finding, Table, png
 from ..reproduce import Options
 from ..small_runs import caution, runs
 from . import comparisons
-from .host_costs import costs
-from .memory_variants import PAPER_CACHE
-from .tables import commands
+from .claims import CACHED_TRANSFORMERS
+from .image_recipes import PAPER_CACHE
+from .image_tables import commands, costs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +46,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
     about = commands([name for names in FAMILIES.values() for name in names])
     if options.recipes_only:
         return Finding([], [about])
-    values = paper("cached_transformers").claim("table1").values
+    values = CACHED_TRANSFORMERS.claim("table1").values
     table = Table(
         "The paper's accuracies by FLOPs counted here", ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
     )

@@ -1,14 +1,13 @@
-"""Tables 5 and 6: language models in words and Long ListOps, trained in small forms beside the paper's numbers."""
+"""Tables 4, 5 and 6: translation, language models in words, Long ListOps: trained here, beside the paper's numbers."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mnemos import registry
 from mnemos.attention.relative import RelativeConfig
-from mnemos.lab.compare.compare import compare
-from mnemos.lab.recipes.in_words import in_words
-from mnemos.lab.recipes.text_recipes import text_words
+from mnemos.lab.recipes.text import in_words, text
 from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig, unwritten
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.grc import GRC
@@ -18,17 +17,76 @@ from mnemos.types import JSONObject
 
 from ..claim import Claim
 from ..findings import Cell, Finding, Table, spread
-from ..perplexities import train as train_all
 from ..reproduce import Options
-from ..small_runs import caution, runs
+from ..small_runs import caution, runs, train_and_compare, train_language_models
 
-# The rows of Table 6 and the recipes of the shortened task; linear attention is not in the paper's table.
-LISTOPS = {
-    "Transformer": "listops-128",
-    "BigBird": "listops-128-bigbird",
-    "Reformer": "listops-128-reformer",
-    "linear": "listops-128-linear",
-}
+SMALL = "multi30k-en-de"  # the folder of its data, and its recipe
+_NOT_RUN = "not run"
+
+
+def table4(claim: Claim, options: Options) -> Finding:
+    """Table 4. --data FOLDER holds a folder for each track to train, named as its recipe: iwslt14-de-en, …
+
+    A folder multi30k-en-de beside them, or as --data itself, adds the small comparison with its baselines. Tracks
+    without a folder are "not run"; each needs hours on a GPU.
+    """
+    table = Table("Test BLEU of IWSLT", ["", "recipe", "paper plain", "paper cached", "plain", "cached"])
+    found = Finding([table])
+    plain, cached = claim.values.values()
+    for column, without, with_cache in zip(claim.columns, plain, cached, strict=True):
+        name = _recipe_of(column)
+        comparison = _translated(options, name)
+        ours: Sequence[Cell] = (_NOT_RUN, _NOT_RUN) if comparison is None else [_bleu(r) for r in comparison["rows"]]
+        found.runs += [] if comparison is None else runs(comparison)
+        table.add(column, name, without, with_cache, *ours)
+    small = _translated(options, SMALL, baselines=True)
+    if small is not None:
+        found.tables.append(_multi30k(small))
+        found.runs += runs(small)
+    if found.runs:
+        found.notes.append(caution(options, data=False))
+        if options.steps is not None:
+            found.notes.append(f"Trained for {options.steps:,} updates (--steps) instead of the recipes' own number.")
+    found.notes.append(
+        "At the real size: mnemos train RECIPE --data.path FOLDER, and RECIPE-cached. The paper does not say how its "
+        "BLEU is tokenised; ours is sacreBLEU of detokenised text, and each run's result has tokenised BLEU beside it."
+    )
+    return found
+
+
+def _recipe_of(column: str) -> str:
+    """The recipe of a track, such as iwslt14-de-en for "14 De-En"."""
+    year, languages = column.split()
+    return f"iwslt{year}-{languages.lower()}"
+
+
+def _translated(options: Options, name: str, baselines: bool = False) -> JSONObject | None:
+    """The comparison of a recipe with its cached variant; None if --data has no folder of the recipe's name."""
+    if options.data is None or options.recipes_only:
+        return None
+    data = next((one for one in (options.data / name, options.data) if one.name == name and one.is_dir()), None)
+    if data is None:
+        return None
+    recipes = []
+    for ending in ("", "-cached"):
+        made: Any = registry.load("recipe", name + ending)()
+        train = made.train if options.steps is None else replace(made.train, steps=options.steps)
+        recipes.append(replace(made, data=replace(made.data, path=str(data)), train=train))
+    return train_and_compare(options, name, recipes, baselines)
+
+
+def _multi30k(comparison: JSONObject) -> Table:
+    seeds = comparison["rows"][0]["seeds"]
+    table = Table(f"Test BLEU of Multi30k, {seeds} seed{'s' * (seeds > 1)}", ["", "parameters", "BLEU"])
+    for row in comparison["rows"]:
+        table.add(row["name"], row["parameters"], _bleu(row))
+    return table
+
+
+def _bleu(row: JSONObject) -> str:
+    return spread(row["mean"], row["std"], 1.0)
+
+
 WORDS, TOKENS, STEPS = 64, 16, 1000  # words per segment and slots, memory tokens, updates of a row of Table 5
 XL = "Transformer-XL base"
 CACHED, BESIDE = f"{XL}, cached", f"{XL}, cached per stream beside its memory"
@@ -45,7 +103,7 @@ def table5(claim: Claim, options: Options) -> Finding:
         ["", "here", "minus Transformer-XL", "paper"],
     )
     recipes = {} if options.recipes_only else word_recipes(options)
-    trained = train_all(found, options, "table5-words", recipes) if recipes else None
+    trained = train_language_models(found, options, "table5-words", recipes) if recipes else None
     for name in {**recipes, **claim.values}:
         theirs = claim.values.get(name, (None,))[0]
         if trained is None or name not in recipes:
@@ -73,7 +131,7 @@ _WORDS_HERE = (
 
 def word_recipes(options: Options) -> dict[str, Recipe]:
     """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
-    base = text_words()
+    base = text("words")
     blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
     xl: Any = replace(base.model, **blocks)
     path = None if options.data is None else str(options.data)
@@ -110,6 +168,15 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
     return found
 
 
+# The rows of Table 6 and the recipes of the shortened task; linear attention is not in the paper's table.
+LISTOPS = {
+    "Transformer": "listops-128",
+    "BigBird": "listops-128-bigbird",
+    "Reformer": "listops-128-reformer",
+    "linear": "listops-128-linear",
+}
+
+
 def table6(claim: Claim, options: Options) -> Finding:
     """Table 6: accuracy on Long ListOps shortened to 64 to 128 symbols, each attention with and without the cache."""
     ours = ["here", "here cached", "gain", "never written", "equal parameters"]
@@ -141,12 +208,10 @@ _LISTOPS_HERE = (
 
 
 def _listops(options: Options) -> JSONObject:
-    """The comparison of the shortened task in options.out/runs, trained unless it is finished, with its folder."""
+    """The comparison of the shortened task."""
     recipes = [registry.load("recipe", f"{name}{ending}")() for name in LISTOPS.values() for ending in ("", "-cached")]
     steps = options.steps or recipes[0].train.steps
-    recipes = [_shortened(recipe, steps) for recipe in recipes]
-    folder = options.out / "runs" / f"listops-128-{steps}"
-    return {**compare(recipes, folder, options.seeds, quiet=True, baselines=True), "folder": folder}
+    return train_and_compare(options, "listops-128", [_shortened(one, steps) for one in recipes], baselines=True)
 
 
 def _shortened(recipe: Recipe, steps: int) -> Recipe:

@@ -17,13 +17,13 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "figure2",
             "the copy task: loss by update",
-            f"{_HERE}.copy_claim:figure2",
+            f"{_HERE}.learning:figure2",
             "Linear attention converges smoothly to the loss of softmax; LSH does not reach it.",
         ),
         Claim(
             "figure3",
             "MNIST images: unconditional samples and completions",
-            f"{_HERE}.pictures_claim:figure3",
+            f"{_HERE}.generation:figure3",
             "Samples have sharp boundaries and no noise; completions keep the stroke's style and width.",
         ),
         Claim(
@@ -65,7 +65,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "speech",
             "speech recognition with CTC (Table 3)",
-            f"{_HERE}.recognition:speech",
+            f"{_HERE}.learning:speech",
             "Linear attention is better than an LSTM and LSH, worse than softmax, and the fastest to train.",
             ("error rate", "seconds per epoch"),
             {

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 and the latencies: likelihood of images byte by byte, and the speed of generation."""
+"""Images byte by byte: likelihood and speed (Tables 1 and 2, the latencies), and what a model generates (Figure 3)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,19 +9,20 @@ import torch
 
 from mnemos import registry
 from mnemos.generate.fused import fused_step
-from mnemos.lab.compare.compare import compare
 from mnemos.lab.measure.decoding import whole, with_state, without_state
-from mnemos.lab.report import report
+from mnemos.lab.report.image_grids import write_grids
 from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.metrics import bits
+from mnemos.lab.tasks.pixels import WAYS, PixelTask, write_pictures
 from mnemos.models.transformer import Transformer, TransformerConfig
+from mnemos.types import InputError
 
 from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, runs, task
-from .attentions import LSH_ROUNDS, NAMES, attention
-from .image_recipes import PAPER
+from ..small_runs import caution, runs, task, train_and_compare, write_report
+from .recipes import LSH_ROUNDS, NAMES, PAPER, attention
 
 Time = Callable[[int, int], float]  # (rows, position) to seconds
 STEPS = 500
@@ -77,8 +78,7 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
     recipes = [small_recipe(options, name) for name in NAMES]
     name, _ = task(options)
     steps = recipes[0].train.steps
-    folder = options.out / "runs" / f"pixels-{name}-{steps}"
-    comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
+    comparison = train_and_compare(options, f"pixels-{name}", recipes)
     pictures = "16 x 16 x 3" if name == "cifar" else "28 x 28" if name == "mnist" else "8 x 8"
     table = Table(
         f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
@@ -95,11 +95,11 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
         caution(options),
     ]
     found.runs += runs(comparison)
-    found.files.append(report([folder], folder / "report.html"))
+    found.files.append(write_report(comparison))
 
 
 def small_recipe(options: Options, variant: str) -> Recipe:
-    """The small recipe of images byte by byte for the data of the options, with an attention of `attentions.NAMES`."""
+    """The small recipe of images byte by byte for the data of the options, with an attention of `NAMES`."""
     name, fields = task(options)
     found: Recipe = registry.load("recipe", "digits-pixels" if name == "digits" else f"{name}-pixels-small")()
     data: Any = found.data
@@ -168,3 +168,36 @@ def at_the_papers_size(name: str) -> str:
     """A note: the commands that train the recipe `name` and its softmax baseline."""
     where = "path" if name.startswith("mnist") else "folder"
     return f"At the paper's size: mnemos train {name} (and {name}-softmax) --data.images.{where} FOLDER"
+
+
+COUNT, COMPLETED = 24, 8
+
+
+def figure3(claim: Claim, options: Options) -> Finding:
+    """Figure 3 from the run in --run, or from a small model that is trained on MNIST (--data) or scikit-learn's digits.
+
+    Writes two images, of samples and of completions. Nothing is selected; there is no number to compare.
+    """
+    found = Finding([], [at_the_papers_size("mnist-pixels")])
+    if options.recipes_only:
+        return found
+    run = options.run
+    if run is None:
+        recipe = small_recipe(options, "linear")
+        (run,) = runs(train_and_compare(options, f"pictures-{task(options)[0]}", [recipe], seeds=1))
+    recipe, data, model = open_run(run)
+    if not isinstance(data, PixelTask):
+        raise InputError(
+            f"{run}: expected a run on images byte by byte, found one on {recipe.data.name}; choose another"
+        )
+    folder = options.out / "figure3"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = write_pictures(model, data, folder, COUNT, COMPLETED)
+    table = Table(f"Images of {' x '.join(map(str, data.shape))} bytes that {recipe.name} generated", ["", "images"])
+    table.add("samples", len(written["samples"]))
+    table.add(f"half test images, completed in {WAYS} ways", len(written["originals"]))
+    found.tables.append(table)
+    found.files += write_grids(folder)
+    found.runs.append(run)
+    found.notes.append("Not selected, temperature 1, seed 0. The paper's model is larger and trained for 250 epochs.")
+    return found

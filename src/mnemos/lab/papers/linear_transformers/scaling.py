@@ -16,8 +16,7 @@ from mnemos.ops.linear import linear_attention
 from mnemos.ops.reformer import draw_rotations, reformer_attention
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table
+from ..findings import Finding, Table, png
 from ..reproduce import Options
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ MEMFORMER = Paper(
         Claim(
             "table1",
             "MNIST byte by byte: FLOPs and perplexity, with ablations",
-            f"{_HERE}.image_tables:table1",
+            f"{_HERE}.tables:table1",
             "Memformer is the best model, with a tenth of the FLOPs of the best Transformer-XL. Every component "
             "contributes.",
             ("GFLOP", "perplexity"),
@@ -36,7 +36,7 @@ MEMFORMER = Paper(
         Claim(
             "table2",
             "language modelling: FLOPs, perplexity, and inference compared with Transformer-XL",
-            f"{_HERE}.language:table2",
+            f"{_HERE}.tables:table2",
             "Memformer has the best perplexity, and inference is 3.2 times as fast as Transformer-XL in 8.1 times "
             "less memory.",
             ("GFLOP", "perplexity"),
@@ -65,38 +65,38 @@ MEMFORMER = Paper(
         Claim(
             "figure4",
             "forgetting: the drift of a slot without input to its terminal state",
-            f"{_HERE}.figures:figure4",
+            f"{_HERE}.forgetting:figure4",
             "A slot near its terminal state is forgotten quickly; a slot opposite to it is forgotten slowly.",
         ),
         Claim(
             "figure5",
             "FLOPs by sequence length, and bytes by memory size",
-            f"{_HERE}.figures:figure5",
+            f"{_HERE}.model_costs:figure5",
             "The FLOPs of Memformer grow linearly with the length; its bytes hardly grow with the number of slots.",
         ),
         Claim(
             "figure6",
             "three kinds of slots: they hold, mix or are overwritten",
-            f"{_HERE}.figures:figure6",
+            f"{_HERE}.slot_figures:figure6",
             "In the middle of a document, 60 to 80 % of the slots hold their contents and 5 to 10 % are overwritten.",
         ),
         Claim(
             "figure7",
             "the words that a slot attends to",
-            f"{_HERE}.figures:figure7",
+            f"{_HERE}.slot_figures:figure7",
             "A slot that is overwritten attends to named entities and verbs.",
         ),
         Claim(
             "figure8",
             "perplexity by time horizon and by number of slots",
-            f"{_HERE}.figures:figure8",
+            f"{_HERE}.lengths:figure8",
             "A horizon of 1 is the worst and more than 32 gains nothing; most of the gain from slots is between 1 "
             "and 8.",
         ),
         Claim(
             "recall",
             "recall of a fact after 32 segments (not in the paper: a claim of this library)",
-            f"{_HERE}.recall_claim:recall",
+            f"{_HERE}.tables:recall",
             "Slots carry information from the distant past. With a horizon of 1, no gradient passes through them.",
         ),
     ),

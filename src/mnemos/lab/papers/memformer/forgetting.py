@@ -11,8 +11,7 @@ from mnemos.lab.report.style import INK, MUTED, RULE, variant_colour
 from mnemos.ops.slot_memory import biased_memory_norm
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table
+from ..findings import Finding, Table, png
 from ..reproduce import Options
 
 if TYPE_CHECKING:

@@ -1,23 +1,20 @@
 """Figure 8: perplexity by the horizon of the gradient, and by the number of slots."""
 
-import json
 import math
 import statistics
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mnemos.lab.compare.compare import compare
 from mnemos.lab.report.style import RULE, variant_colour
 from mnemos.lab.report.summary_image import heading
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table
+from ..findings import Finding, Table, png
 from ..reproduce import Options
-from ..small_runs import caution, runs
-from .text_runs import small, source
+from ..small_runs import caution, result, runs, train_and_compare
+from .slot_figures import small, source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,11 +86,10 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
 def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list[float]:
     """The test perplexity of each seed. Each variant has its own folder: `compare` requires equal training settings."""
     recipe = _recipe(options, horizon, slots)
-    folder = options.out / "runs" / f"{recipe.name}-{recipe.train.steps}"
     print(f"  horizon {horizon}, {slots} slots", flush=True)
-    comparison = {**compare([recipe], folder, options.seeds, quiet=True), "folder": folder}
-    found.runs += [place for place in runs(comparison) if place not in found.runs]
-    return [math.exp(json.loads((place / "result.json").read_text())["test"]["loss"]) for place in runs(comparison)]
+    trained = runs(train_and_compare(options, recipe.name, [recipe]))
+    found.runs += [run for run in trained if run not in found.runs]
+    return [math.exp(result(run)["test"]["loss"]) for run in trained]
 
 
 def _lay_out(figure: "Figure", scores: dict[str, list[list[float]]]) -> None:

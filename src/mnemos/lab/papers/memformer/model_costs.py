@@ -19,8 +19,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.types import State, leaves, select
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table
+from ..findings import Finding, Table, png
 from ..reproduce import Options
 
 if TYPE_CHECKING:

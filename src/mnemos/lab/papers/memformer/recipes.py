@@ -1,37 +1,197 @@
-"""Recipes of Memformer's Tables 1 and 2: at the paper's settings and at sizes for one core.
+"""The models of Memformer's Tables 1 and 2 and their recipes: at the paper's settings and at sizes for one core.
 
-The paper names no schedule after the warm-up: these have half a cosine. At the paper's size text is read in words, with
-a tied adaptive softmax, which the paper does not mention. The small recipes and `wikitext-bytes-…` read bytes: their
-perplexities cannot be compared with those of Table 2.
+A row has the paper's name for it. The paper names no schedule after the warm-up: these have half a cosine. At the
+paper's size text is read in words, with a tied adaptive softmax, which the paper does not mention. The small recipes
+and `wikitext-bytes-…` read bytes: their perplexities cannot be compared with those of Table 2.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from mnemos.lab.recipes.in_words import in_words
-from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
+from mnemos.attention.compressive import CompressiveConfig
+from mnemos.attention.relative import RelativeConfig
+from mnemos.config import ModelConfig
+from mnemos.lab.recipes.family import family
+from mnemos.lab.recipes.text import in_words
+from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.text import TextConfig
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.lstm import LSTMConfig
+from mnemos.models.memformer import MemformerConfig
+from mnemos.models.transformer import TransformerConfig
 
-from .table_models import (
-    COMPRESSIVE,
-    PICTURES,
-    SMALL,
-    SMALL_LANGUAGE,
-    ImageSizes,
-    LanguageSizes,
-    language_variant,
-    picture_variant,
-)
+HORIZON = 8  # segments that gradient flows through
+Variant = tuple[ModelConfig, RolloutConfig]
+
+
+class ImageSizes(NamedTuple):
+    """The size of Table 1's models: the paper's by default. A segment is one row of a picture."""
+
+    dim: int = 128
+    layer_divisor: int = 1  # divides the paper's numbers of layers
+    slot_divisor: int = 1  # divides the paper's numbers of slots
+    side: int = 28
+    dropout: float = 0.1
+
+    @property
+    def length(self) -> int:
+        """Bytes per picture."""
+        return self.side**2
+
+
+class LanguageSizes(NamedTuple):
+    """The size of Table 2's models: the paper's by default. slide: of Memformer's windows; 0: they share no segment."""
+
+    dim: int = 512
+    num_heads: int = 8
+    layer_divisor: int = 1  # divides the paper's numbers of layers
+    length_divisor: int = 1  # divides the paper's segments, memories and numbers of slots
+    dropout: float = 0.1
+    slide: int = 1  # Algorithm 1 pops the oldest memory after an update
+
+    @property
+    def segment(self) -> int:
+        """Tokens per segment."""
+        return 128 // self.length_divisor
+
+
+# The names of Table 1's rows, and how the names of their recipes end. Table 4 has 8 slots where the text has 64: both
+# are here.
+PICTURES = {
+    "LSTM": "lstm",
+    "Transformer decoder": "transformer",
+    "Transformer-XL memory=56": "xl-56",
+    "Transformer-XL memory=224": "xl-224",
+    "Transformer-XL memory=784": "xl-784",
+    "Memformer 4+8": "memformer",
+    "Memformer 4+8 memory=8": "memformer-8-slots",
+    "Memformer 2+6 memory=64": "memformer-2+6",
+    "Memformer 2+6 memory=32": "memformer-2+6-32-slots",
+    "Memformer 2+6 memory=16": "memformer-2+6-16-slots",
+    "Memformer 2+6 memory=1": "memformer-2+6-1-slot",
+    "Memformer 4+4": "memformer-4+4",
+    "w/o memory": "memformer-no-memory",
+    "temperature=1.0": "memformer-temperature-1",
+    "w/o forgetting": "memformer-no-forgetting",
+    "w/o multi-head": "memformer-one-head",
+}
+_XL = {f"Transformer-XL base memory={memory}": memory for memory in (1600, 1024, 512, 256, 128, 32)}
+COMPRESSIVE = "Compressive Transformer memory=512 compress=512"
+# The names of Table 2's rows: layers of encoder and decoder, and slots.
+_MEMFORMERS = {
+    "Memformer 4+16": (4, 16, 1024),
+    "Memformer 4+12": (4, 12, 1024),
+    "Memformer memory=512": (4, 16, 512),
+    "Memformer w/o memory": (4, 16, 0),
+}
+LANGUAGE = (*_XL, COMPRESSIVE, *_MEMFORMERS)
+
+# Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
+SMALL = {
+    "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
+    "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
+}
+# Windows that slide would read an eighth of the text in the same time.
+SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0, slide=0)
+
+
+def picture_variant(name: str, size: ImageSizes) -> Variant:
+    """The model of a row of Table 1, and how its updates read a picture.
+
+    A model that carries no gradient from segment to segment has a horizon of 1. Where a picture is no longer than a
+    horizon, Memformer reads it at once: the gradient is the same.
+    """
+    if name == "LSTM":
+        return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
+    plain = TransformerConfig.classic(
+        dim=size.dim,
+        layers=8 // size.layer_divisor,
+        num_heads=4,
+        mlp=2 * size.dim,
+        max_length=size.length,
+        dropout=size.dropout,
+    )
+    if name == "Transformer decoder":
+        return plain, RolloutConfig()
+    if name.startswith("Transformer-XL"):
+        reach = round(_number(name) * size.length / 784)  # the same share of a picture
+        model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
+        return model, RolloutConfig(segment_length=size.side, horizon=1)
+    encoder, decoder = (4, 8) if "4+8" in name else (4, 4) if "4+4" in name else (2, 6)
+    slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.slot_divisor)
+    memory = SlotsConfig(
+        slots=slots,
+        temperature=1.0 if "temperature" in name else 0.25,
+        forgetting=name != "w/o forgetting",
+        num_heads=1 if name == "w/o multi-head" else 0,
+    )
+    memformer = MemformerConfig(
+        preset="paper",
+        dim=size.dim,
+        encoder_layers=encoder // size.layer_divisor,
+        decoder_layers=decoder // size.layer_divisor,
+        num_heads=4,
+        mlp=2 * size.dim,
+        segment=size.side,
+        memory=memory,
+        dropout=size.dropout,
+    )
+    whole = size.side <= HORIZON
+    return memformer, RolloutConfig() if whole else RolloutConfig(segment_length=size.side, horizon=HORIZON)
+
+
+def language_variant(name: str, size: LanguageSizes) -> Variant:
+    """The model of a row of Table 2, and how its updates read: `HORIZON` segments, with gradient through all of them.
+
+    Transformer-XL and the Compressive Transformer read as much new text per update; their memory carries no gradient.
+    """
+    if name in _XL or name == COMPRESSIVE:
+        reach = 512 // size.length_divisor
+        compressive = CompressiveConfig(memory=reach, compressed=reach, ratio=4)
+        model = TransformerConfig.classic(
+            dim=size.dim,
+            num_heads=size.num_heads,
+            mlp=4 * size.dim,
+            layers=16 // size.layer_divisor,
+            max_length=size.segment,
+            position="none",
+            dropout=size.dropout,
+            attention=RelativeConfig(memory=_XL[name] // size.length_divisor) if name in _XL else compressive,
+        )
+        return model, RolloutConfig(segments=size.slide or HORIZON, horizon=1)
+    encoder, decoder, slots = _MEMFORMERS[name]
+    memformer = MemformerConfig(
+        preset="paper",
+        dim=size.dim,
+        num_heads=size.num_heads,
+        mlp=4 * size.dim,
+        encoder_layers=encoder // size.layer_divisor,
+        decoder_layers=decoder // size.layer_divisor,
+        segment=size.segment,
+        memory=SlotsConfig(slots=slots // size.length_divisor, temperature=0.125),
+        dropout=size.dropout,
+    )
+    return memformer, RolloutConfig(segments=HORIZON, slide=size.slide)
+
+
+def _number(name: str) -> int:
+    """The number after the row's "="."""
+    return int(name.rpartition("=")[2])
+
 
 _OPTIM = OptimConfig(lr=1e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
 _PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_every=500)
-_MNIST = PixelsConfig(MNISTConfig(layout="image"), start=True)
-_DIGITS = PixelsConfig(DigitsConfig(layout="image"), start=True)
 _SMALL_OPTIM = OptimConfig(
     lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
 )
 _SMALL = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
+_IMAGES = {
+    "digits": PixelsConfig(DigitsConfig(layout="image"), start=True),
+    "mnist": PixelsConfig(MNISTConfig(layout="image"), start=True),
+}
 
 
 def picture_recipe(task: str, row: str) -> Recipe:
@@ -42,7 +202,7 @@ def picture_recipe(task: str, row: str) -> Recipe:
         name=f"{task}-{PICTURES[row]}{ending}",
         about=f"{task} byte by byte, {row} at a size for one core (Memformer, Table 1)",
         model=model,
-        data=_DIGITS if task == "digits" else _MNIST,
+        data=_IMAGES[task],
         optim=_SMALL_OPTIM,
         train=replace(_SMALL, rollout=rollout),
     )
@@ -62,159 +222,71 @@ def language_recipe(row: str, path: str | None = None) -> Recipe:
     )
 
 
-def _wikitext(row: str) -> Recipe:
-    """A row of Table 2 at the paper's size, over bytes."""
-    model, rollout = language_variant(row, LanguageSizes())
-    optim = replace(_OPTIM, schedule=replace(_OPTIM.schedule, warmup=10_000))
-    train = replace(_PAPER, steps=150_000, batch_size=128, eval_every=5000, rollout=rollout)
-    return Recipe(model, TextConfig(segment=128), optim, train)
+_WIKITEXT = {
+    "memformer": "Memformer 4+16",
+    "xl": "Transformer-XL base memory=1024",
+    "compressive": COMPRESSIVE,
+}
 
 
-def _mnist(row: str) -> Recipe:
-    """A row of Table 1 at the paper's size."""
-    model, rollout = picture_variant(row, ImageSizes())
-    return Recipe(model, _MNIST, _OPTIM, replace(_PAPER, rollout=rollout))
+@family("wikitext-{tokens}-{model}", tokens=("", "bytes"), model=_WIKITEXT)
+def memformer_wikitext(tokens: str, model: str) -> Recipe:
+    """Language models of WikiText-103 at the size of Memformer's Table 2."""
+    row = _WIKITEXT[model]
+    config, rollout = language_variant(row, LanguageSizes())
+    called = "Compressive Transformer" if row == COMPRESSIVE else row
+    recipe = Recipe(
+        about=f"Words of WikiText-103, {called} at the paper's size (Memformer, Table 2)",
+        model=config,
+        data=TextConfig(segment=128),
+        optim=replace(_OPTIM, schedule=replace(_OPTIM.schedule, warmup=10_000)),
+        train=replace(_PAPER, steps=150_000, batch_size=128, eval_every=5000, rollout=rollout),
+    )
+    if tokens:
+        return replace(recipe, about=f"wikitext-{model} over the bytes of --data.path FOLDER")
+    return in_words(recipe)
 
 
-@recipe
-def wikitext_memformer() -> Recipe:
-    """Words of WikiText-103, Memformer 4+16 at the paper's size (Memformer, Table 2)."""
-    return in_words(_wikitext("Memformer 4+16"))
+_ENDINGS = {ending: row for row, ending in PICTURES.items()}
 
 
-@recipe
-def wikitext_xl() -> Recipe:
-    """Words of WikiText-103, Transformer-XL base memory=1024 at the paper's size (Memformer, Table 2)."""
-    return in_words(_wikitext("Transformer-XL base memory=1024"))
+@family("{images}-{model}-{size}", images=_IMAGES, model=_ENDINGS, size=("", "small"))
+def memformer_pictures(images: str, model: str, size: str) -> Recipe | None:
+    """Images byte by byte: the models of Memformer's Table 1 at the paper's size, and one for one core."""
+    row = _ENDINGS[model]
+    called = {"digits": "scikit-learn's digits", "mnist": "MNIST"}[images]
+    if images == "mnist" and size == "":
+        config, rollout = picture_variant(row, ImageSizes())
+        about = f"{called} byte by byte, {row} at the paper's size (Memformer, Table 1)"
+        train = replace(_PAPER, rollout=rollout)
+        return Recipe(about=about, model=config, data=_IMAGES[images], optim=_OPTIM, train=train)
+    if model != "memformer" or (images, size) == ("digits", "small"):
+        return None
+    about = f"{called} byte by byte, {row} at a size for one core (Memformer, Table 1)"
+    return replace(picture_recipe(images, row), about=about)
 
 
-@recipe
-def wikitext_compressive() -> Recipe:
-    """Words of WikiText-103, Compressive Transformer at the paper's size (Memformer, Table 2)."""
-    return in_words(_wikitext(COMPRESSIVE))
-
-
-@recipe
-def wikitext_bytes_memformer() -> Recipe:
-    """wikitext-memformer over the bytes of --data.path FOLDER."""
-    return _wikitext("Memformer 4+16")
-
-
-@recipe
-def wikitext_bytes_xl() -> Recipe:
-    """wikitext-xl over the bytes of --data.path FOLDER."""
-    return _wikitext("Transformer-XL base memory=1024")
-
-
-@recipe
-def wikitext_bytes_compressive() -> Recipe:
-    """wikitext-compressive over the bytes of --data.path FOLDER."""
-    return _wikitext(COMPRESSIVE)
-
-
-@recipe
-def digits_memformer() -> Recipe:
-    """scikit-learn's digits byte by byte, Memformer 4+8 at a size for one core (Memformer, Table 1)."""
-    return picture_recipe("digits", "Memformer 4+8")
-
-
-@recipe
-def mnist_memformer_small() -> Recipe:
-    """MNIST byte by byte, Memformer 4+8 at a size for one core (Memformer, Table 1)."""
-    return picture_recipe("mnist", "Memformer 4+8")
-
-
-@recipe
-def mnist_lstm() -> Recipe:
-    """MNIST byte by byte, LSTM at the paper's size (Memformer, Table 1)."""
-    return _mnist("LSTM")
+# One pair and one query, with thousands of distractors between them. In training, the number of distractors is random,
+# up to a maximum that grows: slots learn to keep facts over short distances first, in short rows. The last updates use
+# the full distance; without them 6 % of the answers at that distance are wrong.
+RECALL = RecallConfig(pairs=1, symbols=16, queries=1, distance=4096, shortest=16, grow=500, rows=512)
+RECALL_MODEL = MemformerConfig(
+    vocab_size=0,
+    dim=32,
+    encoder_layers=1,
+    decoder_layers=1,
+    num_heads=4,
+    mlp=64,
+    segment=128,
+    memory=SlotsConfig(slots=8),
+    decoder_reads=True,  # the query is in the segment that is decoded, so earlier segments do not contain it
+)
+_RECALL_OPTIM = OptimConfig(lr=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
+_RECALL_TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoint_every=100, log_every=20)
 
 
 @recipe
-def mnist_transformer() -> Recipe:
-    """MNIST byte by byte, Transformer decoder at the paper's size (Memformer, Table 1)."""
-    return _mnist("Transformer decoder")
-
-
-@recipe
-def mnist_xl_56() -> Recipe:
-    """MNIST byte by byte, Transformer-XL memory=56 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Transformer-XL memory=56")
-
-
-@recipe
-def mnist_xl_224() -> Recipe:
-    """MNIST byte by byte, Transformer-XL memory=224 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Transformer-XL memory=224")
-
-
-@recipe
-def mnist_xl_784() -> Recipe:
-    """MNIST byte by byte, Transformer-XL memory=784 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Transformer-XL memory=784")
-
-
-@recipe
-def mnist_memformer() -> Recipe:
-    """MNIST byte by byte, Memformer 4+8 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 4+8")
-
-
-@recipe
-def mnist_memformer_8_slots() -> Recipe:
-    """MNIST byte by byte, Memformer 4+8 memory=8 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 4+8 memory=8")
-
-
-@recipe("mnist-memformer-2+6")
-def mnist_memformer_2_6() -> Recipe:
-    """MNIST byte by byte, Memformer 2+6 memory=64 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 2+6 memory=64")
-
-
-@recipe("mnist-memformer-2+6-32-slots")
-def mnist_memformer_2_6_32_slots() -> Recipe:
-    """MNIST byte by byte, Memformer 2+6 memory=32 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 2+6 memory=32")
-
-
-@recipe("mnist-memformer-2+6-16-slots")
-def mnist_memformer_2_6_16_slots() -> Recipe:
-    """MNIST byte by byte, Memformer 2+6 memory=16 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 2+6 memory=16")
-
-
-@recipe("mnist-memformer-2+6-1-slot")
-def mnist_memformer_2_6_1_slot() -> Recipe:
-    """MNIST byte by byte, Memformer 2+6 memory=1 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 2+6 memory=1")
-
-
-@recipe("mnist-memformer-4+4")
-def mnist_memformer_4_4() -> Recipe:
-    """MNIST byte by byte, Memformer 4+4 at the paper's size (Memformer, Table 1)."""
-    return _mnist("Memformer 4+4")
-
-
-@recipe
-def mnist_memformer_no_memory() -> Recipe:
-    """MNIST byte by byte, w/o memory at the paper's size (Memformer, Table 1)."""
-    return _mnist("w/o memory")
-
-
-@recipe
-def mnist_memformer_temperature_1() -> Recipe:
-    """MNIST byte by byte, temperature=1.0 at the paper's size (Memformer, Table 1)."""
-    return _mnist("temperature=1.0")
-
-
-@recipe
-def mnist_memformer_no_forgetting() -> Recipe:
-    """MNIST byte by byte, w/o forgetting at the paper's size (Memformer, Table 1)."""
-    return _mnist("w/o forgetting")
-
-
-@recipe
-def mnist_memformer_one_head() -> Recipe:
-    """MNIST byte by byte, w/o multi-head at the paper's size (Memformer, Table 1)."""
-    return _mnist("w/o multi-head")
+def recall_memformer() -> Recipe:
+    """Recall a fact after 4,096 tokens (32 segments): Memformer, with exact gradients by memory replay."""
+    train = replace(_RECALL_TRAIN, rollout=RolloutConfig(segment_length=RECALL_MODEL.segment))
+    return Recipe(RECALL_MODEL, RECALL, _RECALL_OPTIM, train)

@@ -1,25 +1,43 @@
-"""Tables 1, 2, 8, 9 and 10, and a cache's costs: real sizes, this machine's throughput, accuracies of small models."""
+"""Tables 1, 2, 8, 9 and 10, and a cache's costs: real sizes, this machine's throughput, accuracies of small models.
+
+G is 10⁹ multiply-adds per sample, counted in full and as the paper counts; the paper calls them FLOPs.
+"""
 
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.hosts.attach import cache
+from mnemos import registry
+from mnemos.hosts.attach import cache, uncache
+from mnemos.lab.measure.flops import flops_by_operation
 from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.memory.grc import GRC
 
-from ..claims import Claim
+from ..claim import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, runs
 from . import comparisons
-from .host_costs import RECIPES, Cost, config, costs
-from .memory_variants import PAPER_CACHE
+from .image_recipes import PAPER_CACHE
 
+# The paper's names, and the recipes of the same models at their real size; "-cached" selects the cached variant.
+RECIPES = {
+    "ViT-S": "imagenet-vit-s",
+    "PVT-Tiny": "imagenet-pvt-tiny",
+    "PVT-Small": "imagenet-pvt-small",
+    "PVT-Medium": "imagenet-pvt-medium",
+    "Swin-T": "imagenet-swin-t",
+    "PVTv2-B2": "imagenet-pvt-v2-b2",
+    "PVTv2-B3": "imagenet-pvt-v2-b3",
+    "PVTv2-B4": "imagenet-pvt-v2-b4",
+    "Swin-T, 22k": "imagenet-22k-swin-t",
+}
 AUTO = GRC(preset="paper")  # the cheaper cache: the host's own length, no positional term
 RATIOS = (0.125, 0.25, 0.5, 1.0)
 ROUNDS = 3  # per throughput measurement
@@ -32,6 +50,60 @@ _COUNTS = (
     "mnemos/ops/gated_cache/cost.py. As the paper counts: our module in training, without the products of queries with "
     "keys and of weights with values. The paper does not say what else it counts."
 )
+
+
+_ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of two activations
+_KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
+
+
+class Cost(NamedTuple):
+    """The cost of one model: parameters, and G of a forward pass in training and in evaluation.
+
+    added: G that a cache adds to a forward pass in training, by the formula of `ops.gated_cache.cost`. papers: G of a
+    forward pass in training in the paper's convention, without attention products (of queries with keys, and of weights
+    with values). It counts this library's module, so it may differ from the paper's table.
+    """
+
+    parameters: int
+    training: float
+    inference: float
+    added: float
+    papers: float
+
+
+def config(name: str) -> ImageConfig:
+    """The configuration of one of the paper's models, without a cache."""
+    return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
+
+
+def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
+    """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
+    wanted = [None, *grcs]
+    if any((name, grc) not in _KEPT for grc in wanted):
+        made = config(name)
+        model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
+        training, inference, papers = _count(model, x)
+        _KEPT[name, None] = Cost(_parameters(model), training, inference, 0.0, papers)
+        for grc in grcs:
+            report = cache(model.host, grc)
+            training, inference, papers = _count(model, x)
+            _KEPT[name, grc] = Cost(_parameters(model), training, inference, report.flops / 2e9, papers)
+            uncache(model.host)
+    return [_KEPT[name, grc] for grc in wanted]
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@torch.no_grad()
+def _count(model: nn.Module, x: Tensor) -> tuple[float, float, float]:
+    """G of a forward pass in training and in evaluation, and in training without attention products."""
+    found = flops_by_operation(lambda: model.train()(x))
+    model.eval()(x)  # a frozen cache's keys and values are projected once
+    inference = flops_by_operation(lambda: model(x))
+    apart = sum(n for operation, n in found.items() if operation.startswith(_ATTENTION))
+    return sum(found.values()) / 2e9, sum(inference.values()) / 2e9, (sum(found.values()) - apart) / 2e9
 
 
 def table1(claim: Claim, options: Options) -> Finding:
@@ -48,7 +120,7 @@ def _classification(claim: Claim, options: Options, hosts: tuple[str, ...]) -> F
     """Costs of the paper's models, accuracies of small hosts, and the commands at the paper's size."""
     found = Finding([], [commands(list(claim.values))])
     if not options.recipes_only:
-        found.tables.append(_costs(claim))
+        found.tables.append(_costs_table(claim))
         found.notes.insert(0, _COUNTS)
         _accuracies(found, options, hosts)
     return found
@@ -172,7 +244,7 @@ def _work(model: nn.Module, x: Tensor, training: bool) -> Callable[[], None]:
     return step
 
 
-def _costs(claim: Claim) -> Table:
+def _costs_table(claim: Claim) -> Table:
     """A table of parameters and FLOPs next to the paper's accuracies."""
     table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
     for name, values in claim.values.items():

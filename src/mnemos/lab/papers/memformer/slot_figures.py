@@ -1,11 +1,15 @@
-"""Figures 6 and 7: what the slots of a trained Memformer do with a document, and the words that they attend to."""
+"""Figures 6 and 7: what the slots of a small Memformer do with a document, and the words that they attend to.
 
+The model is trained on the text in --data or on the standard library's source.
+"""
+
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mnemos.lab.compare.compare import compare
 from mnemos.lab.evaluate.write_attention import KINDS, record_write_attention
+from mnemos.lab.recipes.text import text as text_recipe
 from mnemos.lab.report import report
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.results import SlotExample, WriteAttention
@@ -22,22 +26,45 @@ from mnemos.lab.report.slot_attention import (
     summary,
     word_weights,
 )
+from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table
+from ..findings import Finding, Table, png
 from ..reproduce import Options
-from .text_runs import small, source
+from ..small_runs import runs, train_and_compare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
+
+
+def small(options: Options, steps: int) -> Recipe:
+    """The recipe text-memformer with the paper's preset, LayerNorm, GELU and the rate 1e-3, on the options' text.
+
+    `steps`: the updates, where the options say no number. Only 1 % of the documents is held out: for such small models
+    a small test split is sufficient.
+    """
+    recipe = text_recipe("memformer")
+    model: Any = recipe.model
+    data: Any = recipe.data
+    data = replace(data, path=None if options.data is None else str(options.data), held_out=0.01)
+    count = options.steps or steps
+    train = replace(recipe.train, steps=count, eval_every=max(1, count // 4))
+    optim = replace(recipe.optim, lr=1e-3, schedule=replace(recipe.optim.schedule, warmup=100))
+    model = replace(model, preset="paper", norm="pre", activation="gelu", mlp=256)
+    return replace(recipe, model=model, data=data, optim=optim, train=train)
+
+
+def source(options: Options) -> str:
+    """A description of the text, for titles."""
+    return "the standard library's source" if options.data is None else f"the text in {options.data}"
 
 
 def figure6(claim: Claim, options: Options) -> Finding:
@@ -98,10 +125,9 @@ def _run(options: Options) -> Path:
     if options.run is not None:
         return options.run
     recipe = small(options, STEPS)
-    folder = options.out / "runs" / f"text-{recipe.train.steps}"
     print(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
-    comparison = compare([recipe], folder, quiet=True)
-    return folder / comparison["runs"][recipe.name][0]
+    (run,) = runs(train_and_compare(options, "text", [recipe], seeds=1))
+    return run
 
 
 def _write_attention(run: Path) -> WriteAttention:

@@ -1,4 +1,4 @@
-"""Figure 2: the convergence of each attention on the copy task."""
+"""What small models learn with each attention: the copy task (Figure 2), and speech with CTC (Table 3)."""
 
 import json
 from dataclasses import replace
@@ -6,24 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mnemos.attention.linear import LinearConfig
-from mnemos.lab.compare.compare import compare
-from mnemos.lab.report import report
+from mnemos import registry
 from mnemos.lab.report.curves import draw
 from mnemos.lab.report.read import read
 from mnemos.lab.report.results import Comparison
 from mnemos.lab.report.style import MARKERS, variant_colour
 from mnemos.lab.report.summary_image import heading
-from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
-from mnemos.lab.tasks.copying import CopyConfig
-from mnemos.models.transformer import TransformerConfig
+from mnemos.lab.run.recipe import Recipe
+from mnemos.types import InputError
 
 from ..claim import Claim
-from ..drawing import png
-from ..findings import Finding, Table, spread
+from ..findings import Finding, Table, png, spread
 from ..reproduce import Options
-from ..small_runs import caution, runs
-from .attentions import attention
+from ..small_runs import caution, result, runs, runs_of, train_and_compare, write_report
+from .recipes import attention, copy_small
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,22 +27,6 @@ if TYPE_CHECKING:
 
 ATTENTIONS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
-
-
-@recipe
-def copy_small() -> Recipe:
-    """Copy a word of 16 to 31 symbols with linear attention: 2 layers of width 128, a few minutes on two cores.
-
-    Gradients are clipped at 1, the library's default. The paper names no clipping, and `copy`, at its size, has none.
-    """
-    return Recipe(
-        model=TransformerConfig.classic(
-            vocab_size=0, dim=128, layers=2, num_heads=4, mlp=256, max_length=0, attention=LinearConfig()
-        ),
-        data=CopyConfig(length=64),
-        optim=OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
-        train=TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
-    )
 
 
 def figure2(claim: Claim, options: Options) -> Finding:
@@ -57,15 +37,14 @@ def figure2(claim: Claim, options: Options) -> Finding:
     base = copy_small()
     steps = options.steps or base.train.steps
     recipes = [_variant(base, name, steps) for name in ATTENTIONS]
-    folder = options.out / "runs" / f"copy-{steps}"
-    comparison = {**compare(recipes, folder, options.seeds, quiet=True), "folder": folder}
+    comparison = train_and_compare(options, "copy", recipes)
     table = Table(
         f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
         ["", "symbols right, %", "test loss, nats", f"updates until {LEARNED:g} nats", "seconds of training"],
     )
     for name, trained, row in zip(ATTENTIONS, recipes, comparison["rows"], strict=True):
-        places = [folder / place for place in comparison["runs"][trained.name]]
-        losses = [json.loads((place / "result.json").read_text())["test"]["loss"] for place in places]
+        places = runs_of(comparison, trained)
+        losses = [result(place)["test"]["loss"] for place in places]
         table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
     found.tables.append(table)
     found.notes += [
@@ -73,8 +52,8 @@ def figure2(claim: Claim, options: Options) -> Finding:
         "Loss and updates are those of the worst seed. A dash: the loss was not reached.",
     ]
     found.runs += runs(comparison)
-    page = report([folder], folder / "report.html")
-    drawn = partial(_lay_out, comparison=read([folder]))
+    page = write_report(comparison)
+    drawn = partial(_lay_out, comparison=read([comparison["folder"]]))
     found.files += [png(options.out / "figure2.png", (6.4, 4.2), drawn), page]
     return found
 
@@ -104,3 +83,45 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("validation loss, nats")
     heading(axes, "Copying", [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])
+
+
+# The endings of the recipes' names; LSH has four rounds, as in the paper.
+MODELS = ("bilstm", "softmax", "lsh", "linear")
+
+
+def speech(claim: Claim, options: Options) -> Finding:
+    """Table 3: error rate and seconds per epoch of small models, on the recordings in --data."""
+    commands = (
+        "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER "
+        "(or speech-softmax, speech-lsh, speech-bilstm)."
+    )
+    found = Finding([], [commands])
+    if options.recipes_only:
+        return found
+    if options.data is None:
+        raise InputError(
+            "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
+            "none; add --data FOLDER"
+        )
+    recipes = []
+    for name in MODELS:
+        recipe = registry.load("recipe", f"spoken-digits-{name}")()
+        data: Any = recipe.data
+        steps = options.steps or recipe.train.steps
+        train = replace(recipe.train, steps=steps, eval_every=max(1, min(recipe.train.eval_every, steps // 4)))
+        recipes.append(replace(recipe, data=replace(data, path=str(options.data)), train=train))
+    steps = recipes[0].train.steps
+    comparison = train_and_compare(options, "speech", recipes)
+    table = Table(
+        f"Strings of spoken words, {steps:,} updates. The paper's rates are for phonemes of another data set.",
+        ["", "token error rate, %", "seconds per epoch", "paper phoneme error rate, %", "paper seconds per epoch"],
+    )
+    for name, recipe, row in zip(MODELS, recipes, comparison["rows"], strict=True):
+        theirs = claim.values["lsh-4" if name == "lsh" else name]
+        epochs = [result(run)["epoch_seconds"] for run in runs_of(comparison, recipe)]
+        table.add(name, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
+    found.tables.append(table)
+    found.notes.append(caution(options))
+    found.runs += runs(comparison)
+    found.files.append(write_report(comparison))
+    return found

@@ -1,0 +1,172 @@
+"""Recipes of "Transformers are RNNs": images byte by byte (§4.2), speech by CTC (§4.3), and a small copy task."""
+
+from dataclasses import replace
+
+from mnemos.attention.linear import LinearConfig
+from mnemos.attention.reformer import ReformerConfig
+from mnemos.attention.softmax import SoftmaxConfig
+from mnemos.config import AttentionConfig, DataConfig, ModelConfig
+from mnemos.lab.recipes.family import family, variant
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
+from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig
+from mnemos.lab.speech.spoken import SpokenConfig
+from mnemos.lab.tasks.cifar import CIFARConfig
+from mnemos.lab.tasks.copying import CopyConfig
+from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.models.transformer import HeadConfig, TransformerConfig
+
+LSH_ROUNDS = (1, 4)
+NAMES = ("softmax", *(f"lsh-{rounds}" for rounds in LSH_ROUNDS), "linear")
+# The paper's chunks for images of MNIST (27 chunks) and CIFAR-10 (83), each with 64 buckets.
+PAPER_CHUNKS = {783: 29, 3071: 37}
+PAPER_BUCKETS = 64
+
+
+def attention(name: str, length: int) -> AttentionConfig:
+    """The configuration of "softmax", "linear", or "lsh-R" of the paper's tables, for sequences of `length` tokens.
+
+    lsh-R is the Reformer's attention, as published, with R hash rounds: at the paper's two lengths in its chunks and
+    with its 64 buckets, at other lengths in chunks of 32 and with twice as many buckets as chunks.
+    """
+    if name.startswith("lsh-"):
+        rounds = int(name.removeprefix("lsh-"))
+        if length in PAPER_CHUNKS:
+            return ReformerConfig(rounds, PAPER_CHUNKS[length], PAPER_BUCKETS)
+        return ReformerConfig(rounds)
+    return LinearConfig() if name == "linear" else SoftmaxConfig()
+
+
+# The paper's for MNIST: 8 heads of 32, learned positions, ten logistics. CIFAR-10 has 16 layers.
+PAPER = TransformerConfig.classic(
+    vocab_size=256,
+    dim=256,
+    layers=8,
+    num_heads=8,
+    mlp=1024,
+    max_length=783,
+    position="learned",
+    attention=LinearConfig(),
+    head=HeadConfig(mixture=10),
+)
+_LARGE = replace(PAPER, vocab_size=0, max_length=0)  # from the data
+# One of 256 classes: a mixture needs several times the updates for the same loss. And narrow, because it takes many
+# updates to learn that the byte above matters too.
+_SMALL = replace(_LARGE, dim=64, layers=2, num_heads=4, mlp=256, head=HeadConfig())
+_LARGE_OPTIM = OptimConfig(name="radam", lr=1e-4, weight_decay=0.0, grad_clip=0.0)
+_SMALL_OPTIM = OptimConfig(name="radam", lr=2e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.05))
+_EPOCH = (60_000 - 5_000) // 10  # MNIST without the validation split, in batches of the paper's size
+_LONG = TrainConfig(steps=250 * _EPOCH, batch_size=10, eval_every=_EPOCH, checkpoint_every=_EPOCH, log_every=500)
+# The paper gives every model of CIFAR-10 the same time and no number of steps; 1.5 million is ours.
+_LONGER = replace(_LONG, steps=1_500_000, batch_size=4, eval_every=6000, checkpoint_every=6000)
+_SHORT = TrainConfig(steps=3600, batch_size=8, eval_every=900, checkpoint_every=300, log_every=50)
+_SHORTER = replace(_SHORT, steps=1500, batch_size=32, eval_every=500)
+_MNIST = MNISTConfig(layout="image")
+
+
+def _pixels(about: str, images: DataConfig, model: TransformerConfig, train: TrainConfig) -> Recipe:
+    optim = _LARGE_OPTIM if model.head.mixture else _SMALL_OPTIM
+    return Recipe(about=about, model=model, data=PixelsConfig(images), optim=optim, train=train)
+
+
+_PIXELS = {
+    "mnist-pixels": _pixels(
+        "MNIST byte by byte with linear attention, the paper's size and 250 epochs (Linear transformers, Table 1)",
+        *(_MNIST, _LARGE, _LONG),
+    ),
+    "cifar-pixels": _pixels(
+        "CIFAR-10 byte by byte with linear attention, at the paper's size (Linear transformers, Table 2)",
+        *(CIFARConfig(), replace(_LARGE, layers=16), _LONGER),
+    ),
+    "mnist-pixels-small": _pixels(
+        "MNIST byte by byte with linear attention: 2 layers of width 64, eight minutes on one core",
+        *(_MNIST, _SMALL, _SHORT),
+    ),
+    "cifar-pixels-small": _pixels(
+        "CIFAR-10 at 16 x 16, byte by byte with linear attention: 2 layers of width 64",
+        *(CIFARConfig(size=16), _SMALL, _SHORT),
+    ),
+    "digits-pixels": _pixels(
+        "scikit-learn's 8 x 8 digits byte by byte with linear attention: a minute or two",
+        *(DigitsConfig(layout="image"), _SMALL, _SHORTER),
+    ),
+    "photos-pixels": _pixels(
+        "Photos of any folder (--data.images.folder) at 16 x 16, byte by byte with linear attention",
+        *(PhotosConfig(size=16), _SMALL, _SHORT),
+    ),
+}
+_WITH_SOFTMAX = ("mnist-pixels", "cifar-pixels", "mnist-pixels-small")
+
+
+@family("{images}-{change}", images=_PIXELS, change=("", "softmax", "mixture"))
+def pixels(images: str, change: str) -> Recipe | None:
+    """Images byte by byte: at the settings of Linear transformers (§4.2), and at a size that trains on two cores."""
+    plain = _PIXELS[images]
+    if change == "softmax":
+        about = plain.about.replace("linear", "softmax").removesuffix(", eight minutes on one core")
+        return variant(plain, about, attention=SoftmaxConfig()) if images in _WITH_SOFTMAX else None
+    if change == "mixture":
+        about = f"{images} with the paper's mixture of ten logistics for each byte instead of 256 classes"
+        return variant(plain, about, head=PAPER.head) if images == "mnist-pixels-small" else None
+    return plain
+
+
+# The paper's, §4.3: 9 layers, 6 heads of 32, MLPs four times as wide; RAdam at 1e-4, halved on a plateau. The LSTM has
+# Adam at 1e-3, lowered the same way. The paper names no clipping of gradients, so there is none. LSH is the Reformer's
+# attention with its defaults: four hash rounds, as in the paper, and buckets for the number of frames. Words and bands
+# (0) are taken from the data.
+_PLATEAU = ScheduleConfig("plateau", patience=3)
+_SPEECH: dict[str, tuple[str, AttentionConfig | None]] = {
+    "softmax": ("softmax attention", SoftmaxConfig()),
+    "linear": ("linear attention", LinearConfig()),
+    "lsh": ("the Reformer's attention (LSH)", ReformerConfig()),
+    "bilstm": ("a bidirectional LSTM", None),
+}
+
+
+@family("{size}-{model}", size=("speech", "spoken-digits"), model=_SPEECH)
+def speech(size: str, model: str) -> Recipe:
+    """Speech by CTC: the models of Linear transformers (§4.3), and small ones of spoken digits for two cores.
+
+    The paper trained on the Wall Street Journal's sentences, which are not free; these recipes train on strings of
+    single words that `mnemos.lab.speech.spoken` joins. Their error rates cannot be compared with the
+    paper's. The recipes of one size differ in the attention alone, or have a bidirectional LSTM instead. The small ones
+    stack three frames as one of 30 ms; the shortest digit has four of these. They clip gradients at 1, the library's
+    default; the paper's do not.
+    """
+    called, config = _SPEECH[model]
+    small = size == "spoken-digits"
+    network: ModelConfig
+    if config is None:
+        lstm = BiLSTMConfig(vocab_size=0, bands=0)
+        network = replace(lstm, stack=3, dim=96, layers=2) if small else lstm
+    else:
+        paper = SpeechConfig(vocab_size=0, bands=0, attention=config)
+        network = replace(paper, stack=3, dim=128, layers=4, num_heads=4, mlp=256) if small else paper
+    optim = OptimConfig("radam", lr=1e-4, weight_decay=0.0, grad_clip=0.0, schedule=_PLATEAU)
+    train = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
+    if small:
+        optim = OptimConfig("radam", lr=2e-3, weight_decay=0.0, schedule=_PLATEAU)
+        train = TrainConfig(steps=2500, batch_size=16, eval_every=150, checkpoint_every=500)
+    elif config is None:
+        optim = replace(optim, name="adam", lr=1e-3)
+    time = "minutes on two cores" if small else "the paper's size"
+    about = f"Spoken {'digits' if small else 'strings'} (--data.path FOLDER of wav files), {time}: {called}"
+    return Recipe(about=about, model=network, data=SpokenConfig(), optim=optim, train=train)
+
+
+@recipe
+def copy_small() -> Recipe:
+    """Copy a word of 16 to 31 symbols with linear attention: 2 layers of width 128, a few minutes on two cores.
+
+    Gradients are clipped at 1, the library's default. The paper names no clipping, and `copy`, at its size, has none.
+    """
+    return Recipe(
+        model=TransformerConfig.classic(
+            vocab_size=0, dim=128, layers=2, num_heads=4, mlp=256, max_length=0, attention=LinearConfig()
+        ),
+        data=CopyConfig(length=64),
+        optim=OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
+        train=TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),
+    )
