@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mnemos.hosts.hugging_face_hosts import _ROTARY as ROTARY_CLASSES
+from mnemos.hosts.hugging_face_hosts import ROTARY
 from mnemos.libraries import transformers
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
@@ -55,4 +55,4 @@ def plain(name: str, **options: Any) -> nn.Module:
     return model.eval()
 
 
-FURTHER = [name for name in ROTARY_CLASSES.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]
+FURTHER = [name for name in ROTARY.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]

@@ -26,7 +26,21 @@ from .host import (
 from .masks import valid_tokens
 from .timm_hosts import IMAGE, POOLED_QUERIES, pyramid, stage_grid, window
 
-_MODELS = "transformers.models"
+# Decoders with rotary positions, whose attentions have the same forward and configuration: package, class.
+ROTARY = {
+    **{"llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "ministral": "Ministral"},
+    **{"qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"},
+    **{"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3", "phi": "Phi", "phi3": "Phi3"},
+    **{"cohere": "Cohere", "cohere2": "Cohere2", "olmo": "Olmo", "olmo2": "Olmo2", "smollm3": "SmolLM3"},
+    **{"granite": "Granite", "glm4": "Glm4", "starcoder2": "Starcoder2"},
+}
+
+
+def _kind(name: str) -> str:
+    """The place of a class, as `Host` has it: "bert:BertModel" is in transformers.models.bert.modeling_bert."""
+    package, cls = name.split(":")
+    module = package if "." in package else f"{package}.modeling_{package}"
+    return f"transformers.models.{module}:{cls}"
 
 
 def _sides(size: object) -> tuple[int, int]:
@@ -164,59 +178,59 @@ def _linear_host(
 ) -> Host:
     """An attention with a `q_proj`. A mask of a vision model is a bias of positions, unless `call` reads it."""
     reads = call or TokenReader("hidden_states")
-    return Host(f"{_MODELS}.{kind}", signature, "q_proj.in_features", heads, reads, out, place, left)
+    return Host(_kind(kind), signature, "q_proj.in_features", heads, reads, out, place, left)
 
 
 _VISION: tuple[Host, ...] = (
-    _linear_host("vit.modeling_vit:ViTAttention", _patches),
-    _linear_host("deit.modeling_deit:DeiTAttention", partial(_patches, prefix=2)),
+    _linear_host("vit:ViTAttention", _patches),
+    _linear_host("deit:DeiTAttention", partial(_patches, prefix=2)),
     Host(
-        f"{_MODELS}.pix2struct.modeling_pix2struct:Pix2StructVisionAttention",
+        _kind("pix2struct:Pix2StructVisionAttention"),
         ("hidden_states", "attention_mask"),
         width="hidden_size",
         out="output.out_features",
         heads="n_heads",
         call=PaddedReader(1),
     ),
-    _linear_host("vit_msn.modeling_vit_msn:ViTMSNAttention", _patches),
-    _linear_host("vit_mae.modeling_vit_mae:ViTMAEAttention", _masked_patches),
-    _linear_host("beit.modeling_beit:BeitAttention", _patches),
-    _linear_host("dinov2.modeling_dinov2:Dinov2Attention", _patches),
-    _linear_host("dinov2_with_registers.modeling_dinov2_with_registers:Dinov2WithRegistersAttention", _registers),
-    _linear_host("dinov3_vit.modeling_dinov3_vit:DINOv3ViTAttention", _registers, heads="num_heads"),
+    _linear_host("vit_msn:ViTMSNAttention", _patches),
+    _linear_host("vit_mae:ViTMAEAttention", _masked_patches),
+    _linear_host("beit:BeitAttention", _patches),
+    _linear_host("dinov2:Dinov2Attention", _patches),
+    _linear_host("dinov2_with_registers:Dinov2WithRegistersAttention", _registers),
+    _linear_host("dinov3_vit:DINOv3ViTAttention", _registers, heads="num_heads"),
     _linear_host(
-        "clip.modeling_clip:CLIPAttention",
+        "clip:CLIPAttention",
         partial(_tower, prefix=1),
         out="out_proj.out_features",
         heads="num_heads",
         left=_text_tower,
     ),
     _linear_host(
-        "siglip.modeling_siglip:SiglipAttention",
+        "siglip:SiglipAttention",
         partial(_tower, prefix=0),
         out="out_proj.out_features",
         heads="num_heads",
         call=PaddedReader(1),
     ),
     _linear_host(
-        "detr.modeling_detr:DetrSelfAttention",
+        "detr:DetrSelfAttention",
         nowhere,
         heads="config.encoder_attention_heads",
         call=PaddedReader(1),
         left=_object_queries,
     ),
-    _linear_host("swin.modeling_swin:SwinAttention", _window),
+    _linear_host("swin:SwinAttention", _window),
     Host(
-        f"{_MODELS}.swinv2.modeling_swinv2:Swinv2SelfAttention",
+        _kind("swinv2:Swinv2SelfAttention"),
         ("hidden_states", "attention_mask"),
         width="all_head_size",
         heads="num_attention_heads",
         call=TokenReader("hidden_states"),
         place=_window2,
     ),
-    _linear_host("segformer.modeling_segformer:SegformerAttention", _segformer, ("hidden_states", "height", "width")),
+    _linear_host("segformer:SegformerAttention", _segformer, ("hidden_states", "height", "width")),
     Host(
-        f"{_MODELS}.pvt.modeling_pvt:PvtAttention",
+        _kind("pvt:PvtAttention"),
         ("hidden_states", "height", "width"),
         width="self.query.in_features",
         heads="self.num_attention_heads",
@@ -224,7 +238,7 @@ _VISION: tuple[Host, ...] = (
         place=_pvt,
     ),
     Host(
-        f"{_MODELS}.pvt_v2.modeling_pvt_v2:PvtV2SelfAttention",
+        _kind("pvt_v2:PvtV2SelfAttention"),
         ("hidden_states", "height", "width"),
         width="hidden_size",
         heads="num_attention_heads",
@@ -232,7 +246,7 @@ _VISION: tuple[Host, ...] = (
         place=_pvt_v2,
     ),
     Host(
-        f"{_MODELS}.hiera.modeling_hiera:HieraMaskUnitAttention",
+        _kind("hiera:HieraMaskUnitAttention"),
         ("hidden_states",),
         width="qkv.in_features",
         out="hidden_size_output",
@@ -287,17 +301,17 @@ def _speech_decoder(site: Site) -> str | None:
 
 
 def _heads_host(kind: str, more: tuple[str, ...] = ("past_key_values",), **other: Any) -> Host:
-    """An attention that returns its heads: the projection after it applies to both branches."""
+    """An attention without a projection, or with one of its own; one that follows applies to both branches."""
     options: dict[str, Any] = {"width": "query.in_features", "out": "all_head_size", "heads": "num_attention_heads"}
     options |= {"call": PaddedReader(1), "left": _decoder}
-    return Host(f"{_MODELS}.{kind}", ("hidden_states", "attention_mask", *more), **(options | other))
+    return Host(_kind(kind), ("hidden_states", "attention_mask", *more), **(options | other))
 
 
 def _sequence_host(kind: str, mask: int = 3) -> Host:
     """An attention of an encoder, a decoder or across both; `mask` is the position of the mask among its arguments."""
     past = ("past_key_values",) if mask == 3 else ()
     return Host(
-        f"{_MODELS}.{kind}",
+        _kind(kind),
         ("hidden_states", "key_value_states", *past, "attention_mask"),
         width="embed_dim",
         heads="num_heads",
@@ -306,27 +320,22 @@ def _sequence_host(kind: str, mask: int = 3) -> Host:
     )
 
 
-def _projecting_host(
-    kind: str, width: str, heads: str, signature: tuple[str, ...], call: Callable[..., Call], **more: Any
-) -> Host:
-    return Host(f"{_MODELS}.{kind}", signature, width, heads, call, left=_decoder, **more)
-
-
 _ENCODERS: tuple[Host, ...] = (
-    _heads_host("bert.modeling_bert:BertSelfAttention"),
-    _heads_host("roberta.modeling_roberta:RobertaSelfAttention"),
-    _heads_host("xlm_roberta.modeling_xlm_roberta:XLMRobertaSelfAttention"),
-    _heads_host("xlm_roberta_xl.modeling_xlm_roberta_xl:XLMRobertaXLSelfAttention"),
-    _heads_host("camembert.modeling_camembert:CamembertSelfAttention"),
-    _heads_host("electra.modeling_electra:ElectraSelfAttention"),
-    _heads_host("data2vec.modeling_data2vec_text:Data2VecTextSelfAttention"),
-    _heads_host("ernie.modeling_ernie:ErnieSelfAttention"),
-    _heads_host("deberta.modeling_deberta:DisentangledSelfAttention", (), width="all_head_size", call=_deberta),
-    _heads_host("deberta_v2.modeling_deberta_v2:DisentangledSelfAttention", (), width="all_head_size", call=_deberta),
-    _heads_host("reformer.modeling_reformer:LSHSelfAttention", (), width="hidden_size"),
-    _heads_host("reformer.modeling_reformer:LocalSelfAttention", (), width="hidden_size"),
+    *map(
+        _heads_host,
+        (
+            *("bert:BertSelfAttention", "roberta:RobertaSelfAttention", "xlm_roberta:XLMRobertaSelfAttention"),
+            *("xlm_roberta_xl:XLMRobertaXLSelfAttention", "camembert:CamembertSelfAttention"),
+            *("electra:ElectraSelfAttention", "ernie:ErnieSelfAttention"),
+            "data2vec.modeling_data2vec_text:Data2VecTextSelfAttention",
+        ),
+    ),
+    _heads_host("deberta:DisentangledSelfAttention", (), width="all_head_size", call=_deberta),
+    _heads_host("deberta_v2:DisentangledSelfAttention", (), width="all_head_size", call=_deberta),
+    _heads_host("reformer:LSHSelfAttention", (), width="hidden_size"),
+    _heads_host("reformer:LocalSelfAttention", (), width="hidden_size"),
     _heads_host(
-        "longformer.modeling_longformer:LongformerSelfAttention",
+        "longformer:LongformerSelfAttention",
         ("is_index_masked",),
         width="embed_dim",
         out="embed_dim",
@@ -334,7 +343,7 @@ _ENCODERS: tuple[Host, ...] = (
         call=_longformer,
     ),
     _heads_host(
-        "big_bird.modeling_big_bird:BigBirdAttention",
+        "big_bird:BigBirdAttention",
         ("encoder_hidden_states",),
         width="self.query.in_features",
         out="self.all_head_size",
@@ -343,38 +352,31 @@ _ENCODERS: tuple[Host, ...] = (
         carrier="output",  # the attention inside is replaced when a sequence is short
     ),
     _heads_host(
-        "albert.modeling_albert:AlbertAttention",
+        "albert:AlbertAttention",
         (),
         carrier="dense",  # its own output includes the residual and a norm
     ),
-    _projecting_host(
-        "distilbert.modeling_distilbert:DistilBertSelfAttention",
-        "dim",
-        "n_heads",
-        ("hidden_states", "attention_mask"),
-        PaddedReader(1),
-    ),
-    _projecting_host(
-        "mpnet.modeling_mpnet:MPNetSelfAttention",
-        "q.in_features",
-        "num_attention_heads",
-        ("hidden_states", "attention_mask"),
-        PaddedReader(1),
-        out="o.out_features",
-    ),
-    _projecting_host(
-        "modernbert.modeling_modernbert:ModernBertAttention",
-        "Wqkv.in_features",
-        "config.num_attention_heads",
+    _heads_host("distilbert:DistilBertSelfAttention", (), width="dim", out="dim", heads="n_heads"),
+    _heads_host("mpnet:MPNetSelfAttention", (), width="q.in_features", out="o.out_features"),
+    Host(
+        _kind("modernbert:ModernBertAttention"),
         ("hidden_states", "position_embeddings", "attention_mask"),
-        PaddedReader(2),
+        width="Wqkv.in_features",
         out="Wo.out_features",
-    ),
-    _projecting_host(
-        "t5.modeling_t5:T5Attention", "d_model", "n_heads", ("hidden_states", "mask"), PaddedReader(1, "mask")
+        heads="config.num_attention_heads",
+        call=PaddedReader(2),
+        left=_decoder,
     ),
     Host(
-        f"{_MODELS}.moonshine.modeling_moonshine:MoonshineAttention",
+        _kind("t5:T5Attention"),
+        ("hidden_states", "mask"),
+        width="d_model",
+        heads="n_heads",
+        call=PaddedReader(1, "mask"),
+        left=_decoder,
+    ),
+    Host(
+        _kind("moonshine:MoonshineAttention"),
         ("hidden_states", "position_embeddings", "attention_mask", "past_key_values", "key_value_states"),
         width="q_proj.in_features",
         out="o_proj.out_features",
@@ -382,43 +384,17 @@ _ENCODERS: tuple[Host, ...] = (
         call=PaddedReader(2),
         left=_speech_decoder,
     ),
-    _sequence_host("marian.modeling_marian:MarianAttention"),
-    _sequence_host("bart.modeling_bart:BartAttention"),
-    _sequence_host("mbart.modeling_mbart:MBartAttention"),
-    _sequence_host("pegasus.modeling_pegasus:PegasusAttention"),
-    _sequence_host("m2m_100.modeling_m2m_100:M2M100Attention"),
-    _sequence_host("plbart.modeling_plbart:PLBartAttention"),
-    _sequence_host("whisper.modeling_whisper:WhisperAttention"),
-    _sequence_host("wav2vec2.modeling_wav2vec2:Wav2Vec2Attention", mask=2),
-    _sequence_host("hubert.modeling_hubert:HubertAttention", mask=2),
+    *map(
+        _sequence_host,
+        (
+            *("marian:MarianAttention", "bart:BartAttention", "mbart:MBartAttention", "pegasus:PegasusAttention"),
+            *("m2m_100:M2M100Attention", "plbart:PLBartAttention", "whisper:WhisperAttention"),
+        ),
+    ),
+    _sequence_host("wav2vec2:Wav2Vec2Attention", mask=2),
+    _sequence_host("hubert:HubertAttention", mask=2),
     _sequence_host("data2vec.modeling_data2vec_audio:Data2VecAudioAttention", mask=2),
 )
-
-
-# Decoders with rotary positions, whose attentions have the same forward and configuration: package, class.
-_ROTARY = {
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "mixtral": "Mixtral",
-    "ministral": "Ministral",
-    "qwen2": "Qwen2",
-    "qwen2_moe": "Qwen2Moe",
-    "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3Moe",
-    "gemma": "Gemma",
-    "gemma2": "Gemma2",
-    "gemma3": "Gemma3",
-    "phi": "Phi",
-    "phi3": "Phi3",
-    "cohere": "Cohere",
-    "cohere2": "Cohere2",
-    "olmo": "Olmo",
-    "olmo2": "Olmo2",
-    "smollm3": "SmolLM3",
-    "granite": "Granite",
-    "glm4": "Glm4",
-    "starcoder2": "Starcoder2",
-}
 
 
 def _across(site: Site) -> str | None:
@@ -432,7 +408,7 @@ def _both_ways(site: Site) -> str | None:
 
 def _rotary_host(package: str, name: str) -> DecoderHost:
     return DecoderHost(
-        f"{_MODELS}.{package}.modeling_{package}:{name}Attention",
+        _kind(f"{package}:{name}Attention"),
         ("hidden_states", "position_embeddings", "attention_mask", "past_key_values"),
         width="config.hidden_size",
         heads="config.num_attention_heads",
@@ -442,33 +418,33 @@ def _rotary_host(package: str, name: str) -> DecoderHost:
 
 _DECODERS: tuple[Host, ...] = (
     DecoderHost(
-        f"{_MODELS}.gpt2.modeling_gpt2:GPT2Attention",
+        _kind("gpt2:GPT2Attention"),
         ("hidden_states", "past_key_values", "attention_mask"),
         width="embed_dim",
         heads="num_heads",
         left=_across,
     ),
     DecoderHost(
-        f"{_MODELS}.opt.modeling_opt:OPTAttention",
+        _kind("opt:OPTAttention"),
         ("hidden_states", "past_key_values", "attention_mask"),
         width="embed_dim",
         heads="num_heads",
     ),
     DecoderHost(
-        f"{_MODELS}.gpt_neox.modeling_gpt_neox:GPTNeoXAttention",
+        _kind("gpt_neox:GPTNeoXAttention"),
         ("hidden_states", "attention_mask", "layer_past"),
         width="config.hidden_size",
         heads="config.num_attention_heads",
         past="layer_past",
     ),
     DecoderHost(
-        f"{_MODELS}.falcon.modeling_falcon:FalconAttention",
+        _kind("falcon:FalconAttention"),
         ("hidden_states", "alibi", "attention_mask", "position_ids", "layer_past"),
         width="hidden_size",
         heads="num_heads",
         past="layer_past",
     ),
-    *(_rotary_host(package, name) for package, name in _ROTARY.items()),
+    *(_rotary_host(package, name) for package, name in ROTARY.items()),
 )
 
 HOSTS = (*_VISION, *_ENCODERS, *_DECODERS)

@@ -150,7 +150,7 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
     places = valid[row].nonzero().flatten()
     if len(y) > 1:
         others = torch.arange(len(y), device=y.device) != row
-        moved = _run(module, host, seen, _changed(x, call, row, places)) - y
+        moved = _run(module, host, seen, _changed(x, row, places)) - y
         if moved[others].abs().max() > y.abs().max() * _rounding(y):
             raise InputError(
                 f"{name}: expected a module whose rows of a batch do not depend on each other, found that they do, as "
@@ -161,8 +161,8 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
             return
         raise InputError(f"{name}: expected an example with several tokens, to test for causality, found one")
     early, late = places[: len(places) // 2], places[len(places) // 2 :]
-    later = _moved(y, _run(module, host, seen, _changed(x, call, row, late)), row, early)
-    earlier = _moved(y, _run(module, host, seen, _changed(x, call, row, early)), row, late)
+    later = _moved(y, _run(module, host, seen, _changed(x, row, late)), row, early)
+    earlier = _moved(y, _run(module, host, seen, _changed(x, row, early)), row, late)
     if earlier and not later:
         raise InputError(
             f"{name}: expected a module that is not causal, found that its outputs do not depend on later tokens; "
@@ -200,7 +200,7 @@ def _replaced(seen: Seen, change: Callable[[object], object]) -> tuple[tuple, di
     return tuple(map(change, seen.args)), {name: change(value) for name, value in seen.kwargs.items()}
 
 
-def _changed(x: Tensor, call: Call, row: int, places: Tensor) -> Tensor:
+def _changed(x: Tensor, row: int, places: Tensor) -> Tensor:
     """The tokens with others at some places of a row."""
     rows = (x if x.dim() == 3 else x.flatten(1, 2)).clone()
     rows[row, places] = torch.randn_like(rows[row, places]) * (rows.std() + 1)

@@ -15,14 +15,12 @@ from mnemos.memory.memory_tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
 
+from .hugging_face_hosts import ROTARY
+
 # Decoders of transformers whose logits are those of their head, but for `AfterHead`: class, and where its decoder is.
-_LLAMAS = (
-    "Llama Mistral Mixtral Ministral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 Phi Phi3 Olmo Olmo2 SmolLM3 "
-    "Granite Glm4 Starcoder2 Cohere Cohere2"
-)
 _KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "OPTForCausalLM": "model"}
 _KNOWN |= {"FalconForCausalLM": "transformer"}
-_KNOWN |= {f"{name}ForCausalLM": "model" for name in _LLAMAS.split()}
+_KNOWN |= {f"{name}ForCausalLM": "model" for name in ROTARY.values()}
 _PARTS = "remember(model, embedding=..., decoder=..., head=...)"
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,24 +42,20 @@ def image_size(above: tuple[object, ...]) -> tuple[int, int]:
     return IMAGE
 
 
-def _masked(module: object, args: tuple, kwargs: dict) -> Call:
-    """A model of images of several sizes passes a padding mask [B, 1, T or 1, T]."""
-    return _with_mask(args, kwargs, 1)
+@dataclass(frozen=True)
+class _MaskedReader:
+    """Reads a call whose argument at `index` is a mask, as models of images of several sizes pass for their padding."""
 
+    index: int  # behind the angles of rotary positions, if there are any
 
-def _rotary(module: object, args: tuple, kwargs: dict) -> Call:
-    """The same, with the angles of rotary positions in between."""
-    return _with_mask(args, kwargs, 2)
-
-
-def _with_mask(args: tuple, kwargs: dict, index: int) -> Call:
-    x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, index, "attn_mask")
-    if argument(args, kwargs, index + 1, "is_causal"):
-        raise InputError(CAUSAL)
-    has_rows = isinstance(mask, Tensor) and mask.dim() == 4
-    if isinstance(mask, Tensor) and mask.dim() == 3:  # one per head, for all rows
-        mask = mask[None]
-    return Call(x, valid_tokens(mask, x) if has_rows else refuse_mask(mask, x))
+    def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        x, mask = argument(args, kwargs, 0, "x"), argument(args, kwargs, self.index, "attn_mask")
+        if argument(args, kwargs, self.index + 1, "is_causal"):
+            raise InputError(CAUSAL)
+        has_rows = isinstance(mask, Tensor) and mask.dim() == 4
+        if isinstance(mask, Tensor) and mask.dim() == 3:  # one per head, for all rows
+            mask = mask[None]
+        return Call(x, valid_tokens(mask, x) if has_rows else refuse_mask(mask, x))
 
 
 def _patches(site: Site, seen: int | None, prefix: int | None = None) -> AttentionInput:
@@ -227,9 +224,11 @@ def _host(
 _TOKENS = TokenReader("x")
 _NO_CLASS = partial(_patches, prefix=0)  # the class token joins in later layers, which attend across two sequences
 HOSTS = (
-    _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _masked),
-    _host("layers.attention:AttentionRope", ("x", "rope", "attn_mask"), _patches, _rotary, "proj.out_features"),
-    _host("models.eva:EvaAttention", ("x", "rope", "attn_mask"), _patches, _rotary, "proj.out_features"),
+    _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _MaskedReader(1)),
+    _host(
+        "layers.attention:AttentionRope", ("x", "rope", "attn_mask"), _patches, _MaskedReader(2), "proj.out_features"
+    ),
+    _host("models.eva:EvaAttention", ("x", "rope", "attn_mask"), _patches, _MaskedReader(2), "proj.out_features"),
     _host("models.beit:Attention", ("x", "shared_rel_pos_bias"), _patches, _TOKENS),
     _host("models.swin_transformer:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
     _host("models.swin_transformer_v2:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
