@@ -31,7 +31,6 @@ from .sampling import checked_settings, draw, is_whole
 
 if TYPE_CHECKING:
     from .prefix_tree import PrefixTree
-    from .stream import Stream
 
 NO_TOKEN = -1  # after the end of a row that has no token for its end
 Ids = Sequence[int] | Tensor
