@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.attention import GatedCacheAttention
+from mnemos.lab.vision.attention_cache import TokenCache
 from mnemos.memory.gated_cache import accumulate_caches, caches
-from mnemos.memory.token_cache import TokenCache
 
 
 def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -15,9 +15,9 @@ from mnemos import registry
 from mnemos.config import to_dict
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
+from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
 from mnemos.memory.stored import stored
-from mnemos.memory.token_cache import AttentionCache
 
 FILE = "mnemos.lab.papers.cached_transformers.image_recipes"
 NAMES = [name for name, place in registry.places("recipe").items() if place.module == FILE]

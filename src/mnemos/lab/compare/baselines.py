@@ -9,8 +9,8 @@ from typing import Any
 from mnemos.config import ModelConfig, mapped
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe import unwritten as never_written
+from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
-from mnemos.memory.token_cache import AttentionCache
 from mnemos.memory.written import without
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError

@@ -15,12 +15,11 @@ from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache
-from mnemos.hosts.attention_cache import cache_attention
+from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.memory.stored import clear_caches
-from mnemos.memory.token_cache import AttentionCache
 from mnemos.models.blocks import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads

@@ -1,17 +1,19 @@
-"""Attention to the tokens of earlier batches in existing image models: the attention-based cache of Table 2."""
+"""Attention to the tokens of earlier batches in image models: the attention-based cache of the paper's Table 2."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos.memory.stored import stored
-from mnemos.memory.token_cache import AttentionCache, TokenCache
+from mnemos.config import check_fields
+from mnemos.hosts.custom import Reader
+from mnemos.hosts.hooks import attach_root, remember
+from mnemos.hosts.host import Host, Site, TokenReader
+from mnemos.hosts.probe import first_calls
+from mnemos.memory.stored import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
-
-from .custom import Reader
-from .hooks import attach_root, remember
-from .host import Host, Site, TokenReader
-from .probe import first_calls
 
 _NAME = "attention_cache"  # attribute name of the cache
 _TIMM, _HF = "timm.models", "transformers.models"
@@ -23,6 +25,76 @@ _PROJECTED = {
 # Hosts with one projection: the whole attention gets the stored tokens as tokens of its own, at the cost of unused
 # queries. As these have no mask and no positions, the outputs are the same as with additional keys and values alone.
 _WHOLE = ("timm.layers.attention:Attention", f"{_HF}.vit.modeling_vit:ViTAttention")
+
+
+@dataclass(frozen=True)
+class AttentionCache:
+    """Transformer-XL's memory in an image model (Cached Transformers, Table 2): keys and values of earlier batches.
+
+    Every attention also attends to its input tokens for `images` images of the previous training batch. They are
+    stored as they were (width D, no gradient) and projected to keys and values with the present weights.
+    """
+
+    images: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, "AttentionCache")
+        if self.images < 1:
+            raise InputError(
+                f"AttentionCache.images: expected at least 1, found {self.images}; use cache=None for none"
+            )
+
+
+class TokenCache(StoredCache):
+    """`longer = cache(x)`: tokens x [B, T, D], followed by the tokens of the first images of the previous batch.
+
+    The result is [B, T + images·T, D]; the stored tokens are the same for every row and carry no gradient. In training
+    the cache stores the first rows of x for the next batch (those of the first process and the first micro-batch); in
+    eval() it does not change. While it is empty (all zeros), the row's own tokens take its place, because attention to
+    [x; x] equals attention to x. Memory: images·T·D floats. Raises InputError for another T, or a batch below `images`.
+    """
+
+    def __init__(self, images: int, tokens: int, dim: int) -> None:
+        super().__init__(images * tokens, dim)
+        self.images, self.tokens = images, tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        dim = self.cache.shape[1]
+        if x.dim() != 3 or x.shape[1:] != (self.tokens, dim):
+            raise InputError(
+                f"attention cache of {self.images} image(s): expected tokens [B, {self.tokens}, {dim}], found "
+                f"{tuple(x.shape)}; build it for this size"
+            )
+        began = self.training and self.complete and begin_forward([self])
+        before = self.contents()
+        kept = torch.where((before != 0).any(), before.to(x.dtype), x.repeat(1, self.images, 1))
+        if self.training:
+            self._keep(x)
+        if began:
+            end_forward([self])
+        return torch.cat([x, kept], 1)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _keep(self, x: Tensor) -> None:
+        if x.shape[0] < self.images:
+            raise InputError(
+                f"AttentionCache(images={self.images}): expected a batch of at least as many images, found "
+                f"{x.shape[0]}; use fewer images or larger batches"
+            )
+        first = not several_processes() or dist.get_rank() == 0
+        rows = torch.full((1,), float(first), dtype=self.cache.dtype, device=x.device)
+        self.stage(x[: self.images].flatten(0, 1), rows)
+
+    def joined(self, before: Tensor, count: Tensor, successor: Tensor, rows: Tensor) -> Tensor:
+        """`before` unchanged: the first micro-batch holds the first rows of the whole batch."""
+        return before
+
+    def extra_repr(self) -> str:
+        """Images, tokens and width."""
+        return f"images={self.images}, tokens={self.tokens}, dim={self.cache.shape[1]}"
 
 
 def cache_attention(model: nn.Module, config: AttentionCache, example: object) -> list[str]:

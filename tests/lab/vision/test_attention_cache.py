@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import libraries
-from mnemos.hosts.attention_cache import cache_attention
+from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
 from mnemos.memory.stored import accumulate_caches, hold_caches, stored
-from mnemos.memory.token_cache import AttentionCache, TokenCache
 from mnemos.types import InputError
 
 CONFIGS = {
