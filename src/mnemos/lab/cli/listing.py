@@ -1,7 +1,11 @@
-"""`mnemos list`: the registered names, each with its line of description; recipes as families, by their tasks."""
+"""`mnemos list`: the registered names, each with its line of description; recipes as families, by their tasks.
+
+`mnemos show`: a recipe with all its settings.
+"""
 
 import contextlib
 import difflib
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -9,7 +13,7 @@ from typing import NamedTuple
 from mnemos import registry
 from mnemos.errors import InputError
 
-from .parsers import CommandParser
+from .parsers import CommandParser, RecipeParser, chosen_recipe, only
 
 ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings."
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
@@ -63,8 +67,9 @@ def _family(place: str, about: str, tasks: Mapping[str, Mapping[str, str]]) -> F
     return Family(registry.default_name(place.rpartition(":")[2]), about, tasks)
 
 
-def show_names(parser: CommandParser, arguments: list[str]) -> None:
+def list_names(arguments: list[str]) -> int:
     """Print the names of each kind, recipes under their tasks; plugins that cannot be loaded are named on stderr."""
+    parser = CommandParser("list", ABOUT)
     about = "a task or a family, whose recipes are listed, or a recipe, which is listed with its variants"
     parser.add_argument("name", nargs="?", metavar="TASK|FAMILY|RECIPE", help=about)
     parser.add_argument("--task", help="list the recipes of this task only")
@@ -78,7 +83,7 @@ def show_names(parser: CommandParser, arguments: list[str]) -> None:
         raise InputError(f"--task: expected the name of a task, found {options.task!r}; {_near(options.task, tasks)}")
     if options.name or options.task:
         _show_recipes(options.name, options.task, every, tasks, options.all)
-        return
+        return 0
     for kind in registry.KINDS:
         print(_TITLES.get(kind, f"{kind}s"))
         if kind == "recipe":
@@ -86,6 +91,25 @@ def show_names(parser: CommandParser, arguments: list[str]) -> None:
         else:
             _lines({name: registry.about(kind, name) for name in registry.names(kind)}, "  ")
     print(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
+    return 0
+
+
+def show(arguments: list[str]) -> int:
+    """Print a recipe with all its settings."""
+    parser = RecipeParser("show", "Print a recipe with all its settings, as JSON.", "RECIPE [--field value ...]")
+    _, names, fields = parser.split(arguments)
+    name = only("show", names)
+
+    from mnemos.config import to_dict
+
+    found = chosen_recipe("show", name, fields)
+    print(json.dumps(to_dict(found), indent=2))
+    if place := registry.places("recipe").get(name):
+        print(f"mnemos: {name} is the function {place}", file=sys.stderr)
+    if left := found.from_data():
+        zeros = ", ".join(f"model.{field}" for field in left)
+        print(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
+    return 0
 
 
 def _show_families(every: list[Family], whole: bool) -> None:

@@ -1,12 +1,15 @@
-"""The parsers of the commands' arguments: their errors are one line, and they tell recipes from fields."""
+"""What several commands parse alike: their errors are one line, and recipes are told from fields."""
 
 import argparse
 import difflib
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mnemos import registry
 from mnemos.errors import InputError
+
+if TYPE_CHECKING:
+    from mnemos.lab.run.recipe import Recipe
 
 
 def check_verb(verb: str, known: Iterable[str]) -> None:
@@ -63,3 +66,22 @@ class RecipeParser(CommandParser):
         options, rest = self.parse_known_args(arguments)
         first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
         return options, rest[:first], rest[first:]
+
+
+def only(verb: str, names: list[str]) -> str:
+    """The one recipe that a command takes. Raises InputError for none and for several."""
+    if not names:
+        raise InputError(
+            f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints the names"
+        )
+    if len(names) > 1:
+        raise InputError(f"mnemos {verb}: expected one recipe, found {' '.join(names)}; use mnemos compare for several")
+    return names[0]
+
+
+def chosen_recipe(verb: str, name: str, fields: list[str]) -> "Recipe":
+    """The named recipe, or that of a JSON file, with the given fields changed."""
+    from mnemos.lab.run.recipe_fields import with_fields
+    from mnemos.lab.run.recipe_files import find_recipe
+
+    return with_fields(find_recipe(name), fields, f"mnemos {verb} {name}")

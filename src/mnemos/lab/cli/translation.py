@@ -1,32 +1,23 @@
-"""The commands of translation: `mnemos tokenizer`, `translate`, `score` and `average`."""
+"""The commands of translation: `mnemos tokenizer`, `translate` and `score`."""
 
-import argparse
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mnemos.errors import InputError
 
-ABOUT = {
-    "tokenizer": "Learn sub-words from text files by byte-pair encoding, and write them as a tokenizer.json.",
-    "translate": "Translate text, line by line, with a run's model. Reads the standard input, or FILE.",
-    "score": "Print BLEU and chrF of runs, averaged models or files of translations on a test split, and the paired "
-    "bootstrap of each against the first.",
-    "average": "Write the model with the averaged weights of a run's last checkpoints.",
-}
+from .parsers import CommandParser
 
 
-def command(verb: str, parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Run one of the commands. parser: of the command, without arguments."""
-    return _COMMANDS[verb](parser, arguments)
-
-
-def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+def tokenizer(arguments: list[str]) -> int:
+    """Learn sub-words from text."""
     from mnemos.lab.tasks.files import first_names
     from mnemos.lab.translation.parallel_text import read_lines
     from mnemos.lab.translation.translation_vocabulary import SubWordTokens
 
+    about = "Learn sub-words from text files by byte-pair encoding, and write them as a tokenizer.json."
+    parser = CommandParser("tokenizer", about)
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, a sentence per line, gzipped or not")
     parser.add_argument("--size", type=int, default=10_000, metavar="N", help="sub-words (%(default)s)")
     parser.add_argument("--lowercase", action="store_true", help="lower-case the text first")
@@ -49,10 +40,13 @@ def _tokenizer(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return 0
 
 
-def _translate(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+def translate(arguments: list[str]) -> int:
+    """Translate text, line by line."""
     from mnemos.lab.translation.parallel_text import lines_of, read_lines
     from mnemos.lab.translation.translate import TrainedTranslator
 
+    about = "Translate text, line by line, with a run's model. Reads the standard input, or FILE."
+    parser = CommandParser("translate", about)
     parser.add_argument("run", help="the folder of a run, or of its model")
     parser.add_argument("file", nargs="?", metavar="FILE", help="text, a sentence per line (the standard input)")
     parser.add_argument("--beams", type=int, metavar="N", help="hypotheses that are kept (as the run was scored)")
@@ -80,10 +74,13 @@ def _progress(done: int, whole: int) -> None:
     print(f"\rmnemos: {done:,} of {whole:,} sentences", end="\n" if done == whole else "", file=sys.stderr, flush=True)
 
 
-def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+def score(arguments: list[str]) -> int:
+    """Print BLEU and chrF of translations."""
     from mnemos.lab.run.trained import translate_test_split
     from mnemos.lab.translation.translation_scores import score_runs
 
+    about = "Print BLEU and chrF of runs, averaged models or files of translations on a test split, and the paired "
+    parser = CommandParser("score", f"{about}bootstrap of each against the first.")
     about = "the folder of a finished run or of an averaged model, or a file of translations, one per line"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=about)
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="draws of the bootstrap (%(default)s)")
@@ -92,22 +89,3 @@ def _score(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         translate_test_split(Path(run))
     score_runs(options.runs, options.samples)
     return 0
-
-
-def _average(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    from mnemos.lab.run.weights import average_run
-
-    parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints, the newest ones (%(default)s)")
-    parser.add_argument("--out", metavar="DIR", help="the model's folder; by default RUN/averaged-N")
-    options = parser.parse_args(arguments)
-    print(average_run(options.run, options.last, options.out))
-    return 0
-
-
-_COMMANDS: dict[str, Callable[[argparse.ArgumentParser, list[str]], int]] = {
-    "tokenizer": _tokenizer,
-    "translate": _translate,
-    "score": _score,
-    "average": _average,
-}

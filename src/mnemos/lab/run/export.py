@@ -1,8 +1,6 @@
 """`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
-import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,18 +15,14 @@ from mnemos.lab.tasks.vocabulary import SubWords, Vocabulary, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing
 from mnemos.lab.translation.translation_vocabulary import END, PAD, SPECIAL, START, UNKNOWN
 from mnemos.models.store import load
-from mnemos.programs.folder import TARGETS, Target, check_new, export
+from mnemos.programs.folder import Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
 from .files import Provenance, Result, Scores
 from .recipe_files import UnreadableRecipeError, recipe_of_model
 
 T = TypeVar("T", Result, Provenance)
-FOLDER = "hf"  # of a run, where its checkpoint is by default
-ABOUT = "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card, or as "
-ABOUT += "programs of one step and of a prefill, state in and state out."
-_TO = "hf: Hugging Face Transformers; onnx; onnxruntime: ONNX with ONNX Runtime's kernel of linear attention; torch: "
-_TO += "torch.export (%(default)s)"
+HF = "hf"  # of a run, where its checkpoint is by default
 BEGIN = "<|start|>"  # the token before a document, where the vocabulary has one of its own
 
 PIPELINES = {
@@ -43,25 +37,6 @@ _AUTO = {
 }
 
 
-def command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """`mnemos export`: read the arguments, write the folder and print where it is."""
-    parser.add_argument("run", help="the folder of a finished run, or of its model")
-    parser.add_argument("--to", choices=(FOLDER, *TARGETS), default=FOLDER, help=_TO)
-    parser.add_argument("--out", metavar="DIR", help="the new folder; by default RUN and the name of the format")
-    about = "with --to hf: also upload the folder to this repository of the Hub"
-    parser.add_argument("--push", metavar="REPOSITORY", help=about)
-    options = parser.parse_args(list(arguments))
-    if options.to != FOLDER:
-        if options.push:
-            raise InputError(f"--push: expected --to {FOLDER} beside it, found --to {options.to}; leave one out")
-        print(export_run_programs(options.run, options.to, options.out))
-        return
-    out = export_run(options.run, options.out)
-    print(out)
-    if options.push:
-        print(push(out, options.push))
-
-
 def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the checkpoint of a finished run, or of the folder of a model, to a new or empty folder; returns it.
 
@@ -72,7 +47,7 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     model = load(run)
-    out = Path(out) if out is not None else run / FOLDER
+    out = Path(out) if out is not None else run / HF
     check_new(out)
     cls: Any = _architecture(model)
     about = read_preprocessing(run) if has_preprocessing(run) else None
