@@ -131,7 +131,7 @@ class Stand(TokenTask):
         return 3
 
     def batches(self, split, batch_size):
-        yield Batch(self.sample(), torch.zeros(1, dtype=torch.int64))
+        yield Batch(self.example().inputs, torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])

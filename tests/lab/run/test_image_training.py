@@ -21,7 +21,6 @@ from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.images import DigitsConfig
 from mnemos.libraries import timm
 from mnemos.models.transformer import HeadConfig, TransformerConfig
@@ -194,28 +193,6 @@ def test_tokens_and_images_are_not_confused(tmp_path):
             train(replace(recipe(), model=model, data=data), tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match="takes images, but the data digits gives tokens"):
         complete(replace(recipe({"classes": 0}), data=DigitsConfig()), DigitsConfig().build())
-
-
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        (Batch(torch.zeros(2, 3, 9, 9), torch.zeros(2, dtype=torch.int64)), r"images \(3, 12, 12\) of float32"),
-        (Batch(torch.zeros(2, 3, 12, 12).double(), torch.zeros(2, dtype=torch.int64)), "found torch.float64 of shape"),
-        (Batch(torch.zeros(2, 3, 12, 12), torch.zeros(3, dtype=torch.int64)), r"targets of shape \(2,\), found \(3,\)"),
-        (Batch(torch.zeros(2, 3, 12, 12), torch.tensor([0, 7])), "expected targets 0 to 6, found 0 to 7"),
-        (Batch(torch.zeros(2, 3, 12, 12), torch.full((2, 6), 1 / 6)), r"targets of shape \(2, 7\), found \(2, 6\)"),
-        (Batch(torch.zeros(2, 3, 12, 12), torch.full((2, 7), 0.2)), "expected targets that are probabilities"),
-    ],
-)
-def test_batches_that_are_not_what_was_promised(batch, words):
-    with pytest.raises(InputError, match=f"batch 3: .*{words}"):
-        BlobsConfig().build().check(batch, "batch 3")
-
-
-def test_batches_that_are(tmp_path):
-    task = BlobsConfig().build()
-    for targets in (torch.tensor([6, IGNORE]), torch.full((2, 7), 1 / 7)):
-        task.check(Batch(torch.zeros(2, 3, 12, 12), targets), "batch")
 
 
 def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeypatch):

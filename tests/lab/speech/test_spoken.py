@@ -77,7 +77,6 @@ def _mask(batch):
 
 def test_what_the_model_is_given(task):
     batch = task.train_batch(0, 4, 0)
-    task.check(batch, "here")
     assert batch.inputs.shape[::2] == (4, 40)
     assert batch.inputs.dtype == torch.float32
     for row, index in enumerate(task._pools(0, 4, 0)[0].tolist()):
@@ -105,7 +104,7 @@ def test_held_out_strings_do_not_depend_on_the_batch_size(task, split):
 def test_sizes(task, config):
     assert task.size("train") == 2 * 2 * 2
     assert task.epoch(2) == 8 / (2 * 2)
-    assert task.sample().shape == (1, task.max_length, 40)
+    assert task.example().inputs.shape == (1, task.max_length, 40)
     longest = max(len(task.recordings.wave(row)) for row in range(len(task.recordings)))
     gap = round(config.silence * task.recordings.rate)
     samples = 3 * longest + 4 * gap  # three words; silence before, between and after them
@@ -129,23 +128,9 @@ def test_wrong_settings_raise(config, change, problem):
         dataclasses.replace(config, **change).build()
 
 
-def test_wrong_batches_raise(task):
-    batch = task.train_batch(0, 2, 0)
-    for change, problem in (
-        ({"inputs": batch.inputs[..., :7]}, "expected frames"),
-        ({"inputs": batch.inputs * float("nan")}, "finite"),
-        ({"targets": batch.targets[0]}, "expected targets"),
-        ({"targets": batch.targets + 9}, "expected targets 0 to 1"),
-        ({"mask": _mask(batch).flip(1) & (torch.arange(batch.inputs.shape[1]) > 3)}, "padding before a frame"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            task.check(batch._replace(**change), "here")
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the recordings are not here")
 def test_the_real_recordings():
     task = SpokenConfig(path=str(REAL), rows=4).build()
     assert task.size("train") == 2400
     assert {len(rows) for rows in task._rows["valid"]} == {50}
     assert sum(map(len, task._rows["test"])) == 120
-    task.check(task.train_batch(0, 4, 0), "here")

@@ -66,8 +66,6 @@ def test_majority_and_sizes():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"classes": 2}, "train .*labels .*2, found 2"),
-        ({"vocab_size": 6}, "train .*tokens .*6, found 6"),
         ({"splits": {"valid": ragged(5).part(0, 0)}}, r"valid .*rows.*\b0\b"),
         (
             {"splits": {"test": Rows.ragged(np.ones(1, np.uint8), np.array([1, 0]), np.zeros(2, np.uint8))}},

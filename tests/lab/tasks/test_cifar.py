@@ -128,7 +128,7 @@ def test_the_task(tmp_path):
     assert torch.equal(batch.inputs, normalise(shown, *OFFICIAL["cifar10"].colours))
     known = torch.cat([next(task.batches("valid", 100)).inputs, task.train_batch(0, 450, 0).inputs])
     assert len(known.flatten(1).unique(dim=0)) == 550
-    assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().sample().shape == (1, 3, 24, 24)
+    assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().example().inputs.shape == (1, 3, 24, 24)
     assert from_dict(DataConfig, to_dict(settings)) == settings
 
 

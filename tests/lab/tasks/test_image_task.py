@@ -50,8 +50,8 @@ def test_what_it_is(folder):
     assert made.names == ["ant", "bee", "cow"]
     assert [made.size(split) for split in ("train", "valid", "test")] == [23, 3, 3]
     assert made.reference == {"majority class": 1 / 3}
-    assert made.sample().shape == (1, 3, 16, 16)
-    assert made.sample().dtype == torch.float32
+    assert made.example().inputs.shape == (1, 3, 16, 16)
+    assert made.example().inputs.dtype == torch.float32
     settings = PhotosConfig("x", augment=AugmentConfig("timm", mixup=0.2))
     assert from_dict(DataConfig, to_dict(settings)) == settings
 

@@ -34,7 +34,7 @@ def test_with_a_start_token_every_byte_is_predicted(tmp_path):
     images = MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image")
     plain, task = PixelsConfig(images).build(), PixelsConfig(images, start=True).build()
     assert (task.vocab_size, task.max_length, task.size("test")) == (256, 784, 20 * 784)
-    assert task.sample().shape == (1, 784)
+    assert task.example().inputs.shape == (1, 784)
     batch, without = next(task.batches("test", 20)), next(plain.batches("test", 20))
     assert (batch.inputs[:, 0] == 0).all()
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])

@@ -15,7 +15,7 @@ from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.translation.translate import Decoding, decoded, padded
-from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, _ordinal, source_attention
+from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, source_attention
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
 from mnemos.models import EncoderDecoder
@@ -54,7 +54,6 @@ def test_batches_hold_the_pairs_with_their_special_tokens(task):
     seen = []
     for i in range(int(task.epoch(64))):
         batch = task.train_batch(i, 64, 0)
-        task.check(batch, "here")
         seen += texts(task, batch)
         targets, mask = batch.targets, batch.mask if batch.mask is not None else batch.targets != IGNORE
         assert (batch.inputs.target[:, 0] == START).all()
@@ -110,8 +109,7 @@ def test_every_nth_training_pair_may_be_the_validation_split(config):
     valid = task.corpora["valid"]
     assert list(zip(valid.sources, valid.references, strict=True)) == whole[9::10]
     assert len(task.corpora["train"]) == 270
-    assert "every 10th pair" in task.about[1]
-    assert [_ordinal(n) for n in (2, 11, 23, 113, 121)] == ["2nd", "11th", "23rd", "113th", "121st"]
+    assert "one pair in 10" in task.about[1]
     with pytest.raises(InputError, match=r"data\.valid: expected none with data\.held_out"):
         replace(config, held_out=10, valid="val").build()
 

@@ -23,7 +23,7 @@ from mnemos.lab.speech.audio import (
     recording_files,
 )
 from mnemos.lab.speech.ctc import Transcriber
-from mnemos.lab.tasks.batch import IGNORE, Batch, check_frames, each, to_model
+from mnemos.lab.tasks.batch import IGNORE, Batch, each, to_model
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
@@ -189,22 +189,15 @@ class SpokenTask(Task):
         """The number of updates per epoch: their strings have as many words as there are training recordings."""
         return self.size("train") / (batch_size * (self.config.shortest + self.config.longest) / 2)
 
-    def sample(self) -> Tensor:
-        """One row of zeros [1, T, bands], float32, of the greatest possible length."""
-        return torch.zeros(1, self.max_length, self.config.bands)
-
     def example(self) -> Batch:
-        """One row of zeros."""
-        return Batch(self.sample(), self.sample())
+        """One row of zeros [1, T, bands], float32, of the greatest possible length."""
+        row = torch.zeros(1, self.max_length, self.config.bands)
+        return Batch(row, row)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Words that can be said, numbers per frame, and the most frames of a string."""
         return {"vocab_size": self.vocab_size, "bands": self.config.bands, "max_length": self.max_length}
-
-    def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for frames, masks or targets that are not what is promised."""
-        check_frames(batch, where, self.config.bands, self.vocab_size, self.max_length)
 
     def preprocessing(self) -> "SpeechPreprocessing":
         """The words, the samples per second and the features."""

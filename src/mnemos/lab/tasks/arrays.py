@@ -1,6 +1,6 @@
 """Classification of token sequences held in memory: rows with one byte per token, and the task over three splits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from mnemos.types import InputError
 from .batch import Batch
 from .metrics import ACCURACY, MAJORITY, TOP5
 from .row_order import Order
+from .task import Split
 from .token_task import TokenTask
 
 
@@ -75,13 +76,51 @@ class Rows:
         return Batch(torch.from_numpy(tokens), torch.from_numpy(self.labels[rows].astype(np.int64)), mask)
 
 
-class ArrayTask(TokenTask):
-    """A classification `Task` over three `Rows`.
+class RowsTask(TokenTask):
+    """Base of tasks over the `Rows` of three splits, whose training is an endless order of them.
 
     `bucketed` puts rows of similar length into one batch (see `Order`); evaluation is then ordered by length too.
-    Evaluation visits every row once; its last batch may be smaller than the others.
-    Raises InputError for an empty split, a label outside 0 … classes − 1 or a token outside the vocabulary.
+    Evaluation visits every row once; its last batch may be smaller than the others. Raises InputError for an empty
+    split and an empty row.
     """
+
+    def __init__(self, splits: Mapping[Split, Rows], vocab_size: int, max_length: int, bucketed: bool = False) -> None:
+        for name, rows in splits.items():
+            if not len(rows) or not rows.lengths.all():
+                raise InputError(
+                    f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} "
+                    "rows); check the data"
+                )
+        self._splits, self._bucketed = splits, bucketed
+        self.vocab_size, self.max_length = vocab_size, max_length
+        self._order = Order(len(splits["train"]), splits["train"].lengths if bucketed else None)
+
+    def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
+        """The batch of the chosen rows of a split."""
+        return rows.batch(chosen)
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        """Training batch `index`, in the endless order that `seed` determines. Cost: O(B·T)."""
+        return self.read(self._splits["train"], self._order.batch(index, batch_size, seed))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        """Batches that hold every row of a split once."""
+        rows = self._splits[split]
+        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
+        for first in range(0, len(rows), batch_size):
+            yield self.read(rows, order[first : first + batch_size])
+
+    def size(self, split: Split) -> int:
+        """The number of rows in a split."""
+        return len(self._splits[split])
+
+    def epoch(self, batch_size: int) -> float:
+        """The number of updates in one epoch: every training row is used once."""
+        return self.size("train") / batch_size
+
+
+class ArrayTask(RowsTask):
+    """A classification `Task` over three `Rows`, whose labels are the classes."""
 
     def __init__(
         self,
@@ -93,43 +132,7 @@ class ArrayTask(TokenTask):
         max_length: int,
         bucketed: bool = False,
     ):
-        self._splits = {"train": train, "valid": valid, "test": test}
-        for name, rows in self._splits.items():
-            _check(name, rows, vocab_size, classes)
-        self.vocab_size = vocab_size
+        super().__init__({"train": train, "valid": valid, "test": test}, vocab_size, max_length, bucketed)
         self.classes = classes
-        self.max_length = max_length
         self.metrics = (ACCURACY, TOP5) if classes > 5 else (ACCURACY,)
         self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
-        self._bucketed = bucketed
-        self._order = Order(len(train), train.lengths if bucketed else None)
-
-    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, in the endless order that `seed` determines. Cost: O(B·T)."""
-        return self._splits["train"].batch(self._order.batch(index, batch_size, seed))
-
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every row of a split once."""
-        rows = self._splits[split]
-        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
-        for first in range(0, len(rows), batch_size):
-            yield rows.batch(order[first : first + batch_size])
-
-    def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """The number of rows in a split."""
-        return len(self._splits[split])
-
-    def epoch(self, batch_size: int) -> float:
-        """The number of updates in one epoch: every training row is used once."""
-        return self.size("train") / batch_size
-
-
-def _check(name: str, rows: Rows, vocab_size: int, classes: int) -> None:
-    if not len(rows) or not rows.lengths.all():
-        raise InputError(
-            f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} rows); "
-            "check the data"
-        )
-    for what, values, limit in (("labels", rows.labels, classes), ("tokens", rows.tokens, vocab_size)):
-        if values.max() >= limit:
-            raise InputError(f"{name} split: expected {what} below {limit}, found {values.max()}; check the data")

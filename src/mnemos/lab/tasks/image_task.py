@@ -20,7 +20,7 @@ from mnemos.types import InputError
 
 from .ahead import Asked, BatchesAhead, ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
-from .batch import Batch, check_images
+from .batch import Batch
 from .folders import ENDINGS, Split
 from .metrics import ACCURACY, MAJORITY, TOP5
 from .pictures import Pictures, fit, read_image
@@ -121,17 +121,10 @@ class ImageTask(Task):
         """The names of the classes, and how evaluation scales, crops and normalises an image."""
         return ImagePreprocessing(self.side, self._maker.augment.centre, *self.colours, names=tuple(self.names))
 
-    def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for images or targets of another shape or type."""
-        check_images(batch, where, (len(self.colours.mean), self.side, self.side), self.classes)
-
     def example(self) -> Batch:
-        """One row of zeros."""
-        return Batch(self.sample(), self.sample())
-
-    def sample(self) -> Tensor:
         """One row of zeros [1, C, size, size], float32."""
-        return torch.zeros(1, len(self.colours.mean), self.side, self.side)
+        row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
+        return Batch(row, row)
 
     def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
         """The model and the task itself."""

@@ -22,11 +22,11 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -37,16 +37,20 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .ahead import ahead
-from .arrays import ArrayTask, Rows
+from .arrays import ArrayTask, Rows, RowsTask
 from .batch import IGNORE, Batch
 from .files import special
 from .generated import GeneratedConfig
-from .row_order import Order
+from .task import Split
 from .token_task import AnsweringTask
 
 VOCABULARY = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # token id -> text; 0 is padding
 ZERO, MIN, MAX, MED, SM, CLOSE = 1, 11, 12, 13, 14, 15
-FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}  # Long Range Arena's names
+FILES: dict[Split, str] = {
+    "train": "basic_train.tsv",
+    "valid": "basic_val.tsv",
+    "test": "basic_test.tsv",
+}  # Long Range Arena's names
 EQUALS = len(VOCABULARY)  # the token "="
 PATIENCE = 256  # blocks in a row (up to a million draws) without one new sample before giving up
 HEADER = "Source\tTarget"
@@ -103,9 +107,9 @@ class ListOpsConfig(DataConfig):
         """The three files in `path`; empty if the samples are generated."""
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
 
-    def generate(self) -> dict[str, Rows]:
+    def generate(self) -> dict[Split, Rows]:
         """Generate the samples of the three splits."""
-        sizes = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}
+        sizes: dict[Split, int] = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}
         for split, size in sizes.items():
             if size < 1:
                 raise InputError(f"data.{split}_size must be at least 1, found {size}")
@@ -153,47 +157,25 @@ class ListOpsAnswersConfig(GeneratedConfig):
         return ListOpsAnswers(expressions.generate(), self.max_length)
 
 
-class ListOpsAnswers(AnsweringTask):
+class ListOpsAnswers(RowsTask, AnsweringTask):
     """The task of `ListOpsAnswersConfig` over the three splits: one counted target per row."""
 
-    def __init__(self, splits: dict[str, Rows], max_length: int) -> None:
-        self.vocab_size, self.max_length = EQUALS + 1, max_length
-        self._splits = splits
-        self._order = Order(len(splits["train"]), splits["train"].lengths)
+    def __init__(self, splits: dict[Split, Rows], max_length: int) -> None:
+        super().__init__(splits, EQUALS + 1, max_length, bucketed=True)
 
-    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, in the endless order that `seed` determines. T is that of its longest row."""
-        return _answer_batch(self._splits["train"], self._order.batch(index, batch_size, seed))
-
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every row of a held-out split once, in the order of their lengths."""
-        rows = self._splits[split]
-        order = np.argsort(rows.lengths, kind="stable")
-        for first in range(0, len(rows), batch_size):
-            yield _answer_batch(rows, order[first : first + batch_size])
-
-    def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """The number of rows in a split, which is that of its answers."""
-        return len(self._splits[split])
-
-    def epoch(self, batch_size: int) -> float:
-        """The number of updates in one epoch: every training row is used once."""
-        return self.size("train") / batch_size
+    def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
+        """Inputs and targets [B, T] of the chosen rows; T is one more than the length of the longest."""
+        batch = rows.batch(chosen)
+        inputs = torch.nn.functional.pad(batch.inputs, (0, 1))
+        targets = torch.full_like(inputs, IGNORE)
+        last = torch.from_numpy(rows.lengths[chosen])[:, None]
+        inputs.scatter_(1, last, EQUALS)
+        targets.scatter_(1, last, batch.targets[:, None] + ZERO)
+        return Batch(inputs, targets)
 
     def written(self, row: Sequence[int]) -> str:
         """The text of tokens; padding is not written."""
         return " ".join([*VOCABULARY, "="][token] for token in row if token)
-
-
-def _answer_batch(rows: Rows, chosen: NDArray[np.int64]) -> Batch:
-    """Inputs and targets [B, T] of the chosen rows."""
-    batch = rows.batch(chosen)
-    inputs = torch.nn.functional.pad(batch.inputs, (0, 1))
-    targets = torch.full_like(inputs, IGNORE)
-    last = torch.from_numpy(rows.lengths[chosen])[:, None]
-    inputs.scatter_(1, last, EQUALS)
-    targets.scatter_(1, last, batch.targets[:, None] + ZERO)
-    return Batch(inputs, targets)
 
 
 class Rules(NamedTuple):

@@ -44,13 +44,10 @@ class TokenTask(Task):
 
     inputs: Literal["tokens"] = "tokens"
 
-    def sample(self) -> Tensor:
-        """One row of zeros [1, max_length], int64."""
-        return torch.zeros(1, self.max_length, dtype=torch.int64)
-
     def example(self) -> Batch:
-        """One row of zeros."""
-        return Batch(self.sample(), self.sample())
+        """One row of zeros [1, max_length], int64."""
+        row = torch.zeros(1, self.max_length, dtype=torch.int64)
+        return Batch(row, row)
 
     def check(self, batch: Batch, where: str) -> None:
         """Raise InputError for tokens, targets or lengths out of range, or a missing `reset`."""

@@ -216,7 +216,7 @@ class TranslationConfig(DataConfig):
     ) -> Iterator[str]:
         """What the splits hold, and how many pairs were left out."""
         for split, found in texts.items():
-            stems = ", ".join(text.stem for text in found) or f"every {_ordinal(self.held_out)} pair of train"
+            stems = ", ".join(text.stem for text in found) or f"one pair in {self.held_out} of train"
             yield f"{split}: {stems}, {corpora[split].cleaning.said(Limits(self.longest, self.ratio))}"
         source, target = vocabularies
         where = self.tokenizer or "learned from the training split"
@@ -236,12 +236,6 @@ def _learned(
     """The sub-words of the training split's sides. state: when the files were changed, so that they are read again."""
     found = _others(pairs(texts), held_out)
     return SubWordTokens.train(((pair.source, pair.target)[side] for pair in found for side in sides), size, lowercase)
-
-
-def _ordinal(number: int) -> str:
-    """1st, 2nd, 3rd, 4th, … 11th, … 21st."""
-    last = 0 if number % 100 in (11, 12, 13) else number % 10
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
 def _others(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]:
@@ -420,17 +414,6 @@ class TranslationTask(Task):
     def resets(self, batch: PairBatch) -> None:
         """None: no state is carried."""
         return None
-
-    def check(self, batch: PairBatch, where: str) -> None:
-        """Raise InputError for tokens that the vocabularies lack, or sentences that are too long."""
-        sides = (batch.inputs.source, batch.inputs.target)
-        for vocabulary, tokens in zip(self.vocabularies, sides, strict=True):
-            low, high = int(tokens.min()), int(tokens.max())
-            if low < 0 or high >= vocabulary.size or tokens.shape[1] > self.max_length:
-                raise InputError(
-                    f"{where}: expected at most {self.max_length} tokens 0 to {vocabulary.size - 1}, found "
-                    f"{tokens.shape[1]} of {low} to {high}; check the data"
-                )
 
     def translated(self, model: nn.Module, outputs: Any, batch: PairBatch) -> list[tuple[int, str]]:
         """(number of the pair, translation) of the batch's rows that are translated: the records of BLEU and chrF."""

@@ -177,19 +177,6 @@ class DetectionTask(Task):
             kept = self._scored[kind] = records, AveragePrecision(truth, found, kind)
         return kept[1]
 
-    def check(self, batch: DetectionBatch, where: str) -> None:
-        """Raise InputError for boxes without an area, outside their picture, or of unknown labels."""
-        boxes, some = batch.boxes, batch.labels > 0
-        limit = batch.sizes.flip(1).repeat(1, 2)[:, None]
-        wrong = (boxes[..., 2:] <= boxes[..., :2]).any(-1) | (boxes < 0).any(-1) | (boxes > limit).any(-1)
-        wrong = (wrong | ~boxes.isfinite().all(-1)) & some | (batch.labels > self.classes) | (batch.labels < 0)
-        if wrong.any():
-            row, place = wrong.nonzero()[0].tolist()
-            raise InputError(
-                f"{where}: expected boxes with an area in their picture and labels 1 to {self.classes}, found "
-                f"{boxes[row, place].tolist()} of label {int(batch.labels[row, place])}; check the data"
-            )
-
     def check_model(self, model: nn.Module) -> None:
         """See `check_masks` and `check_classes`."""
         check_masks(model, self._masks)
