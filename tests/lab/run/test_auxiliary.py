@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_loop import STILL, final, lines
+from test_run import STILL, final, lines
 from train_standins import Toys, train
 
 WEIGHT = 0.3

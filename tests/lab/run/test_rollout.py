@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
-from test_loop import STILL, final, lines, one_thread  # noqa: F401
+from test_run import STILL, final, lines, one_thread  # noqa: F401
 from train_standins import LENGTH, Swift, Toy, Toys, train
 
 from mnemos.attention.linear import LinearConfig

@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
-from test_loop import one_thread  # noqa: F401
 from test_resume import same
 from test_rollout import run, toys, transformer
+from test_run import one_thread  # noqa: F401
 from train_standins import Toy, Toys, train
 
 from mnemos import GRC, Transformer, TransformerConfig

@@ -1,163 +1,337 @@
 import json
-import multiprocessing
+from dataclasses import replace
 
 import pytest
-from train_standins import Toys
+import torch
+from train_standins import Toy, Toys, look, train
 
-from mnemos.lab.run import folder as run_module
-from mnemos.lab.run.files import Measurement, Result
-from mnemos.lab.run.folder import RunFolder
-from mnemos.lab.run.recipe import differing
+from mnemos.errors import TrainingFailed
+from mnemos.lab.run import checkpoint, learner
+from mnemos.lab.run.checks import precision_warning
+from mnemos.lab.run.recipe import ScheduleConfig
+from mnemos.lab.tasks.batch import row_count
 from mnemos.types import InputError
 
-RECIPE = Toys().recipe()
+STILL = {"dropout": 0.0, "noise": False, "cached": True}
 
 
-def line(kind: str, step: int) -> Measurement:
-    return Measurement(kind, step, {"loss": 1.0})
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
-def contents(folder) -> list[tuple[str, int]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [(entry["kind"], entry["step"]) for entry in lines]
+def lines(folder, kind: str) -> list[dict]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
 
 
-def test_a_new_run_says_what_and_where_it_is(tmp_path):
-    run = RunFolder.start(tmp_path / "runs" / "a", RECIPE, "cpu")
-    recipe = json.loads((run.folder / "recipe.json").read_text())
-    assert recipe["name"] == "toy"
-    assert recipe["model"]["is"] == "toy"
-    about = json.loads((run.folder / "run.json").read_text())
-    assert set(about) == {
-        "commit", "dirty", "versions", "device", "cpu", "threads", "seed", "data", "command", "started", "finished",
-        "resumed", "source_sha256",
+def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+
+
+@pytest.mark.parametrize("language", [True, False])
+def test_a_run_leaves_what_it_promises(tmp_path, language):
+    recipe = Toys(language).recipe()
+    result = train(recipe, tmp_path / "run", on_evaluation=look, quiet=True)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(result) == {
+        "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
+        "metric", "metrics", "reference", "epoch_seconds", "scored_rows", "unit",
     }  # fmt: skip
-    assert set(about["versions"]) >= {"mnemos", "torch", "python", "numpy", "lightning-fabric", "pillow"}
-    assert about["finished"] is None
-    assert run.result is None
-    run.finish(Result(test={"loss": 1.0}))
-    assert json.loads((run.folder / "run.json").read_text())["finished"] is not None
-    assert run.result == Result(test={"loss": 1.0})
-    assert not list(run.folder.rglob("*.tmp"))
+    assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
+    assert result["majority"] == (None if language else 0.4)
+    assert result["parameters"] == sum(p.numel() for p in recipe.model.build().parameters())
+    folder = tmp_path / "run"
+    trained = lines(folder, "train")
+    assert [line["step"] for line in trained] == [2, 4, 6, 8, 10, 12]
+    assert set(trained[0]) == {"kind", "step", "loss", "accuracy", "lr", "grad_norm", "seconds", "tokens"}
+    assert [line["step"] for line in lines(folder, "valid")] == [4, 8, 12]
+    assert set(lines(folder, "valid")[0]) == {"kind", "step", "loss", "accuracy", "seconds"}
+    assert lines(folder, "valid")[-1]["loss"] == result["valid"]["loss"]
+    assert [(line["step"], len(line["layers"])) for line in lines(folder, "gates")] == [(4, 1), (8, 1), (12, 1)]
+    assert trained[-1]["tokens"] == result["tokens"]
+    batches = [recipe.data.build().train_batch(i, 4, 0) for i in range(12)]
+    assert result["tokens"] == sum(b.inputs.numel() if b.mask is None else int(b.mask.sum()) for b in batches)
+    assert checkpoint.steps(folder / "checkpoints") == [12, 8]
+    # A finished run is not trained again.
+    assert train(recipe, folder, resume=True, quiet=True) == result
 
 
-def test_a_run_is_not_started_twice(tmp_path):
-    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
-    with pytest.raises(InputError, match="--resume"):
-        RunFolder.start(tmp_path / "a", RECIPE, "cpu")
+def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
+    """Against the model and the definition: the mean over the batch's counted targets."""
+    recipe = Toys(True, STILL, train={"steps": 1, "log_every": 1, "seed": 5}).recipe()
+    train(recipe, tmp_path / "run", quiet=True)
+    torch.manual_seed(5)
+    model, batch = recipe.model.build(), recipe.data.build().train_batch(0, 4, 5)
+    logits, _ = model(batch.inputs)
+    counted = batch.targets != -100
+    loss = torch.nn.functional.cross_entropy(logits[counted], batch.targets[counted])
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
+    (line,) = lines(tmp_path / "run", "train")
+    assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    for name in ("thesis.tex", "notes.tmp", "checkpoints/step-00000001.safetensors"):
-        (tmp_path / name).write_text("mine")
-    with pytest.raises(InputError, match=r"found 'notes\.tmp'"):
-        RunFolder.start(tmp_path, RECIPE, "cpu")
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [
-        "notes.tmp",
-        "step-00000001.safetensors",
-        "thesis.tex",
-    ]
-    with pytest.raises(InputError, match="found a file"):
-        RunFolder.start(tmp_path / "thesis.tex", RECIPE, "cpu")
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("language", [True, False])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):
+    # Unevenly many counted targets and valid tokens in the micro-batches, rows reset at different times.
+    data = {} if language else {"ignored": 3}
+    for name, pieces in {"whole": 1, "split": accumulate}.items():
+        recipe = Toys(language, STILL, data, train={"precision": "64-true", "accumulate": pieces}).recipe()
+        train(recipe, tmp_path / name, quiet=True)
+    whole, split = final(tmp_path / "whole"), final(tmp_path / "split")
+    for name in whole:
+        torch.testing.assert_close(split[name], whole[name], rtol=0, atol=1e-12)
+    for ours, theirs in zip(lines(tmp_path / "split", "train"), lines(tmp_path / "whole", "train"), strict=True):
+        for key in ("loss", "grad_norm", "accuracy"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
 
 
-def test_an_empty_folder_and_a_start_that_was_cut_off_will_do(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "checkpoints").mkdir()
-    RunFolder.start(tmp_path, RECIPE, "cpu")
+def test_state_is_carried_and_reset(tmp_path, monkeypatch):
+    seen = []
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        if self.training:
+            seen.append([0] * 4 if state is None else state.seen.tolist())
+            assert state is None or not state.hidden[0].requires_grad
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    train(Toys(True, train={"steps": 10}).recipe(), tmp_path / "run", quiet=True)
+    expected, task = [0] * 4, Toys(True).recipe().data.build()
+    for i, found in enumerate(seen):
+        fresh = task.train_batch(i, 4, 0).reset.tolist()
+        expected = [0 if row else count for row, count in zip(fresh, expected, strict=True)]
+        assert found == expected
+        expected = [count + 12 for count in expected]
 
 
-def test_what_cannot_be_resumed(tmp_path):
-    with pytest.raises(InputError, match=r"found no recipe\.json"):
-        RunFolder.resume(tmp_path / "none", RECIPE)
-    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
-    other = Toys(optim={"lr": 0.5}).recipe()
-    with pytest.raises(InputError, match=r"another optim.lr \(0.01, not 0.5\)"):
-        RunFolder.resume(tmp_path / "a", other)
-    (tmp_path / "a" / "recipe.json").write_text("{")
-    with pytest.raises(InputError, match=r"recipe\.json: .*JSON"):
-        RunFolder.resume(tmp_path / "a", RECIPE)
+def test_clipping(tmp_path):
+    norms = []
+    original = torch.optim.AdamW.step
+
+    def step(self, *arguments):
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        train(Toys(optim={"grad_clip": 0.01}).recipe(), tmp_path / "a", quiet=True)
+        clipped, norms[:] = norms[:], []
+        train(Toys(optim={"grad_clip": 0.0}).recipe(), tmp_path / "b", quiet=True)
+    assert clipped == pytest.approx([0.01] * 12, rel=1e-3)
+    assert min(norms) > 0.1
+    assert min(line["grad_norm"] for line in lines(tmp_path / "a", "train")) > 0.1  # the norm before clipping
 
 
-def test_differing():
-    assert differing({"a": {"b": 1}}, {"a": {"b": 1}}) is None
-    assert differing({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b (1, not 2)"
-    assert differing({"a": 1}, {"a": 1, "c": 2}) == "c (None, not 2)"
+def breaking(models: list) -> object:
+    def hook(model, step):
+        models.append(model)
+        model.broken = step == 8
+
+    return hook
 
 
-def test_measurements_are_cut_back_to_a_checkpoint(tmp_path):
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    for step in (2, 4, 6):
-        run.record([line("train", step)])
-        run.record([line("valid", step), line("gates", step)])
-    path = run.folder / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"kind": "train", "st')
-    run.trim(4)
-    # The look at update 4 comes after its checkpoint: it is taken again.
-    assert contents(run.folder) == [("train", 2), ("valid", 2), ("gates", 2), ("train", 4)]
-    run.close()
-    run.record([line("valid", 4)])
-    assert contents(run.folder)[-1] == ("valid", 4)
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
+    models: list = []
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed, match=r"update 9: .*found loss nan.*optim\.lr.*checkpoint is of update 8"):
+        train(recipe, tmp_path / "run", on_evaluation=breaking(models), quiet=True)
+    saved = final(tmp_path / "run", 8)
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, saved[name])
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert train(recipe, tmp_path / "run", resume=True, quiet=True)["steps"] == 12
 
 
-def test_a_last_line_without_its_end_is_written_again(tmp_path):
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    (run.folder / "metrics.jsonl").write_text(line("train", 1).to_line().strip())
-    run.trim(9)
-    assert contents(run.folder) == []
+def test_scores_without_learning_that_fail_leave_a_trained_run_its_result(tmp_path, monkeypatch, capsys):
+    def fails(self):
+        raise MemoryError("too long")
+
+    monkeypatch.setattr(type(Toys().recipe().data.build()), "reference", property(fails, lambda self, value: None))
+    assert train(Toys().recipe(), tmp_path / "run", quiet=True)["reference"] == {}
+    assert (tmp_path / "run/result.json").exists()
+    assert "lacks the scores without learning, which failed: MemoryError: too long" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bad", ["nonsense", '{"kind": "train"}', "[1, 2]"])
-def test_a_damaged_line_is_named(tmp_path, bad):
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    lines = [line("train", 1).to_line().strip(), bad, line("train", 2).to_line().strip()]
-    (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl: line 2: expected a measurement"):
-        run.trim(2)
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    original = learner.ModelWithLoss.forward
+
+    def forward(self, *arguments, **named):
+        loss, right = original(self, *arguments, **named)
+        return loss + torch.sqrt(self.model.mix.sum() * 0), right  # 0, with an infinite slope
+
+    monkeypatch.setattr(learner.ModelWithLoss, "forward", forward)
+    with pytest.raises(TrainingFailed, match=r"update 1: .*gradient norm nan.*optim\.grad_clip.*no checkpoint"):
+        train(Toys().recipe(), tmp_path / "run", quiet=True)
 
 
-def _hold(folder: str, ready, done) -> None:
-    run = RunFolder.resume(folder, RECIPE)
-    ready.set()
-    done.wait(30)
-    run.close()
+@pytest.mark.parametrize(
+    ("toys", "message"),
+    [
+        (
+            Toys(model={"vocab_size": 10}),
+            r"model\.vocab_size .*10.*11.*model\.vocab_size 11",
+        ),
+        (Toys(model={"classes": 3}), r"model\.classes .*3.*0"),
+        (Toys(False, {"classes": 4}), r"model\.classes .*4.*3.*model\.classes 3"),
+        (Toys(model={"max_length": 11}), r"model\.max_length .*11.*12"),
+        (Toys(data={"bad_token": 2}), "training batch 2: .*tokens 0 to 10, found 0 to 11"),
+        (Toys(False, data={"bad_label": 3}), "training batch 3: .*targets 0 to 2, found 1 to 3"),
+        (Toys(data={"bad_token": 10**6 + 501}), "valid batch 1: .*tokens 0 to 10"),
+        (Toys(train={"accumulate": 3}), r"train\.batch_size: .*1 process.*found 4; use 3"),
+        (Toys(train={"steps": 0}), r"train\.steps: .*1, found 0"),
+        (Toys(train={"keep": 0}), r"train\.keep: .*1, found 0"),
+        (Toys(train={"seed": -1}), r"train\.seed: .*0, found -1"),
+        (Toys(train={"accelerator": "cuda", "devices": 64}), r"'cuda', 64 device.*train\.accelerator"),
+        (Toys(train={"accelerator": "abacus"}), "'abacus', 1 device.* not available"),
+        (Toys(optim={"lr": -1.0}), "optim.lr must be above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, toys, message):
+    with pytest.raises(InputError, match=message) as caught:
+        train(toys.recipe(), tmp_path / "run", quiet=True)
+    assert "\n" not in str(caught.value)
 
 
-def test_one_writer_at_a_time(tmp_path, forks):
-    RunFolder.start(tmp_path / "a", RECIPE, "cpu").close()
-    context = multiprocessing.get_context("forkserver")
-    ready, done = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(str(tmp_path / "a"), ready, done))
-    process.start()
-    assert ready.wait(60)
-    with pytest.raises(InputError, match="another process"):
-        RunFolder.resume(tmp_path / "a", RECIPE)
-    process.kill()  # however it dies, the folder is free
-    process.join()
-    RunFolder.resume(tmp_path / "a", RECIPE).close()
+def test_another_recipes_checkpoint_is_refused(tmp_path):
+    train(Toys(train={"seed": 1}).recipe(), tmp_path / "other", quiet=True)
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed):
+        train(recipe, tmp_path / "run", on_evaluation=breaking([]), quiet=True)
+    newest = checkpoint.path_of(tmp_path / "run" / "checkpoints", 12)
+    newest.write_bytes(checkpoint.path_of(tmp_path / "other" / "checkpoints", 12).read_bytes())
+    with pytest.raises(InputError, match=r"step-00000012\.safetensors: .*another recipe"):
+        train(recipe, tmp_path / "run", resume=True, quiet=True)
 
 
-def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
-    assert run.resumed(3, RECIPE.data) == []
-    threads = json.loads((run.folder / "run.json").read_text())["threads"]
-    monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: threads + 1)
-    (note,) = run.resumed(5, RECIPE.data)
-    assert "not bit for bit" in note
-    resumed = json.loads((run.folder / "run.json").read_text())["resumed"]
-    assert [entry["step"] for entry in resumed] == [3, 5]
-    assert all({"commit", "dirty"} < set(entry) for entry in resumed)
+def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(tmp_path, capsys):
+    recipe = Toys().recipe()
+    with pytest.raises(TrainingFailed):
+        train(recipe, tmp_path / "run", on_evaluation=breaking([]), quiet=True)
+    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).write_bytes(b"short")
+    train(recipe, tmp_path / "run", resume=True, quiet=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert len(said) == 1
+    assert "step-00000008.safetensors: " in said[0]
+    assert said[0].endswith("step-00000004.safetensors")
 
 
-def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path):
-    """It had no checkpoint yet, and the run that it starts from was trained for longer in the meantime."""
-    weights = {"run": "runs/one", "sha256": "1", "tensors": 3}
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu", weights)
-    assert run.resumed(0, RECIPE.data, weights) == []
-    (note,) = run.resumed(0, RECIPE.data, {**weights, "sha256": "2"})
-    assert note.startswith("the weights of runs/one have changed")
-    assert run.resumed(0, RECIPE.data, {**weights, "sha256": "2"}) == []
-    run.close()
-    about = json.loads((tmp_path / "a/run.json").read_text())
-    assert [one.get("weights", {}).get("sha256") for one in (about, *about["resumed"])] == ["1", None, "2", None]
+def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mnemos.lab.run.progress.INTERVAL", 0.0)
+    train(Toys().recipe(), tmp_path / "a")
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "steps/s" in line and "left" in line and "MiB" in line]) == 12
+    shown = [int(line.split()[-2]) for line in said if "steps/s" in line]
+    assert min(shown) >= 50  # MiB of the process, from the first line on: an interpreter with PyTorch has more
+    assert shown == sorted(shown)
+    assert len([line for line in said if "valid loss" in line]) == 3
+    scoring = [line.split() for line in said if line.startswith("toy evaluating")]
+    assert [words[2] for words in scoring] == ["valid"] * 6 + ["test"] * 2  # of three batches, none before the first
+    assert {words[4] for words in scoring} == {"targets"}
+    done, size = zip(*[map(int, words[3].split("/")) for words in scoring], strict=True)
+    assert 0 < done[-2] < done[-1] < size[-1] == Toys().recipe().data.build().size("test")
+    train(Toys().recipe(), tmp_path / "b", quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_threads_of_the_recipe_are_used_and_recorded(tmp_path):
+    recipe = Toys().recipe()
+    train(replace(recipe, train=replace(recipe.train, threads=2)), tmp_path / "a", quiet=True)
+    assert json.loads((tmp_path / "a" / "run.json").read_text())["threads"] == 2
+    assert torch.get_num_threads() == 1  # as before the run
+
+
+@pytest.mark.parametrize("language", [True, False])
+def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, language):
+    recipe = Toys(language).recipe()
+    whole = train(recipe, tmp_path / "whole", quiet=True)
+    rows = {split: sum(map(row_count, recipe.data.build().batches(split, 4))) for split in ("valid", "test")}
+    assert whole["scored_rows"] == rows
+    part = train(replace(recipe, train=replace(recipe.train, test_rows=5)), tmp_path / "part", quiet=True)
+    assert part["scored_rows"]["valid"] == rows["valid"]
+    assert 5 <= part["scored_rows"]["test"] < rows["test"]  # whole batches, of four rows and the last of one
+    assert part["valid"] == whole["valid"]
+    assert part["test"] != whole["test"]
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
+    recipe = Toys().recipe()
+    recipe = replace(recipe, train=replace(recipe.train, precision="bf16-mixed", accelerator="cpu"))
+    schedule = ScheduleConfig(name="cosine", warmup=4 * recipe.train.steps)
+    train(replace(recipe, optim=replace(recipe.optim, schedule=schedule)), tmp_path / "a")
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(said) == 2
+    assert "train.precision" in said[1]
+    assert "toy: warning: optim.schedule.warmup is 48 steps and the run has 12" in said[0]
+    assert "0.25 times optim.lr" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "has", "warns"),
+    [
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, True),
+        ("cpu", "bf16-true", {"architecture": "x86_64"}, True),
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "avx512_bf16": True}, False),
+        ("cpu", "bf16-mixed", {"architecture": "x86_64", "amx_bf16": True}, False),
+        ("cpu", "bf16-mixed", {"architecture": "arm64"}, False),
+        ("cpu", "32-true", {"architecture": "x86_64"}, False),
+        ("cuda", "bf16-mixed", {"architecture": "x86_64"}, False),
+    ],
+)
+def test_bfloat16_without_instructions_for_it_is_a_warning(monkeypatch, device, precision, has, warns):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    recipe = Toys().recipe()
+    said = precision_warning(replace(recipe, train=replace(recipe.train, precision=precision)), device)
+    assert (said is not None) == warns
+    if said is not None:
+        assert precision in said
+
+
+def test_what_is_said_on_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    train(Toys().recipe(), tmp_path / "a")
+    said = capsys.readouterr().err
+    assert "12/12" in said
+    assert "toy 8: valid loss" in said
+    assert "scoring test" in said
+
+
+def test_no_warnings(tmp_path, recwarn):
+    train(Toys().recipe(), tmp_path / "a", quiet=True)
+    assert [str(w.message) for w in recwarn] == []
+
+
+def test_signals_are_given_back(tmp_path):
+    import signal
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(Toys().recipe(), tmp_path / "a", quiet=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.slow
+def test_compiled_trains_as_eager(tmp_path, monkeypatch):
+    # What is tested is that compiling keeps names and values; inductor would take a minute more.
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
+    model = {**STILL, "cached": False, "late": False, "dim": 4}
+    for name, compiled in {"eager": False, "compiled": True}.items():
+        recipe = Toys(False, model, train={"steps": 4, "compile": compiled, "eval_every": 4}).recipe()
+        train(recipe, tmp_path / name, quiet=True)
+    eager, compiled = final(tmp_path / "eager", 4), final(tmp_path / "compiled", 4)
+    assert list(eager) == list(compiled)
+    for name in eager:
+        torch.testing.assert_close(compiled[name], eager[name], rtol=0, atol=1e-5)

@@ -17,8 +17,6 @@ from mnemos.lab.evaluate.state_controls import control_lines, state_controls
 from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.task import HeldOut, Sampling, Task
-from mnemos.lab.translation.translate import TranslationPreprocessing
-from mnemos.lab.translation.translation import TRANSLATIONS
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task, on_meta
@@ -296,6 +294,9 @@ def translate_test_split(folder: Path) -> None:
     Does nothing for other folders. Cost: the beam search of the run's recipe over the test split. Raises InputError if
     the run's data are missing.
     """
+    from mnemos.lab.translation.translate import TranslationPreprocessing
+    from mnemos.lab.translation.translation import TRANSLATIONS
+
     if not is_model(folder) or (folder / TRANSLATIONS).is_file() or not has_preprocessing(folder):
         return
     if not isinstance(read_preprocessing(folder), TranslationPreprocessing):

@@ -1,0 +1,73 @@
+"""The files of a run's folder are read as they were written, those of older versions too."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from train_standins import Toys
+
+from mnemos.lab.run.files import Measurement, Provenance, Result
+from mnemos.lab.run.run import Run
+from mnemos.types import InputError
+
+# As the version before wrote it, with a null that it wrote for a score that was not finite.
+OLD = {
+    **{"recipe": "toy", "seed": 3, "steps": 4, "test": {"loss": 1.5, "accuracy": None}, "valid": {"loss": 2.0}},
+    **{"scored_rows": {"valid": 8, "test": 8}, "metric": "accuracy", "metrics": {}, "reference": {"a guess": 0.1}},
+    **{"majority": None, "parameters": 12, "seconds": 1.25, "peak_bytes": 0, "tokens": 96, "unit": "tokens"},
+    **{"update_flops": 10.0, "epoch_seconds": None, "best_step": 2, "flops": 5, "state_bytes": 0},
+    **{"controls": {"emptied": {"loss": 1.75}}, "along": {"metric": "loss", "x": "place", "values": [[0, 1.0]]}},
+}
+
+
+def test_a_result_of_an_older_version_is_read_and_written_back(tmp_path):
+    (tmp_path / Result.FILE).write_text(json.dumps(OLD))
+    found = Result.read(tmp_path)
+    assert (found.split, found.score("loss"), found.score("loss", "emptied"), found.best_step) == ("test", 1.5, 1.75, 2)
+    assert math.isnan(found.score("accuracy")), "null in the file"
+    assert found.artifacts == {"along": OLD["along"]}
+    assert (found.rollout_segments, found.stopped_early, found.before, found.assessed) == (1, False, {}, True)
+    found.write(tmp_path)
+    written = json.loads((tmp_path / Result.FILE).read_text())
+    assert math.isnan(written["test"].pop("accuracy"))
+    assert written == OLD | {"test": {"loss": 1.5}}
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": True}, {"steps": 10**400}, {"controls": {"emptied": 5}}, {"along": {}}])
+def test_a_result_with_another_entry_is_refused(tmp_path, wrong):
+    (tmp_path / Result.FILE).write_text(json.dumps(OLD | wrong))
+    with pytest.raises(InputError, match=r"result\.json: expected JSON as a run writes it, found"):
+        Result.read(tmp_path)
+
+
+def test_the_last_of_a_runs_data_counts_and_what_is_not_known_is_kept(tmp_path):
+    resumed = [{"step": 2, "data": {"sha256": "b"}}, {"step": 4}]
+    old = {"commit": None, "dirty": None, "data": {"sha256": "a"}, "resumed": resumed, "finished": None, "host": "x"}
+    (tmp_path / Provenance.FILE).write_text(json.dumps(old))
+    found = Provenance.read(tmp_path)
+    assert found.latest("data") == {"sha256": "b"}
+    assert found.latest("weights") is None
+    replace(found, finished="now").write(tmp_path)
+    assert json.loads((tmp_path / Provenance.FILE).read_text()) == old | {"finished": "now"}
+
+
+def test_a_run_assesses_the_model_that_it_trained(tmp_path, monkeypatch):
+    """It is built once; a run that was killed before it was assessed is assessed from its checkpoint, and equals it."""
+    recipe, built = Toys(train={"steps": 4, "checkpoint_every": 2}).recipe(), []
+    build = type(recipe.model).build
+    monkeypatch.setattr(type(recipe.model), "build", lambda self: built.append(torch.empty(0).device) or build(self))
+    run = Run.open(recipe, tmp_path / "run", quiet=True)
+    assert not Result.exists(tmp_path / "run")
+    trained = run.train()
+    assert (trained.steps, trained.assessed) == (4, False)
+    assessed = run.assess()
+    assert [device.type for device in built] == ["meta", "cpu"], "on meta for the checks, then once"
+    assert assessed.assessed
+    assert Result.read(tmp_path / "run") == assessed
+    assert {one.kind for one in Measurement.read_all(tmp_path / "run")} == {"train", "valid"}
+    trained.write(tmp_path / "run")
+    again = Run.open(recipe, tmp_path / "run", resume=True, quiet=True)
+    assert again.train() == trained
+    assert replace(again.assess(), seconds=0) == replace(assessed, seconds=0)
