@@ -24,7 +24,8 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import libraries
-from mnemos.lab.compare.significance import differences, interval
+from mnemos.lab.compare.significance import differences, interval, spread
+from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.run.run import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text
@@ -136,13 +137,16 @@ def main() -> None:
             "mean": statistics.fmean(scores[name]),
             "std": statistics.stdev(scores[name]) if args.seeds > 1 else 0.0,
         }
-        row |= {"parameters": sum(p.numel() for p in seeded[0].parameters()), "interval": interval(scores[name])}
+        row |= {
+            "parameters": sum(p.numel() for p in seeded[0].parameters()),
+            "interval": interval(spread(scores[name])),
+        }
         rows.append(row | {"seconds": time.time() - start})
         print(f"{name}: {row['mean']:.3f} ± {row['std']:.3f} bits per byte of the test split", flush=True)
     settings = {"steps": args.steps, "rows": ROWS, "tokens": TOKENS, "dim": DIM, "layers": LAYERS, "heads": HEADS}
     settings |= {"mlp": MLP, "scored rows": SCORED}
     found = {"provenance": provenance(0, "cpu"), "metric": "bits per byte", "settings": settings, "rows": rows}
-    found["against"] = differences(scores, "mnemos")
+    found["against"] = to_json(differences({name: spread(values) for name, values in scores.items()}, "mnemos"))
     args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.lab.compare.baselines import Role
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.run.recipe import OptimConfig, TrainConfig
 from mnemos.lab.tasks.told import ToldConfig, ToldTask
@@ -111,8 +112,8 @@ def main() -> None:
     for way in WAYS:
         place = options.out / way.replace(", ", "-").replace(" ", "-")
         runs[way] = [fine_tuned(way, weights, task, seed, place / f"seed-{seed}") for seed in range(options.seeds)]
-    of = {"gated cache, never written": ["gated cache"]}
-    found = summarise(runs, options.out, baselines=of) | {"decoder": {"loss": loss, "updates": PRETRAINING}}
+    roles = {"gated cache": Role(memory="cache"), "gated cache, never written": Role(("gated cache",))}
+    found = summarise(runs, options.out, roles=roles).as_json() | {"decoder": {"loss": loss, "updates": PRETRAINING}}
     for row in found["rows"]:
         print(row["name"], *(f"{at['x']}: {at['mean']:.3f} ± {at['std'] or 0:.3f}" for at in row["along"]["values"]))
     if options.result:

@@ -88,7 +88,7 @@ def forks():
 def forked_comparisons(forks):
     """`compare`, called in this process, forks its runs from the tests' server instead of spawning interpreters."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mnemos.lab.compare.apart.multiprocessing.get_context", lambda _: processes.CONTEXT)
+        patched.setattr("mnemos.lab.compare.runs.multiprocessing.get_context", lambda _: processes.CONTEXT)
         yield
 
 

@@ -13,13 +13,13 @@ import torch
 from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.lab.bench import Options, bench_memory, run
-from mnemos.lab.bench.arguments import read
 from mnemos.lab.bench.memories import MEMORIES, Sizes
+from mnemos.lab.bench.run import read_options
 from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT, QUICK
 from mnemos.lab.cli import main
 from mnemos.lab.cli.parsers import CommandParser
-from mnemos.lab.compare import apart, several
-from mnemos.lab.compare.apart import train_apart
+from mnemos.lab.compare import runs as module
+from mnemos.lab.compare.runs import train_apart
 from mnemos.lab.run.checks import complete
 from mnemos.lab.tasks.listops import Rules, generate_block
 from mnemos.lab.tasks.recall import MQARConfig
@@ -93,7 +93,7 @@ def bench(monkeypatch, tmp_path):
                 trained(recipe, place)
 
         called.seen = seen
-        monkeypatch.setattr(several, "train_apart", alone)
+        monkeypatch.setattr(module, "train_apart", alone)
         given = {"tasks": ["mqar"], "memories": ["softmax", "lstm"], "jobs": 1, "rates": (1e-3, 1e-2)} | options
         return bench_memory(Options(tmp_path / "out", **given)), seen
 
@@ -207,7 +207,7 @@ def test_ctrl_c_of_a_terminal_does_not_end_a_run_that_a_thread_started():
     # Not by get_context, which `forked_comparisons` replaces.
     child = multiprocessing.context.SpawnContext().Process(target=signal.raise_signal, args=(signal.SIGINT,))
     with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(apart._join, child).result()
+        assert not pool.submit(module._join, child).result()
     assert child.exitcode == 0  # 1: KeyboardInterrupt, with a traceback
 
 
@@ -259,11 +259,12 @@ def test_bad_input_is_one_line(words, said, capsys, tmp_path, monkeypatch):
 
 
 def test_arguments():
-    options = read(
+    options = read_options(
         CommandParser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"]
     )
     assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
-    planned = [run._seeds(read(CommandParser("", ""), words)) for words in ([], ["--quick"], ["--quick", "--seeds=2"])]
+    words = ([], ["--quick"], ["--quick", "--seeds=2"])
+    planned = [run._seeds(read_options(CommandParser("", ""), each)) for each in words]
     assert planned == [3, 1, 2]
 
 

@@ -1,16 +1,13 @@
-"""The results of `mnemos bench-memory`: bytes of state, names in figures, and memories that did not learn."""
+"""The results of `mnemos bench-memory`: bytes of state, and memories that did not learn."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from mnemos.lab.bench import run
-from mnemos.lab.bench.labels import Box, Point, label
-from mnemos.lab.bench.measurements import most_bytes
 from mnemos.lab.bench.memories import Sizes
 from mnemos.lab.bench.page import unlearned
+from mnemos.lab.bench.run import most_bytes
 from mnemos.lab.bench.tasks import BENCHMARKS
 from mnemos.lab.run.checks import complete
 from mnemos.lab.tasks.recall import MQARConfig
@@ -32,24 +29,6 @@ def test_state_counts_keys_and_values_within_a_segment(memory, at_segments, toke
     between = most_bytes(model, task, recipe.train.rollout.segment_length)
     assert 0 <= between - at_segments < 100
     assert 0 <= most_bytes(model, task, 1) - between - tokens * KEYS_AND_VALUES < 100
-
-
-def test_names_cover_neither_each_other_nor_points_nor_lines():
-    axes = Figure(figsize=(3.5, 2.3)).add_axes((0.12, 0.12, 0.85, 0.75))
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(16, 512)
-    axes.set_ylim(-0.14, 1.03)
-    points = [Point(f"a memory {i}", 60 + i, 0.03, 0.01) for i in range(8)] + [Point("the best", 500, 1.0, 0.02)]
-    boxes = label(axes, points, [0.03])
-    assert len(boxes) == len(points)
-    assert not any(one.meets(other) for one, other in itertools.combinations(boxes, 2))
-    scale = 72 / axes.figure.dpi
-    for point in points:
-        x, y = axes.transData.transform((point.x, point.y)) * scale
-        assert not any(box.meets(Box(x - 1, y - 1, x + 1, y + 1)) for box in boxes)
-    _, guess = axes.transData.transform((20, 0.03)) * scale
-    assert not any(box.low < guess < box.high for box in boxes)
-    assert axes.texts[0].get_text() == "the best"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos import GRC, Memformer, SlotsConfig, Transformer
 from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
-from mnemos.lab.evaluate.state_controls import ROWS, SEGMENTS, WHOLE, control_lines, state_controls
+from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE, control_lines, state_controls
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import Task

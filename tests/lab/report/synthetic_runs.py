@@ -53,7 +53,7 @@ def write_run(
         "cpu": "AVX2, 2 cores",
         "threads": 2,
         "seed": seed,
-        "command": f"mnemos train {name} --train.seed {seed}",
+        "command": ["mnemos", "train", name, "--train.seed", str(seed)],
         "started": f"2025-11-21T07:0{seed}:00+00:00",
         "finished": f"2025-11-21T07:0{seed + 1}:02+00:00",
         "resumed": [],

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from synthetic_runs import write_run
 
 from mnemos import InputError
-from mnemos.lab.compare.comparison import summarise
-from mnemos.lab.compare.comparison_table import show
+from mnemos.lab.compare.comparison import show, summarise
 from mnemos.lab.report import summary_image
-from mnemos.lab.report.along import read_along, section
+from mnemos.lab.report.curves import along_section as section
+from mnemos.lab.report.curves import read_along
 from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
 
@@ -72,14 +72,14 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
     first = run(tmp_path / "first", "demo", [[1, 0.5]])
     assert list(read_along(read([first, other])).values) == ["demo"]
-    with pytest.raises(InputError, match=r'along.values" to be a number, found .high'):
+    with pytest.raises(InputError, match="as its 'along'"):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
 
 
 def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):
     places = [run(tmp_path / str(seed), "demo", [[32, 1.0], [512, seed / 2]], seed=seed) for seed in (0, 1)]
     comparison = summarise({"demo": places}, tmp_path)
-    found = comparison["rows"][0]["along"]
+    found = comparison.as_json()["rows"][0]["along"]
     assert found["x"] == "words back"
     assert found["values"][1] == {"x": 512, "mean": 0.25, "std": pytest.approx(0.125**0.5), "seeds": 2}
     show(comparison)

@@ -1,19 +1,15 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from mnemos.lab.report.attention_maps import grey
-from mnemos.lab.report.cache_slots import spotlit
-from mnemos.lab.report.caches import LARGEST, effective_rank, pool
-from mnemos.lab.report.costs import uncached_baseline
+from mnemos.lab.report.caches import LARGEST, effective_rank, pool, spotlit
 from mnemos.lab.report.curves import extent, mean_curve
-from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short
-from mnemos.lab.report.names import shortened
-from mnemos.lab.report.origins import command, flat
-from mnemos.lab.report.results import Comparison, Row, RunRecord
+from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
+from mnemos.lab.report.provenance import command
+from mnemos.lab.report.run_records import flat
 from mnemos.lab.report.style import HEADS, curve, head, steps_axis, thin
 from mnemos.lab.report.summary_image import heading
 
@@ -113,24 +109,6 @@ def test_heads_are_told_apart():
     looks = [head(i) for i in range(2 * len(HEADS))]
     assert len(set(looks)) == len(looks)
     assert [solid for _, solid in looks] == [True] * len(HEADS) + [False] * len(HEADS)
-
-
-def test_the_twin_is_the_same_recipe_without_its_cache():
-    def variant(cache, **more):
-        recipe = {"name": "x", "model": {"cache": cache, "width": 8}, "train": {"seed": 1}} | more
-        return (RunRecord(Path("x"), "x", recipe, None, {}, {}, None, None, None),)
-
-    runs = {
-        "cached": variant({"ratio": 0.5}),
-        "wider": variant(None, model={"cache": None, "width": 9}),
-        "other": variant({"ratio": 0.25}),
-        "plain": variant(None, train={"seed": 2}),
-    }
-    rows = tuple(Row(name, 0.5, 0.1, 1) for name in runs)
-    comparison = Comparison("accuracy", True, None, rows, (), runs, "test")
-    assert uncached_baseline(comparison, "cached") == uncached_baseline(comparison, "other") == "plain"
-    assert uncached_baseline(comparison, "wider") is None
-    assert uncached_baseline(comparison, "plain") is None
 
 
 def test_a_legend_is_no_wider_than_its_axes():

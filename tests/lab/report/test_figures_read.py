@@ -12,7 +12,7 @@ from mnemos import registry
 from mnemos.config import to_dict
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.report.read import read, read_tasks
-from mnemos.lab.report.read_metrics import read_metrics
+from mnemos.lab.report.run_records import read_metrics
 from mnemos.lab.run.recipe import unwritten
 from mnemos.types import InputError
 
@@ -67,7 +67,7 @@ def test_of_a_step_written_twice_the_later_stands(tmp_path):
     path = tmp_path / "metrics.jsonl"
     losses = [(50, 3.0), (100, 2.0), (150, 9.0), (100, 1.5)]
     path.write_text("".join(json.dumps({"kind": "train", "step": s, "loss": v}) + "\n" for s, v in losses))
-    train, valid, gates = read_metrics(path)
+    train, valid, gates = read_metrics(tmp_path)
     np.testing.assert_array_equal(train["step"], [50, 100, 150])
     np.testing.assert_array_equal(train["loss"], [3.0, 1.5, 9.0])
     assert np.isnan(train["lr"]).all()
@@ -79,7 +79,7 @@ def test_gates_of_layers_with_different_heads(tmp_path):
     path = tmp_path / "metrics.jsonl"
     layers = [{"name": "a", "mix": [0.1, 0.2]}, {"name": "b", "mix": [0.3], "cache": {"rms": 2.0}}]
     path.write_text(json.dumps({"kind": "gates", "step": 7, "layers": layers}) + "\n")
-    gates = read_metrics(path)[2]
+    gates = read_metrics(tmp_path)[2]
     np.testing.assert_array_equal(gates.mix, [[[0.1, 0.2], [0.3, math.nan]]])
     np.testing.assert_array_equal(gates.values["cache.rms"], [[math.nan, 2.0]])
 
@@ -87,7 +87,7 @@ def test_gates_of_layers_with_different_heads(tmp_path):
 @pytest.mark.parametrize("name", ["recipe.json", "run.json", "result.json"])
 def test_malformed_json_names_file_and_line(run, name):
     (run / name).write_text('{\n "name": "x",\n oops\n}')
-    refused(run, f"{run / name}, line 3")
+    refused(run, str(run / name), "line 3")
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "metrics.jsonl"])
@@ -119,11 +119,11 @@ def test_two_comparisons_are_refused(tmp_path):
     ("fields", "word"),
     [
         ({"rows": []}, '"rows"'),
-        ({"rows": [{"mean": 1.0}]}, "row 1"),
-        ({"rows": [{"name": "a", "mean": "x"}]}, '"mean"'),
-        ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"seeds"'),
-        ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"baseline_of"'),
-        ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "control 1"),
+        ({"rows": [{"mean": 1.0}]}, "rows[0].name"),
+        ({"rows": [{"name": "a", "mean": "x"}]}, '"rows[0].mean"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"rows[0].seeds"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"rows[0].baseline_of"'),
+        ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "controls[0].control"),
         ({"runs": {"demo": ["gone"]}}, "'gone'"),
         ({"metric": None}, '"metric"'),
         ({"majority": "most"}, '"majority"'),
@@ -132,12 +132,6 @@ def test_two_comparisons_are_refused(tmp_path):
 def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
     folder = write_comparison(tmp_path / "cmp", variants=("demo",), **fields)
     refused(folder, str(folder / "comparison.json"), word)
-
-
-def test_seeds_may_be_listed(tmp_path):
-    rows = [{"name": "a", "mean": 0.5, "std": 0.1, "seeds": [3, 4, 5]}]
-    comparison = read([write_comparison(tmp_path / "cmp", variants=("demo",), with_runs=False, rows=rows)])
-    assert comparison.rows[0].seeds == 3
 
 
 def test_malformed_caches_are_refused(run):
@@ -199,7 +193,7 @@ def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
     folders = [write_run(tmp_path / f"a{s}", "demo", s) for s in (0, 1)]
     folders.append(write_run(tmp_path / "longer", "demo", 0, steps=3000))
     comparison = read(folders)
-    assert comparison.variants == ["demo", "demo (2)"]
+    assert comparison.names == ["demo", "demo (2)"]
     assert [row.seeds for row in comparison.rows] == [2, 1]
     tested = [json.loads((f / "result.json").read_text())["test"]["accuracy"] for f in folders[:2]]
     assert comparison.rows[0].mean == pytest.approx(np.mean(tested))
@@ -289,7 +283,7 @@ def test_results_of_before_metrics_were_described(tmp_path):
                 summarise({"demo": runs[:1]}, tmp_path)
         else:
             assert read(runs).higher_is_better is result
-            assert summarise({"demo": runs[:1]}, tmp_path)["higher_is_better"] is result
+            assert summarise({"demo": runs[:1]}, tmp_path).higher_is_better is result
     old = write_comparison(tmp_path / "cmp", variants=("demo",))
     found = json.loads((old / "comparison.json").read_text())
     del found["higher_is_better"]

@@ -7,7 +7,7 @@ import pytest
 from synthetic_runs import COMMIT, write_comparison, write_run
 
 from mnemos.lab.report import report
-from mnemos.lab.report.origins import rollout
+from mnemos.lab.report.provenance import rollout
 
 OTHER = "0123456789" * 4
 

@@ -6,12 +6,12 @@ import re
 import pytest
 from synthetic_runs import write_comparison, write_run
 
-from mnemos.lab.compare.significance import differences, interval
+from mnemos.lab.compare.significance import differences, interval, spread
 from mnemos.lab.report import costs
-from mnemos.lab.report.quality_cost import section
-from mnemos.lab.report.read import read, read_comparison
-from mnemos.lab.report.shown import shown_table
+from mnemos.lab.report.costs import quality_section as section
+from mnemos.lab.report.read import read, read_results
 from mnemos.lab.report.table import section as results
+from mnemos.lab.report.table import seed_table
 from mnemos.types import InputError
 
 EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}
@@ -24,39 +24,39 @@ def cells(page: str) -> list[list[str]]:
 
 def test_the_table_has_the_tests_of_the_comparison(tmp_path):
     folder = write_comparison(tmp_path / "c", against="demo-wider")
-    found = read_comparison(folder)
+    found = read_results(folder)
     scores = {
-        name: [json.loads((folder / place / "result.json").read_text())["test"]["accuracy"] for place in places]
+        name: spread([json.loads((folder / place / "result.json").read_text())["test"]["accuracy"] for place in places])
         for name, places in json.loads((folder / "comparison.json").read_text())["runs"].items()
     }
     tests = differences(scores, "demo-wider")
-    head, *rows = cells(shown_table(found))
+    head, *rows = cells(seed_table(found))
     assert head[-2:] == ["p (Holm)", "shown"]
     for name, row in zip(scores, rows, strict=True):
         assert row[0] == name
         low, high = interval(scores[name])
         assert row[2] == f"{low:.3f} to {high:.3f}"
-        if tests[name] is None:
+        if name == "demo-wider":
             assert row[-1] == "reference"
             continue
-        assert float(row[3].replace("−", "-")) == pytest.approx(tests[name]["difference"], abs=6e-4)
-        assert float(row[6].replace("&lt; ", "")) == pytest.approx(tests[name]["p_holm"], abs=1e-3)
+        assert float(row[3].replace("−", "-")) == pytest.approx(tests[name].difference, abs=6e-4)
+        assert float(row[6].replace("&lt; ", "")) == pytest.approx(tests[name].p_holm, abs=1e-3)
 
 
 def test_files_of_older_versions_and_damaged_ones(tmp_path):
-    old = read_comparison(write_comparison(tmp_path / "old"))
-    assert "difference to demo by Welch" in shown_table(old)
+    old = read_results(write_comparison(tmp_path / "old"))
+    assert "difference to demo by Welch" in seed_table(old)
     assert "learning rate" in section(old)
-    one = read_comparison(write_comparison(tmp_path / "one", seeds=(0,)))
-    assert shown_table(one) == "", "the caveat is said once, at the beginning of a report"
+    one = read_results(write_comparison(tmp_path / "one", seeds=(0,)))
+    assert seed_table(one) == "", "the caveat is said once, at the beginning of a report"
     with pytest.raises(InputError, match=r'"against" to name a row, found .nobody'):
-        read_comparison(write_comparison(tmp_path / "wrong", against="nobody"))
+        read_results(write_comparison(tmp_path / "wrong", against="nobody"))
     with pytest.raises(InputError, match='"equal" to say what is, found'):
-        read_comparison(write_comparison(tmp_path / "damaged", equal={"equal": "time"}))
+        read_results(write_comparison(tmp_path / "damaged", equal={"equal": "time"}))
 
 
 def test_what_was_made_equal_is_said(tmp_path):
-    found = read_comparison(write_comparison(tmp_path / "c", equal=EQUAL | {"parameters": True}))
+    found = read_results(write_comparison(tmp_path / "c", equal=EQUAL | {"parameters": True}))
     said = section(found)
     assert (
         "Equal training time: 60 seconds per run (CPU time, measured before the first run), and equal parameters"
@@ -79,14 +79,16 @@ def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
 
 def test_columns_name_their_units(tmp_path):
     folder = write_comparison(tmp_path / "c", seeds=(0,))
-    assert "tokens, images or frames read" in section(read_comparison(folder))  # a result that does not name them
+    assert "tokens, images or frames read" in section(read_results(folder))  # a result that does not name them
     for place in folder.rglob("result.json"):
         known = json.loads(place.read_text()) | {"unit": "frames", "scored_rows": {"valid": 60, "test": 60}}
         place.write_text(json.dumps(known))
         lines = [json.loads(line) for line in (place.parent / "metrics.jsonl").read_text().splitlines()]
         lines = [line | {"seconds": 1.5} if line["kind"] == "valid" else line for line in lines]
         (place.parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_comparison(folder)
+    found = read_results(folder)
     assert cells(section(found))[0][2] == "frames read"
-    head, *rows = [row for row in cells(costs.section(found)) if len(row) == 8 and row[0] != "blocks.0 … blocks.1"][-4:]
+    head, *rows = [
+        row for row in cells(costs.cost_section(found)) if len(row) == 8 and row[0] != "blocks.0 … blocks.1"
+    ][-4:]
     assert {row[head.index("rows/s")] for row in rows} == {"40"}  # those that were scored, and not the whole split

@@ -18,7 +18,7 @@ import mnemos
 from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
-from mnemos.lab.report.examples import _differing
+from mnemos.lab.report.outputs import _differing
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens

@@ -25,8 +25,6 @@ from mnemos.lab.report.markup import (
 from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour
 from mnemos.types import JSONObject
 
-from .labels import Point, label
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -204,22 +202,19 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
 
 
 def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") -> None:
-    """Score against bytes of state or seconds, one mark per memory, with its name."""
+    """Score against bytes of state or seconds, one mark per memory; the legend names it."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     for row in entry["rows"]:
         axes.errorbar([row[key]], [row["mean"]], yerr=row["std"], markersize=5, **_look(names, row))
     values = [row[key] for row in entry["rows"]]
     axes.set_xscale("log", base=2)
-    axes.set_xlim(min(values) / 2, 2 * max(values))  # with space for names
+    axes.set_xlim(min(values) / 2, 2 * max(values))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x) if key == "state_bytes" else f"{x:,.4g}"))
     axes.xaxis.set_major_locator(LogLocator(2, numticks=7))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=7)
     _chance(entry, axes)
-    axes.set_ylim(bottom=-0.14)  # with space for the names of memories that have not learned
-    points = [Point(row["name"], row[key], row["mean"], row["std"] or 0.0) for row in entry["rows"]]
-    label(axes, points, [value for _, value in _references(entry)])
 
 
 def _beyond(entry: JSONObject, names: Sequence[str], axes: "Axes") -> None:

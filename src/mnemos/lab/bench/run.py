@@ -1,31 +1,47 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
+import argparse
 import difflib
+import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mnemos.atomic import write_json
 from mnemos.errors import TrainingFailed
-from mnemos.lab.compare.baselines import baselines_of
+from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import summarise
-from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, sweep, valid_score
-from mnemos.lab.compare.runs_left import RunsLeft
-from mnemos.lab.compare.several import train_several
+from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, read_rates, sweep, valid_score
+from mnemos.lab.compare.runs import RunsLeft, train_several
+from mnemos.lab.compare.significance import spread
+from mnemos.lab.evaluate.controls import STATE_CONTROLS
+from mnemos.lab.evaluate.records import to_json
+from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.report.markup import plural
 from mnemos.lab.run.checks import complete, on_meta
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
-from mnemos.types import InputError, JSONObject
+from mnemos.lab.run.recipe_files import read_recipe
+from mnemos.lab.run.weights import trained_model
+from mnemos.lab.tasks.task import Task
+from mnemos.types import InputError, JSONObject, State
 
-from . import memories, tasks
-from .measurements import measured
+from . import tasks
+from .memories import MEMORIES
+from .memories import QUICK as QUICK_MEMORIES
 from .page import show, write_page
-from .tasks import BENCHMARKS, Benchmark
+from .tasks import BENCHMARKS, DEFAULT, Benchmark
 
+ABOUT = "Train every memory on the benchmarks of memory, at its best learning rate, and write a table and a page."
 SEEDS = 3
 RATES = tuple(10 ** (-4 + 2 * i / 3) for i in range(4))  # logspace(−4, −2, 4), as Zoology sweeps
+BEYOND, STATE = "beyond.json", "state.json"  # in the folder of a run
+ROWS = 200  # of a longer test
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,38 @@ class Options:
     rates: Sequence[float] = RATES
     books: str | None = None
     jobs: int = 2
+
+
+def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
+    """The options in the arguments; adds them to the parser. Raises InputError for impossible rates and sizes."""
+    default = Options(Path("runs") / "bench-memory")
+    known = "\n".join(f"  {name:18} {one.about}" for name, one in BENCHMARKS.items())
+    parser.epilog = f"Tasks (default: {', '.join(DEFAULT)}):\n{known}\n\nMemories: {', '.join(MEMORIES)}."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("tasks", nargs="*", metavar="TASK", help="tasks; see below")
+    add(
+        "--quick", action="store_true", help="two tasks, five memories, 1,000 steps, one seed: ten minutes on two cores"
+    )
+    add("--memories", metavar="A,B", default="", help="memories, by default all")
+    add("--seeds", type=int, metavar="N", help=f"runs at the best rate ({SEEDS}; 1 with --quick)")
+    add("--steps", type=int, metavar="N", help="steps (updates) per run, by default the task's own")
+    add("--dim", type=int, metavar="N", help="width of the models, by default the task's own")
+    add("--rates", metavar="R1,R2", help="learning rates, by default four from 1e-4 to 1e-2")
+    add("--books", metavar="PATH", help="a text or a folder of texts for facts and needle")
+    add("--jobs", type=int, default=default.jobs, metavar="N", help="runs at a time, one thread each (%(default)s)")
+    add("--out", type=Path, default=default.out, metavar="DIR", help="the folder of the results (%(default)s)")
+    fields = vars(parser.parse_args(arguments))
+    fields["memories"] = tuple(filter(None, fields["memories"].split(",")))
+    for name in ("seeds", "steps", "dim"):
+        if fields[name] is not None and fields[name] < 1:
+            raise InputError(
+                f"--{name}: expected at least 1, found {fields[name]}; leave the option out for its default"
+            )
+        fields[name] = fields[name] or 0
+    rates = fields.pop("rates")
+    fields["rates"] = default.rates if rates is None else read_rates(rates)
+    return Options(**fields)
 
 
 def bench_memory(options: Options) -> JSONObject:
@@ -84,14 +132,14 @@ def bench_memory(options: Options) -> JSONObject:
 def chosen(options: Options) -> dict[str, Benchmark]:
     """The benchmarks of the options, with their books, steps and width. Raises InputError for options out of range."""
     _known(options.tasks, BENCHMARKS, "task")
-    _known(options.memories, memories.MEMORIES, "memory")
+    _known(options.memories, MEMORIES, "memory")
     for name, least in (("seeds", 0), ("jobs", 1), ("steps", 0), ("dim", 0)):
         if getattr(options, name) < least:
             raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")
     check_rates(options.rates)
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"{options.out}: expected a folder, found a file; name another with --out")
-    names = options.tasks or (tasks.QUICK if options.quick else tasks.DEFAULT)
+    names = options.tasks or (tasks.QUICK if options.quick else DEFAULT)
     return {name: _sized(BENCHMARKS[name].of_books(options.books), options) for name in names}
 
 
@@ -132,7 +180,7 @@ def _sized(benchmark: Benchmark, options: Options) -> Benchmark:
 
 
 def _memories(options: Options) -> Sequence[str]:
-    return options.memories or (memories.QUICK if options.quick else tuple(memories.MEMORIES))
+    return options.memories or (QUICK_MEMORIES if options.quick else tuple(MEMORIES))
 
 
 def _seeds(options: Options) -> int:
@@ -146,7 +194,7 @@ def _runs(options: Options) -> int:
 
 def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
     """The recipe of one run: all memories have the same data, updates, batches and schedule."""
-    model, segment_length, horizon = memories.MEMORIES[memory](benchmark.sizes)
+    model, segment_length, horizon = MEMORIES[memory](benchmark.sizes)
     steps = benchmark.steps
     return Recipe(
         model,
@@ -195,8 +243,8 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     for run, place in planned:
         if valid_score(place) is not None:
             runs[run.name].append(place)
-    comparison = summarise(runs, folder, baselines=baselines_of(recipes))
-    write_json(folder / "comparison.json", comparison)
+    comparison = summarise(runs, folder, roles=roles_of(recipes))
+    comparison.write(folder)
     rows = [
         {
             **row,
@@ -205,13 +253,13 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
             "rates": [list(pair) for pair in sweeps[row["name"]].scores.items()],
             **measured(runs[row["name"]], benchmark),
         }
-        for row in comparison["rows"]
+        for row in comparison.as_json()["rows"]
     ]
     rows.sort(key=lambda row: row["state_bytes"])
     return {
         "name": name,
         "about": benchmark.about,
-        "metric": comparison["metric"],
+        "metric": comparison.metric,
         "chance": benchmark.chance,
         "keyless": benchmark.keyless,
         "axis": benchmark.axis.replace("_", " "),
@@ -222,5 +270,96 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         "failed": [m for m in names if m not in best],
         "published": [list(one) for one in benchmark.published],
         "published_at_this_size": benchmark.exact,
-        "provenance": comparison["provenance"],
+        "provenance": comparison.provenance,
     }
+
+
+def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
+    """{"state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "controls"}.
+
+    "state_bytes" is what one row must keep between two tokens, at most within a row of the training length that is
+    read token by token; "segment_state_bytes" is the same between two segments, or after the row where the memory
+    reads it in one call. The first place of "beyond" is the training length. "controls": {name: mean score} with the
+    whole state emptied, exchanged or frozen (`state_controls`), from the runs' explain.json, or {"left": reason}. What
+    was measured before is read from the runs' folders.
+    """
+    found = [_run(run, benchmark) for run in runs]
+    beyond = []
+    for i, settings in enumerate([{}, *benchmark.beyond]):
+        values = [one["beyond"][i] for one in found]
+        score = spread(values)
+        beyond.append(to_json({"at": benchmark.at(settings), "mean": score.mean, "std": score.std}))
+    return {**_state(runs[0]), "beyond": beyond, "controls": _controls(runs)}
+
+
+def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
+    """The scores of one run beyond training, which are kept in its folder."""
+    path = folder / BEYOND
+    wanted = [list(settings.items()) for settings in benchmark.beyond]
+    if path.is_file():
+        kept: JSONObject = json.loads(path.read_text())
+        if kept["settings"] == json.loads(json.dumps(wanted)):
+            return kept
+    recipe = read_recipe(folder)
+    model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
+    scores = []
+    for settings in ({}, *benchmark.beyond):
+        data: Any = benchmark.data
+        task = replace(data, **{**settings, "rows": min(data.rows, ROWS)} if settings else {}).build()
+        scores.append(evaluate(model, _segments(task, segment), task)[task.metrics[0].name])
+    result = {"settings": wanted, "beyond": scores}
+    write_json(path, result)
+    return result
+
+
+def _state(folder: Path) -> JSONObject:
+    """The bytes of state of one run, which are kept in its folder.
+
+    They follow from the run's recipe alone, which never changes, so they are kept without settings of the benchmark.
+    """
+    path = folder / STATE
+    if path.is_file():
+        kept: JSONObject = json.loads(path.read_text())
+        return kept
+    recipe = read_recipe(folder)
+    task = recipe.data.build()
+    model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
+    result = {
+        "state_bytes": most_bytes(model, task, 1),
+        "segment_state_bytes": most_bytes(model, task, segment),
+    }
+    write_json(path, result)
+    return result
+
+
+def _segments(task: Task, length: int) -> Any:
+    for batch in task.batches("test", 50):
+        yield from task.segments(batch, length)
+
+
+@torch.no_grad()
+def most_bytes(model: torch.nn.Module, task: Task, length: int) -> int:
+    """The most bytes of state between calls of `length` tokens of the task's example, and at its end; 0: one call."""
+    most = 0
+    state: State = None
+    for part in task.segments(task.example(), length):
+        _, state = task.forward(model, part, state)
+        most = max(most, state_bytes(state))
+    return most
+
+
+def _controls(runs: Sequence[Path]) -> JSONObject:
+    """The mean over runs of the scored segments as carried and under each control of the whole state."""
+    found = [
+        json.loads((run / "explain.json").read_text())["memory"] for run in runs if (run / "explain.json").is_file()
+    ]
+    known = [one for one in found if one and one["left"] is None]
+    if not known:
+        return {"left": found[0]["left"] if found and found[0] else "not recorded"}
+    metric = known[0]["metric"]
+    parts = {"carried": [one["carried"]["scores"][metric] for one in known]}
+    for control in STATE_CONTROLS:
+        values = [one["memories"][0][control] for one in known]
+        if all("left" not in value for value in values):
+            parts[control] = [value["scores"][metric] for value in values]
+    return {name: statistics.fmean(values) for name, values in parts.items()}

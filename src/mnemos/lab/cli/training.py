@@ -54,7 +54,7 @@ def _longer(fields: list[str]) -> int | None:
 
 def compare(arguments: list[str]) -> int:
     """Train several recipes and compare them."""
-    from mnemos.lab.compare.compare_arguments import ABOUT, TAKES, add_options, settings
+    from mnemos.lab.compare.arguments import ABOUT, TAKES, add_options, settings, variants
 
     parser = RecipeParser("compare", ABOUT, TAKES)
     add_options(parser)
@@ -69,7 +69,6 @@ def compare(arguments: list[str]) -> int:
         raise InputError(f"compare: expected several recipes, seeds or rates, found {len(names)}; see mnemos list")
 
     from mnemos.lab.compare.compare import compare
-    from mnemos.lab.compare.variants import variants
     from mnemos.lab.run.session import run_name
 
     recipes = variants(names, fields, options.vary)
@@ -110,8 +109,7 @@ def reproduce(arguments: list[str]) -> int:
 
 def bench_memory(arguments: list[str]) -> int:
     """Train every memory on the benchmarks of memory."""
-    from mnemos.lab.bench import bench_memory
-    from mnemos.lab.bench.arguments import ABOUT, read
+    from mnemos.lab.bench.run import ABOUT, bench_memory, read_options
 
     options = read(CommandParser("bench-memory", ABOUT), arguments)
     bench_memory(options)

@@ -4,18 +4,20 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from mnemos.config import ModelConfig, mapped
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe import unwritten as never_written
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
-from mnemos.memory.written import without
+from mnemos.memory.written import SEGMENT_MEMORIES, without
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError
 
 NEAR = 0.05  # parameters that differ by no more than this share are equal
+CACHE = "cache"  # the memory of a row with a gated cache
 _WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the width of their MLPs
 
 
@@ -64,19 +66,29 @@ def _shared(one: Recipe, baseline: Recipe, owner: Recipe) -> Recipe:
     return replace(one, about=f"{one.about}; also the baseline of {owner.name}") if same else one
 
 
-def baselines_of(recipes: Sequence[Recipe]) -> dict[str, list[str]]:
-    """{name: the recipes whose never-written baseline it is}, by settings and not by names.
+class Role(NamedTuple):
+    """What a recipe is in a comparison.
+
+    baseline_of: the recipes whose never-written baseline it is. memory: what its model writes: "cache" or the plural of
+    a memory of segments, such as "slots"; None for a model that writes none of these.
+    """
+
+    baseline_of: tuple[str, ...] = ()
+    memory: str | None = None
+
+
+def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
+    """The role of each recipe by its name; baselines are found by settings and not by names.
 
     The recipes as they were before a budget or a choice of learning rates changed each in its own way. Two recipes may
     share a baseline, for example caches that differ in how rows are read together.
     """
     known = {one.name: _spelt_out(one) for one in recipes}
-    found: dict[str, list[str]] = {}
-    for recipe in recipes:
-        if (baseline := never_written(recipe)) is not None:
-            wanted = _spelt_out(baseline)
-            for name in (name for name, one in known.items() if one == wanted):
-                found.setdefault(name, []).append(recipe.name)
+    baselines = {one.name: baseline for one in recipes if (baseline := never_written(one)) is not None}
+    found = {}
+    for one in recipes:
+        owners = (name for name, baseline in baselines.items() if _spelt_out(baseline) == known[one.name])
+        found[one.name] = Role(tuple(owners), written_memory(one.model) if one.name in baselines else None)
     return found
 
 
@@ -84,6 +96,21 @@ def _spelt_out(recipe: Recipe) -> Recipe:
     """The recipe without name and seed, with every switch of its caches given."""
     model = mapped(recipe.model, GRC, GRC.resolved)
     return replace(_unnamed(recipe), model=model, train=replace(recipe.train, seed=0))
+
+
+def written_memory(model: ModelConfig) -> str:
+    """What a model writes: the plural of its memory of segments, or "cache", a gated one."""
+    for cls, kind in SEGMENT_MEMORIES.items():
+        sizes: list[int] = []
+        mapped(model, cls, partial(_keep_size, sizes=sizes, size=kind.size))
+        if any(sizes):
+            return kind.noun
+    return CACHE
+
+
+def _keep_size(memory: Any, sizes: list[int], size: str) -> Any:
+    sizes.append(getattr(memory, size))
+    return memory
 
 
 def _unnamed(recipe: Recipe) -> Recipe:

@@ -4,26 +4,54 @@
 
 Measured costs are written to budget.json before the first run and read again when the comparison is continued, so no
 recipe is measured twice: its runs keep their steps, so they resume exactly and their schedules end with them.
+
+To measure updates, each recipe has a process of its own, as its runs have, with its own model and the real data. After
+a warm-up the processes take turns, a short round each, so a machine that becomes slower affects all recipes alike:
+
+    seconds(recipe) = median over rounds ( seconds of the round / updates in it )
+
+The median, because rounds read different data: the minimum would be that of the cheapest data. The clock is the CPU
+time of the process where one thread on the CPU does all the work, which other programs disturb least; otherwise it is
+the time that passes, read after the device has finished.
 """
 
-from collections.abc import Sequence
+import contextlib
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, Literal
+
+import torch
 
 from mnemos.atomic import write_json
-from mnemos.config import DataConfig
+from mnemos.config import DataConfig, to_dict
+from mnemos.errors import TrainingFailed
+from mnemos.lab.run import devices
+from mnemos.lab.run.checks import check_settings, check_task, complete
+from mnemos.lab.run.files import Types, read_object
+from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written, differing
-from mnemos.lab.run.run_files import Fields, read_object
+from mnemos.lab.run.recipe_files import from_json
 from mnemos.types import InputError, JSONObject
 
-from .apart import with_threads
 from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
-from .update_cost import update_flops, update_seconds
+from .runs import child_of_comparison, start_shielded, with_threads
 
 FILE = "budget.json"
-_FIELDS: Fields = {"equal": str, "recipes": dict, "budget": (int, float)}
+_TYPES: Types = {"equal": str, "recipes": dict, "budget": (int, float)}
+ROUNDS = 5
+SECONDS = 1.0  # of a round and of the warm-up: long beside the clock's resolution and the change of data
+LEAST = 3  # updates of a round
+WARM = 5  # updates before anything is measured, in which memories that are carried from update to update fill
 _STEADY = ("inverse_sqrt", "lra")  # schedules that do not depend on the number of steps
+
+Clock = Literal["CPU time", "elapsed time"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +70,10 @@ class Budget:
     def applied(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
         """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
 
-        Costs that the file does not have are measured (`update_cost`; jobs: the runs at a time). {"equal", "unit",
-        "budget": of a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name:
-        {"update": cost of one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"}
-        for equal updates. Raises InputError if the file is of other recipes, or a recipe cannot do one update.
+        Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of
+        a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name: {"update": cost of
+        one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"} for equal updates.
+        Raises InputError if the file is of other recipes, or a recipe cannot do one update.
         """
         if self.kind == UPDATES:
             return list(recipes), {"equal": UPDATES}
@@ -109,7 +137,7 @@ class Budget:
 
     def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
         """The file of a comparison that is continued, whose recipes and budget must be the same."""
-        found = read_object(path, _FIELDS)
+        found = read_object(path, _TYPES)
         fix = "name another folder with --out"
         if (found["equal"], found.get("minutes")) != (self.kind, self.minutes):
             was = f"--equal {found['equal']}" + (f" --minutes {found['minutes']:g}" if "minutes" in found else "")
@@ -205,3 +233,146 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
         schedule = replace(optim.schedule, warmup=warmup if warmup < 1 else share(int(warmup)), drop_at=drops)
         optim = replace(optim, schedule=schedule)
     return replace(recipe, optim=optim, train=train)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds per update: the median over rounds, each round, and the clock."""
+
+    median: float
+    rounds: tuple[float, ...]
+    clock: Clock
+
+
+def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
+    """Seconds of an update of each recipe, in their order. Cost: about `ROUNDS` + 1 seconds per recipe, and its start.
+
+    jobs: the number of processes that run at a time, as the runs of the comparison do. All models are in memory at
+    once. Raises InputError for a recipe that cannot start, and TrainingFailed for a process that fails.
+    """
+    with _measuring(recipes) as meters:
+        for meter in meters:
+            meter.send(("warm", SECONDS, WARM))
+        clocks = {meter.receive() for meter in meters}
+        together: Clock = "CPU time" if clocks == {"CPU time"} else "elapsed time"
+        times: list[list[float]] = [[] for _ in recipes]
+        for i in range(ROUNDS):
+            order = [(i + k) % len(meters) for k in range(len(meters))]
+            for group in (order[k : k + jobs] for k in range(0, len(order), jobs)):
+                for k in group:
+                    meters[k].send(("seconds", together, SECONDS, LEAST))
+                for k in group:
+                    times[k].append(meters[k].receive())
+    return [Seconds(statistics.median(found), tuple(found), together) for found in times]
+
+
+def update_flops(recipes: Sequence[Recipe]) -> list[float]:
+    """FLOPs of an update of each recipe, in their order (`Learner.update_flops`), after `WARM` updates.
+
+    The same recipes give the same numbers. Cost: the updates, and the start of a process each. Raises as
+    `update_seconds`.
+    """
+    found = []
+    for recipe in recipes:
+        with _measuring([recipe]) as (meter,):
+            meter.send(("flops", WARM))
+            found.append(meter.receive())
+    return found
+
+
+class _Meter:
+    """The parent's end of a process that measures one recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.name = recipe.name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._child: BaseProcess = context.Process(target=_serve, args=(to_dict(recipe), theirs))
+        start_shielded(self._child)
+        theirs.close()
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send the name of a method of `_Updates` and its arguments."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as `receive` will find
+            self._pipe.send(message)
+
+    def receive(self) -> Any:
+        """The result of the method. Raises InputError or TrainingFailed if the process has ended."""
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._child.join()
+            error = InputError if self._child.exitcode == 2 else TrainingFailed
+            raise error(f"{self.name}: its update could not be measured; the line above gives the reason") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._child.terminate()
+        self._child.join()
+
+
+@contextlib.contextmanager
+def _measuring(recipes: Sequence[Recipe]) -> Iterator[list[_Meter]]:
+    meters: list[_Meter] = []
+    try:
+        for recipe in recipes:
+            meters.append(_Meter(recipe))  # noqa: PERF401 - those that were started are closed if another fails
+        yield meters
+    finally:
+        for meter in meters:
+            meter.close()
+
+
+def _serve(recipe: JSONObject, pipe: Connection) -> None:
+    """The process of a meter: call the method that the parent names and send its result, until the parent is done."""
+    with child_of_comparison():
+        made = from_json(recipe)
+        with devices.threads(made.train.threads):
+            measured = _Updates(made)
+            while True:
+                try:
+                    method, *arguments = pipe.recv()
+                except EOFError:
+                    return
+                pipe.send(getattr(measured, method)(*arguments))
+
+
+class _Updates:
+    """A recipe's model in training."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        fabric = devices.connect(recipe.train)
+        check_settings(recipe, fabric.world_size)
+        task = recipe.data.build()
+        recipe = complete(recipe, task)
+        check_task(recipe, task)
+        self.learner = Learner(fabric, recipe, task)
+        self._on_cpu = fabric.device.type == "cpu"
+
+    def warm(self, seconds: float, updates: int) -> Clock:
+        """Train for at least so many seconds and updates; returns the clock that could measure later ones."""
+        self.seconds("elapsed time", seconds, updates)
+        # What processes that prepare data compute is not this process's time.
+        alone = self._on_cpu and torch.get_num_threads() == 1 and not multiprocessing.active_children()
+        return "CPU time" if alone else "elapsed time"
+
+    def seconds(self, clock: Clock, seconds: float, updates: int) -> float:
+        """Seconds per update, over at least so many seconds that pass and so many updates."""
+        now: Callable[[], float] = time.process_time if clock == "CPU time" else self._elapsed
+        began, start, count = time.perf_counter(), now(), 0
+        while count < updates or time.perf_counter() - began < seconds:
+            self.learner.update()
+            count += 1
+        return (now() - start) / count
+
+    def flops(self, updates: int) -> float | None:
+        """FLOPs of an update, after so many updates; None for several processes."""
+        for _ in range(updates):
+            self.learner.update()
+        return self.learner.update_flops()
+
+    def _elapsed(self) -> float:
+        if not self._on_cpu:
+            torch.accelerator.synchronize()
+        return time.perf_counter()

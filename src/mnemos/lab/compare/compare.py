@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mnemos.atomic import write_json
 from mnemos.errors import TrainingFailed
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
-from .baselines import baselines_of, widths_text, with_baselines, with_unwritten
+from .baselines import roles_of, widths_text, with_baselines, with_unwritten
 from .budgets import FILE, Budget, budget_lines
-from .comparison import summarise
-from .comparison_table import show
+from .comparison import show, summarise
 from .equal import (
     PARAMETERS,
     UPDATES,
@@ -27,8 +25,7 @@ from .equal import (
     scored_alike,
 )
 from .rates import Sweep, at_best_rates, check_rates, end_warning, sweep, with_seed
-from .runs_left import RunsLeft
-from .several import Planned, train_several
+from .runs import Planned, RunsLeft, train_several
 
 
 def compare(
@@ -46,17 +43,8 @@ def compare(
 ) -> JSONObject:
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
-    Result: {"metric", "higher_is_better", "about", "majority", "reference" (`Task.reference`), "rows", "controls":
-    [{"name", "control", "mean", "std", "seeds"}], "runs": {name: [folders]}, "against": the reference row, "equal":
-    what was made equal (`Budget.applied`), with "parameters": whether they are, "unit": what "tokens" of the rows
-    counts, "provenance" (`provenance.shared`)}.
-    The metric is the task's first, on the test split; "about" explains it. A row is {"name", "baseline_of"
-    (`summarise`), "mean", "std" (of the sample; null for one seed), "seeds", "interval" and "against" (`summarise`),
-    "parameters", "flops", "state_bytes", "seconds" (of updates), "peak_bytes", "steps", "tokens" (that updates read,
-    without padding, in the comparison's "unit", `Task.unit`), "train_flops" (of all updates), "runs"}. Costs are means
-    over seeds, and null in results of older versions. Its "runs" give the commit that trained each run: [{"folder",
-    "seed", "commit", "dirty"}]. A run that was finished earlier keeps its commit. A row of a task that measures a
-    metric along an axis (`report.along`) has "along": {"metric", "x", "values": [{"x", "mean", "std", "seeds"}]} too.
+    The file is described by `comparison.Comparison`. The metric is the task's first, on the test split. Costs are means
+    over seeds, and null in results of older versions. A run that was finished earlier keeps its commit.
 
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
@@ -100,7 +88,7 @@ def compare(
             tell(f"{recipe.name}: {line}")
         if (line := differing(as_json(recipe.data), as_json(recipes[0].data), "data")) is not None:
             tell(f"{recipe.name}: other data settings than {recipes[0].name}: {line}")
-    of = baselines_of(recipes)  # before each gets steps of its own
+    roles = roles_of(recipes)  # before each gets steps of its own
     recipes, spent = budget.applied(recipes, folder, jobs)
     for line in budget_lines(spent):
         tell(line)
@@ -111,22 +99,21 @@ def compare(
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for recipe, place in planned:
         runs[recipe.name].append(place)
-    comparison = summarise(runs, folder, against, of)
-    comparison["equal"] = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
-    for row in comparison["rows"]:
-        if row["name"] in chosen:
-            row |= {
-                "rate": chosen[row["name"]].best,
-                "rates": [list(one) for one in chosen[row["name"]].scores.items()],
-            }
-    write_json(folder / "comparison.json", comparison)
+    comparison = summarise(runs, folder, against, roles)
+    swept = [
+        replace(row, rate=one.best, rates=tuple(one.scores.items())) if (one := chosen.get(row.name)) else row
+        for row in comparison.rows
+    ]
+    made_equal = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
+    comparison = replace(comparison, rows=tuple(swept), equal=made_equal)
+    comparison.write(folder)
     if not quiet:
         if recipes[0].train.test_rows:
-            rows = f"{comparison['scored_rows'].get('test', 0):,} rows of the test split"
+            rows = f"{comparison.scored_rows.get('test', 0):,} rows of the test split"
             print(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
         show(comparison)
         print(folder)
-    return comparison
+    return comparison.as_json()
 
 
 def _print(line: str) -> None:

@@ -1,102 +1,362 @@
-"""The content of comparison.json: the scores of finished runs, their spread over seeds, and their costs."""
+"""comparison.json: the scores of finished runs, their spread over seeds and their costs; written, read and printed."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from mnemos.atomic import write_json
+from mnemos.lab.evaluate.controls import legend
+from mnemos.lab.evaluate.records import OMITTED, from_json, read_object, to_json
+from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import shared, trained
-from mnemos.lab.run.run_files import COMPARED, final_scores, read_result
 from mnemos.lab.tasks.metrics import description
-from mnemos.types import JSONObject
+from mnemos.lab.tasks.no_learning import no_better
+from mnemos.types import InputError, JSONObject
 
-from .significance import differences, interval
+from .baselines import Role
+from .budgets import budget_text
+from .significance import LEVEL, NO_SPREAD, ONE_SEED, Difference, Scored, differences, interval, spread
 
+FILE = "comparison.json"
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
+_REMEDY = "compare again"
+_NEEDED = ("metric", "seconds", "peak_bytes")  # of the results of older versions
+_STATE = "state KiB: what a stream keeps from call to call, after a row of the greatest length; –: nothing"
+_WIDTH = 150  # of a printed table in a file, which has no width of its own; enough for all columns
+
+
+@dataclass(frozen=True)
+class Place:
+    """The scores at one place of an axis of the task, such as a distance."""
+
+    x: float
+    mean: float
+    std: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Along:
+    """A metric along an axis of the task, which is named `x`."""
+
+    metric: str | None
+    x: str | None
+    values: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A row evaluated under a control of its stored caches: "emptied", "exchanged" or "closed"."""
+
+    name: str
+    control: str
+    mean: float
+    std: float = math.nan
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe of a comparison: mean and standard deviation of the metric over its runs, and the mean cost of a run.
+
+    baseline_of: the rows whose never-written baseline it is; None in a file of before this was written. memory: what
+    its model writes ("cache", "slots", …); None for nothing. interval: of the mean (95 %). against: the difference to
+    the reference row. flops: of a forward of one row; train_flops: of all updates. state_bytes: of a stream, after a
+    row of the greatest length. tokens: that updates read, without padding, in the comparison's unit. rate, rates: the
+    chosen learning rate and [rate, score on the validation split], where rates were swept. runs: the folder, seed and
+    commit of each run.
+    """
+
+    name: str
+    mean: float
+    std: float = math.nan
+    seeds: int = 1
+    parameters: float = math.nan
+    flops: float = math.nan
+    state_bytes: float = math.nan
+    seconds: float = math.nan
+    peak_bytes: float = math.nan
+    steps: float = math.nan
+    tokens: float = math.nan
+    train_flops: float = math.nan
+    baseline_of: tuple[str, ...] | None = None
+    memory: str | None = None
+    interval: tuple[float, float] | None = None
+    against: Difference | None = None
+    along: Along | None = field(default=None, metadata=OMITTED)
+    rate: float | None = field(default=None, metadata=OMITTED)
+    rates: tuple[tuple[float, float | None], ...] | None = field(default=None, metadata=OMITTED)
+    runs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The content of comparison.json.
+
+    metric: the first of the task, on the test split; about: one sentence on it. majority: the score of the most
+    frequent class; reference: scores without learning (`Task.reference`). against: the row that the others are tested
+    against. unit: what "tokens" of the rows counts. runs: the folders of each row's runs. equal: what was made equal
+    (`Budget.applied`), with "parameters": whether they are; None where files do not say. provenance: see
+    `provenance.shared`.
+    """
+
+    metric: str
+    higher_is_better: bool
+    rows: tuple[Row, ...]
+    about: str = ""
+    majority: float | None = None
+    reference: dict[str, float] = field(default_factory=dict)
+    against: str = ""
+    unit: str | None = None
+    scored_rows: dict[str, Any] = field(default_factory=dict)
+    controls: tuple[Control, ...] = ()
+    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    equal: dict[str, Any] | None = field(default=None, metadata=OMITTED)
+
+    def as_json(self) -> JSONObject:
+        """The content of the file. A row's "baseline_of" is a name, a list of names if there are several, or null."""
+        found: JSONObject = to_json(self)
+        for row in found["rows"]:
+            names = row["baseline_of"] or None
+            row["baseline_of"] = names[0] if names and len(names) == 1 else names
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Write folder/comparison.json."""
+        write_json(folder / FILE, self.as_json())
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """The content of folder/comparison.json. Raises InputError, which names the file and the field."""
+    path = folder / FILE
+    found = read_object(path, _REMEDY)
+    if isinstance(found.get("metric"), str) and "higher_is_better" not in found:  # as earlier
+        found |= description({}, found["metric"], str(path))
+    for row in rows if isinstance(rows := found.get("rows"), list) else ():
+        if isinstance(row, dict) and "baseline_of" in row:
+            of = row["baseline_of"]
+            row["baseline_of"] = [of] if isinstance(of, str) else [] if of is None else of
+    comparison = from_json(Comparison, found, path, _REMEDY)
+    if not comparison.rows:
+        raise InputError(f'{path}: expected "rows" to be a list of recipes, found none; {_REMEDY}')
+    if comparison.against and comparison.against not in [row.name for row in comparison.rows]:
+        raise InputError(f'{path}: expected "against" to name a row, found {comparison.against!r}; {_REMEDY}')
+    if comparison.equal is not None:
+        try:
+            budget_text(comparison.equal)
+        except (KeyError, TypeError, ValueError):
+            found_equal = f"{comparison.equal!r:.60}"
+            raise InputError(f'{path}: expected "equal" to say what is, found {found_equal}; {_REMEDY}') from None
+    return comparison
 
 
 def summarise(
-    runs: dict[str, list[Path]], folder: Path, against: str | None = None, baselines: Mapping[str, Sequence[str]] = {}
-) -> JSONObject:
-    """The content of comparison.json for finished runs: {name: run folders}. against: the reference row, or the first.
+    runs: Mapping[str, Sequence[Path]], folder: Path, against: str | None = None, roles: Mapping[str, Role] = {}
+) -> Comparison:
+    """The comparison of finished runs: {name: run folders}. against: the reference row, or the first.
 
-    baselines: see `baselines.baselines_of`. A row's "baseline_of" is the name of the row whose never-written baseline
-    it is, a list of names if several share it, and null for any other row.
-    Each row has "interval", the 95 % interval of its mean, and "against", its difference to the reference row
-    (`significance.differences`); both are null for one seed and without a spread, and the second for the reference.
-    "unit" names what "tokens" counts; null if the results are of an older version.
+    roles: of the rows (`baselines.roles_of`); a row without one is no baseline and writes no memory.
     """
-    rows, controls = [], []
-    against = against or next(iter(runs))
-    place = next(iter(runs.values()))[0]
-    first = read_result(place, COMPARED)
-    metric = first["metric"]
-    scores: dict[str, list[float]] = {}
-    described = description(first, metric, str(place / "result.json"))
-    for name, places in runs.items():
-        results = [read_result(place, COMPARED) for place in places]
-        scores[name] = [_score(final_scores(result)[1], metric) for result in results]
-        spreads = spread(scores[name]) | {"interval": interval(scores[name])}
-        cost = {key: results[0].get(key) for key in ("parameters", "flops", "state_bytes")}
-        cost |= {key: statistics.fmean(result[key] for result in results) for key in ("seconds", "peak_bytes")}
-        cost |= {key: _mean(results, key) for key in ("steps", "tokens")}
-        cost["train_flops"] = _mean([{"train_flops": _train_flops(result)} for result in results], "train_flops")
-        commits = [trained(place, str(place.relative_to(folder))) for place in places]
-        owners = [owner for owner in baselines.get(name, ()) if owner in runs]
-        of = (owners if len(owners) > 1 else owners[0]) if owners else None
-        rows.append({"name": name, "baseline_of": of, **spreads, **cost, **_along(results), "runs": commits})
-        for control in results[0].get("controls", {}):
-            found = [_score(result["controls"][control], metric) for result in results]
-            controls.append({"name": name, "control": control, **spread(found)})
-    tests = differences(scores, against)
-    for row in rows:
-        row["against"] = tests[row["name"]]
-    return {
-        "metric": metric,
-        "higher_is_better": described["higher_is_better"],
-        "about": described["about"],
-        "majority": first["majority"],
-        "reference": {name: one for name, one in (first.get("reference") or {}).items() if one is not None},
-        "against": against,
-        "unit": first.get("unit"),
-        "scored_rows": first.get("scored_rows") or {},
-        "rows": rows,
-        "controls": controls,
-        "runs": {name: [str(place.relative_to(folder)) for place in places] for name, places in runs.items()},
-        "provenance": shared([place for places in runs.values() for place in places]),
-    }
+    results = {name: [Result.read(place, _NEEDED) for place in every] for name, every in runs.items()}
+    places = [place for every in runs.values() for place in every]
+    first, against = next(iter(results.values()))[0], against or next(iter(runs))
+    described = first.description(first.metric, places[0])
+    folders = {name: tuple(str(place.relative_to(folder)) for place in every) for name, every in runs.items()}
+    commits = {name: tuple(map(trained, runs[name], folders[name])) for name in runs}
+    return Comparison(
+        metric=first.metric,
+        higher_is_better=described["higher_is_better"],
+        rows=rows_of(results, first.metric, against, roles, commits),
+        about=described["about"],
+        majority=first.majority,
+        reference={name: one for name, one in first.reference.items() if math.isfinite(one)},
+        against=against,
+        unit=first.unit,
+        scored_rows=first.scored_rows,
+        controls=controls_of(results, first.metric),
+        runs=folders,
+        provenance=shared(places),
+    )
 
 
-def _train_flops(result: JSONObject) -> float | None:
+Results = Mapping[str, Sequence[Result]]  # by the name of a row: those of its finished runs
+
+
+def rows_of(
+    results: Results,
+    metric: str,
+    against: str,
+    roles: Mapping[str, Role] = {},
+    commits: Mapping[str, tuple[JSONObject, ...]] = {},
+) -> tuple[Row, ...]:
+    """The rows of a comparison. roles, against: see `summarise`; commits: `Row.runs`."""
+    spreads = {name: spread([one.score(metric) for one in every]) for name, every in results.items()}
+    tests = differences(spreads, against)
+    rows = []
+    for name, every in results.items():
+        role, test, first = roles.get(name, Role()), tests.get(name), every[0] if every else Result()
+        costs: dict[str, Any] = {
+            key: _mean([getattr(one, key) for one in every]) for key in ("seconds", "peak_bytes", "steps", "tokens")
+        }
+        costs |= {key: _number_or_nan(getattr(first, key)) for key in ("parameters", "flops", "state_bytes")}
+        costs["train_flops"] = _mean([_train_flops(one) for one in every])
+        rows.append(
+            Row(
+                name,
+                *spreads[name],
+                **costs,
+                baseline_of=tuple(owner for owner in role.baseline_of if owner in results),
+                memory=role.memory,
+                interval=interval(spreads[name]),
+                against=test if test is not None and test.interval else None,
+                along=_along(every),
+                runs=commits.get(name, ()),
+            )
+        )
+    return tuple(rows)
+
+
+def controls_of(results: Results, metric: str) -> tuple[Control, ...]:
+    """The scores of each row under the controls that its first run has."""
+    return tuple(
+        Control(name, control, *spread([one.score(metric, control) for one in every]))
+        for name, every in results.items()
+        for control in (every[0].controls if every else ())
+    )
+
+
+def _train_flops(result: Result) -> float | None:
     """FLOPs of all updates of a run; None in results of older versions, and of several processes."""
-    return None if result.get("update_flops") is None else result["update_flops"] * result["steps"]
+    return None if result.update_flops is None or result.steps is None else result.update_flops * result.steps
 
 
-def _mean(results: Sequence[JSONObject], key: str) -> float | None:
-    """The mean over runs; None if one of them does not have the number."""
-    found = [result.get(key) for result in results]
-    return None if None in found else statistics.fmean(value for value in found if value is not None)
+def _mean(found: Sequence[float | None]) -> float:
+    """The mean over runs; NaN if there is none, or one of them does not have the number."""
+    return math.nan if not found or None in found else statistics.fmean(value for value in found if value is not None)
 
 
-def _score(scores: JSONObject, metric: str) -> float:
-    """A score of a result; NaN where the run has none."""
-    return math.nan if scores[metric] is None else scores[metric]
+def _number_or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
-def spread(values: Sequence[float]) -> JSONObject:
-    """{"mean", "std" (of the sample), "seeds"}; "std" is null for one value, and where a value is not finite."""
-    finite = all(map(math.isfinite, values))
-    mean = statistics.fmean(values) if finite else sum(values) / len(values)  # fmean refuses ∞ − ∞
-    return {"mean": mean, "std": statistics.stdev(values) if finite and len(values) > 1 else None, "seeds": len(values)}
-
-
-def _along(results: Sequence[JSONObject]) -> JSONObject:
-    """{"along": the metric along an axis of the task, mean and spread over the seeds}; {} if no run measured one."""
-    found = [result["along"] for result in results if "along" in result]
+def _along(results: Sequence[Result]) -> Along | None:
+    """The metric along an axis of the task, with its spread over the seeds; None if no run measured one."""
+    found = [result.artifacts["along"] for result in results if "along" in result.artifacts]
     if not found:
-        return {}
+        return None
     by_place: dict[float, list[float]] = {}
     for at, value in (pair for one in found for pair in one["values"]):
         by_place.setdefault(at, []).append(value)
-    values = [{"x": at, **spread(by_place[at])} for at in sorted(by_place)]
-    return {"along": {"metric": found[0].get("metric"), "x": found[0].get("x"), "values": values}}
+    places = tuple(Place(at, *spread(by_place[at])) for at in sorted(by_place))
+    return Along(found[0].get("metric"), found[0].get("x"), places)
+
+
+def show(comparison: Comparison) -> None:
+    """Print a comparison as tables: scores with what the seeds show, costs, and the metric along the task's axis."""
+    from rich.console import Console
+
+    console = Console(width=max(_WIDTH, Console().width))
+    console.print(_score_table(comparison))
+    for line in _notes(comparison):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(_cost_table(comparison))
+    console.print(_STATE, highlight=False, soft_wrap=True)
+    if rows := [(row.name, row.along) for row in comparison.rows if row.along is not None]:
+        console.print(_along_table(rows))
+
+
+def _table(columns: Sequence[str], **more: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", **more)
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right")
+    return table
+
+
+def _text(score: Scored) -> str:
+    return f"{score.mean:.4f}" + ("" if math.isnan(score.std) else f" ± {score.std:.4f}")
+
+
+def _score_table(comparison: Comparison) -> Any:
+    """The rows with their controls; with several seeds also intervals and the tests against the reference."""
+    tested = any(row.interval for row in comparison.rows)
+    swept = any(row.rate is not None for row in comparison.rows)
+    columns = ["", comparison.metric, "seeds"]
+    columns += ["95 % interval", f"difference to {comparison.against}", "p (Holm)", "shown"] if tested else []
+    table = _table([*columns, *(["learning rate"] if swept else [])])
+    for row in comparison.rows:
+        cells = [row.name, _text(row), str(row.seeds), *(_test_cells(row, comparison) if tested else [])]
+        table.add_row(*cells, *([] if row.rate is None else [f"{row.rate:.1e}"]))
+        for control in comparison.controls:
+            if control.name == row.name:
+                table.add_row(f"  cache {control.control}", _text(control), str(control.seeds))
+    for name, value in comparison.reference.items():  # without learning
+        table.add_row(name, f"{value:.4f}")
+    return table
+
+
+def _test_cells(row: Row, comparison: Comparison) -> list[str]:
+    """The interval of a row's mean, and its difference to the reference with interval, corrected p and meaning."""
+    own = "–" if row.interval is None else "{:.4f} to {:.4f}".format(*row.interval)
+    test = row.against
+    if test is None or test.interval is None:
+        return [own, "", "", "reference" if row.name == comparison.against else "–"]
+    low, high = test.interval
+    difference = f"{test.difference:+.4f} ({low:+.4f} to {high:+.4f})"
+    return [own, difference, f"{test.p_holm:.3g}", test.finding(comparison.higher_is_better)]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """What was made equal, and how the differences are to be read."""
+    lines = [] if comparison.equal is None else [budget_text(comparison.equal)]
+    if comparison.controls:
+        lines.append(f"caches {legend(one.control for one in comparison.controls)}")
+    scores = {row.name: row.mean for row in comparison.rows}
+    lines += no_better(scores, comparison.reference, comparison.metric, comparison.higher_is_better)
+    several = len(comparison.rows) > 1
+    if several and any(row.against for row in comparison.rows):
+        lines.append(
+            f"differences: Welch's t-test against {comparison.against}, p corrected over the rows by Holm; no "
+            f"difference is shown where p ≥ {LEVEL:g}. The intervals of differences are not corrected."
+        )
+    elif several and any(row.seeds == 1 for row in comparison.rows):
+        lines.append(ONE_SEED)
+    if any(row.seeds > 1 and row.std == 0 for row in comparison.rows):
+        lines.append(NO_SPREAD)
+    return lines
+
+
+def _cost_table(comparison: Comparison) -> Any:
+    unit = comparison.unit or UNNAMED_UNIT
+    columns = ["parameters", "steps", f"{unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
+    table = _table(["", *columns, "seconds passed", "peak MiB"])
+    for row in comparison.rows:
+        table.add_row(
+            row.name,
+            _number(row.parameters),
+            _number(row.steps),
+            _number(row.tokens),
+            "–" if math.isnan(row.train_flops) else f"{row.train_flops / 1e12:.3g}",
+            _number(row.flops, 1e6, 2),
+            _number(row.state_bytes, 2**10, 1) if row.state_bytes else "–",
+            _number(row.seconds, 1, 1),
+            _number(row.peak_bytes, 2**20),
+        )
+    return table
+
+
+def _number(value: float, unit: float = 1, digits: int = 0) -> str:
+    return "–" if math.isnan(value) else f"{value / unit:,.{digits}f}"
+
+
+def _along_table(rows: Sequence[tuple[str, Along]]) -> Any:
+    first = rows[0][1]
+    table = _table(["", *(f"{one.x:g}" for one in first.values)], title=f"{first.metric} by {first.x}")
+    for name, along in rows:
+        table.add_row(name, *map(_text, along.values))
+    return table

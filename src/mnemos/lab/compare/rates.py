@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.run_files import read_result
-from mnemos.lab.tasks.metrics import description
 from mnemos.types import InputError
 
-from .runs_left import RunsLeft
-from .several import Planned, train_several
+from .runs import Planned, RunsLeft, train_several
 
 
 @dataclass(frozen=True)
@@ -118,18 +116,18 @@ def at_best_rates(recipes: Sequence[Recipe], sweeps: Mapping[str, Sweep], seeds:
 
 def valid_score(place: Path) -> float | None:
     """The score of a finished run on the validation split; None for a run that failed."""
-    if not (place / "result.json").is_file():
+    if not Result.exists(place):
         return None
-    result = read_result(place)
-    value = result["valid"][result["metric"]]
-    return value if value is not None and math.isfinite(value) else None
+    result = Result.read(place)
+    value = result.valid[result.metric]
+    return value if math.isfinite(value) else None
 
 
 def _higher_is_better(place: Path) -> bool | None:
-    if not (place / "result.json").is_file():
+    if not Result.exists(place):
         return None
-    result = read_result(place)
-    higher: bool = description(result, result["metric"], str(place / "result.json"))["higher_is_better"]
+    result = Result.read(place)
+    higher: bool = result.description(result.metric, place)["higher_is_better"]
     return higher
 
 

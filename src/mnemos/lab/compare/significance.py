@@ -1,73 +1,160 @@
-"""What the seeds of a comparison show: intervals of means, and differences to a reference row over several rows.
+"""What the seeds of a comparison show: intervals of means, and differences between rows.
 
     mean ± t(97.5 %, n − 1) · s/√n                                  the 95 % interval of a row's mean
-    Welch's t-test of a row against the reference                   difference, its 95 % interval, p
-    p_Holm(i) = max over j ≤ i of min(1, (m − j + 1) · p(j))        p(1) ≤ … ≤ p(m) of the m rows but the reference
+    Welch's t-test of two rows                                      difference, its 95 % interval, p
+    p_Holm(i) = max over j ≤ i of min(1, (m − j + 1) · p(j))        p(1) ≤ … ≤ p(m) of the m differences
 
 Runs of equal seeds are not treated as pairs. They read the same batches in the same order, but a seed draws other
 weights for another model, and the spread between runs comes mostly from these. If the common order makes scores of
-equal seeds alike, the unpaired test is the more careful one: its interval is too wide, not too narrow.
+equal seeds alike, the unpaired test is the more careful one: its interval is too wide, not too narrow. The runs under a
+control are the same trained models, so their differences are taken run by run (`paired`).
 
-Holm's procedure keeps the probability of one false difference or more among all rows at 5 %. It needs no independent
-tests: all rows are tested against one reference. Holm (1979), Scand. J. Statist. 6, 65-70.
+Holm's procedure keeps the probability of one false difference or more among all tests at 5 %. It needs no independent
+tests: rows may be tested against one reference. Holm (1979), Scand. J. Statist. 6, 65-70.
 """
 
+import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-
-import numpy as np
-
-from mnemos.types import JSONObject
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 LEVEL = 0.05
-NO_DIFFERENCE = "no difference shown"
+BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 ONE_SEED = "one seed shows nothing about differences"
 NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from, so the table has –"
+_ROUNDING = 1e-9  # relative: a difference of scores in float64 has about seven digits more than any score means
 
 
-def interval(values: Sequence[float]) -> list[float] | None:
-    """The 95 % interval [low, high] of the mean of several values (Student's t).
+class Spread(NamedTuple):
+    """Mean, standard deviation of the sample (NaN for one value, and where a value is not finite), number of values."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+class Scored(Protocol):
+    """What has a score with a spread over seeds: a row, a control, a `Spread`."""
+
+    @property
+    def mean(self) -> float: ...  # noqa: D102
+
+    @property
+    def std(self) -> float: ...  # noqa: D102
+
+    @property
+    def seeds(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means in the metric's units, and its 95 % interval; None where there is no spread.
+
+    p: two-sided; p_holm: corrected for several differences. Both are NaN where they were not computed.
+    """
+
+    difference: float
+    interval: tuple[float, float] | None = None
+    p: float = math.nan
+    p_holm: float = math.nan
+
+    def finding(self, higher_is_better: bool) -> str:
+        """`BETTER`, `WORSE` or `NO_DIFFERENCE`; "" where there is no interval to judge by."""
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        if self.p_holm >= LEVEL or low <= 0 <= high:
+            return NO_DIFFERENCE
+        return BETTER if (low > 0) == higher_is_better else WORSE
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The mean and the spread of scores; NaN and infinity stay in the mean, because a run that diverged is a result."""
+    if not values:
+        return Spread(math.nan, math.nan, 0)
+    finite = all(map(math.isfinite, values))
+    mean = statistics.fmean(values) if finite else sum(values) / len(values)  # fmean refuses ∞ − ∞
+    return Spread(mean, statistics.stdev(values) if finite and len(values) > 1 else math.nan, len(values))
+
+
+def interval(score: Scored) -> tuple[float, float] | None:
+    """The 95 % interval (low, high) of a mean (Student's t).
 
     None for one value, if one is not finite, and for equal values: seeds that agree by chance, as they often do on a
     small test split, do not make the mean exactly known.
     """
-    if len(values) < 2 or not all(map(math.isfinite, values)) or len({*values}) == 1:
+    if score.seeds < 2 or not (math.isfinite(score.std) and score.std > 0):
         return None
-    mean, reach = float(np.mean(values)), student(len(values) - 1) * math.sqrt(_error2(values))
-    return [mean - reach, mean + reach]
+    reach = _student(score.seeds - 1) * score.std / math.sqrt(score.seeds)
+    return score.mean - reach, score.mean + reach
 
 
-def student(freedom: float) -> float:
-    """The 97.5 % point of Student's t."""
-    from scipy import stats  # importing it takes longer than a small comparison needs
+def welch(score: Scored, reference: Scored) -> Difference:
+    """The difference of two means by Welch's t-test.
 
-    return float(stats.t.ppf(1 - LEVEL / 2, freedom))
-
-
-def _error2(values: Sequence[float]) -> float:
-    """The squared standard error of the mean."""
-    return 0.0 if len({*values}) == 1 else float(np.var(values, ddof=1)) / len(values)
-
-
-def welch(values: Sequence[float], reference: Sequence[float]) -> JSONObject | None:
-    """{"difference" of the means, "interval" (95 %), "p" (two-sided)} by Welch's t-test.
-
-    None unless both have two values or more, all finite, and one of them a spread.
+    Without interval and p unless both have two values or more, all finite, and one of them a spread.
 
     v = s²/n of each side; freedom (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)), by Welch and Satterthwaite.
     """
-    if min(len(values), len(reference)) < 2 or not all(map(math.isfinite, (*values, *reference))):
-        return None
-    v, w = _error2(values), _error2(reference)
+    difference = score.mean - reference.mean
+    if min(score.seeds, reference.seeds) < 2 or not (math.isfinite(score.std) and math.isfinite(reference.std)):
+        return Difference(difference)
+    v, w = score.std**2 / score.seeds, reference.std**2 / reference.seeds
     if v + w == 0:
-        return None
-    from scipy import stats
+        return Difference(difference)
+    from scipy import stats  # importing it takes longer than a small comparison needs
 
-    difference, error = float(np.mean(values) - np.mean(reference)), math.sqrt(v + w)
-    freedom = (v + w) ** 2 / (v**2 / (len(values) - 1) + w**2 / (len(reference) - 1))
-    reach = student(freedom) * error
-    p = 2 * float(stats.t.sf(abs(difference) / error, freedom))
-    return {"difference": difference, "interval": [difference - reach, difference + reach], "p": p}
+    freedom = (v + w) ** 2 / (v**2 / (score.seeds - 1) + w**2 / (reference.seeds - 1))
+    reach = _student(freedom) * math.sqrt(v + w)
+    p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(v + w), freedom))
+    return Difference(difference, (difference - reach, difference + reach), p)
+
+
+def paired(changes: Sequence[float]) -> Difference | None:
+    """The mean of differences that were taken run by run, with its interval; None without a finite one.
+
+    If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal differences other than 0 come from
+    coarse scores by coincidence, so they have no interval. A mean within the rounding errors of its terms is 0.
+    """
+    found = [change for change in changes if math.isfinite(change)]
+    if not found:
+        return None
+    mean, std, n = spread(found)
+    size = max(map(abs, found))
+    mean = 0.0 if abs(mean) < _ROUNDING * size else mean
+    if n < 2 or (size and std < _ROUNDING * size):
+        return Difference(mean)
+    reach = _student(n - 1) * std / math.sqrt(n)
+    return Difference(mean, (mean - reach, mean + reach))
+
+
+def differences(scores: Mapping[str, Scored], against: str) -> dict[str, Difference]:
+    """The difference of each other row to the reference row, with p corrected over all that could be tested."""
+    names = [name for name in scores if name != against]
+    return dict(zip(names, correct([welch(scores[name], scores[against]) for name in names]), strict=True))
+
+
+def differences_of_best(scores: Mapping[str, Scored], higher_is_better: bool) -> tuple[str, dict[str, Difference]]:
+    """The row of the best mean, and its difference to each other row, p corrected by Holm.
+
+    The best row is chosen by the scores that are tested: the greatest difference of all pairs is one of its own. So p
+    is corrected over all K(K − 1)/2 pairs of K rows. Over the K − 1 differences of the best alone, equal rows would be
+    told apart in more than one of twenty comparisons.
+    """
+    best = (max if higher_is_better else min)(scores, key=lambda name: scores[name].mean)
+    others = [name for name in scores if name != best]
+    pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
+    found = correct([welch(scores[a], scores[b]) for a, b in pairs])
+    return best, dict(zip(others, found, strict=False))
+
+
+def correct(found: Sequence[Difference]) -> list[Difference]:
+    """The differences with p corrected over those that have one, by Holm."""
+    tested = [one.p for one in found if math.isfinite(one.p)]
+    corrected = iter(holm(tested))
+    return [replace(one, p_holm=next(corrected)) if math.isfinite(one.p) else one for one in found]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -79,22 +166,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def differences(scores: Mapping[str, Sequence[float]], against: str) -> dict[str, JSONObject | None]:
-    """For each row the result of `welch` against the reference row, with "p_holm" over all rows that could be tested.
+def _student(freedom: float) -> float:
+    """The 97.5 % point of Student's t."""
+    from scipy import stats
 
-    scores: {name: score of each seed}. None for the reference itself, and for rows that could not be tested.
-    """
-    found = {name: None if name == against else welch(scores[name], scores[against]) for name in scores}
-    tested = [one for one in found.values() if one is not None]
-    for one, corrected in zip(tested, holm([one["p"] for one in tested]), strict=True):
-        one["p_holm"] = corrected
-    return found
-
-
-def finding(test: JSONObject | None, higher_is_better: bool) -> str:
-    """What a row of `differences` shows, in words: better, worse or no difference shown; "" if it was not tested."""
-    if test is None:
-        return ""
-    if test["p_holm"] >= LEVEL:
-        return NO_DIFFERENCE
-    return "better" if (test["difference"] > 0) == higher_is_better else "worse"
+    return float(stats.t.ppf(1 - LEVEL / 2, freedom))

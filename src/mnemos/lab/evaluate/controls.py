@@ -1,17 +1,39 @@
-"""Controls: evaluations of a trained model with its stored caches emptied, exchanged or closed, to test their use.
+"""Controls: evaluations of a trained model with its memory changed, which show whether the model depends on it.
 
-A cache per stream is part of the state; `state_controls` empties and exchanges it.
+`controls` changes the caches that a model stores: emptied, exchanged or closed. `state_controls` changes the state that
+passes from segment to segment: emptied, exchanged or frozen. A control shows that a trained model depends on what its
+memory holds. What the memory adds is the difference to the same model trained with a memory that is never written.
+
+Between two segments of a row, every memory is a state: a pytree of tensors whose first axis is the row. So one
+implementation changes all of them: slots, running sums, keys and values, remembered segments, hidden states, caches.
+
+For `state_controls` the rows are read once with the state carried as usual, and once for each memory and control.
+There the memory is replaced before each segment after the first:
+
+    emptied    by that of a new row (`reset`)
+    exchanged  by that which another row has at the same segment when it is carried (`select`)
+    frozen     by the row's own after its first segment
+
+All other parts of the state are carried, so a memory that is read by a part of the model, whose results a later segment
+reads, is tested too: the slots of a Memformer reach the decoder through the encoding of the segment before. Each
+segment after the first is scored.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mnemos import generators
+from mnemos._compat import pytree
+from mnemos.lab.tasks.batch import each, row_count, to_model
+from mnemos.lab.tasks.metrics import LOSS, Sums, called, sum_functions, values
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
+from mnemos.types import Advances, JSONObject, NamedMemory, State, leaves, reset, select
 
 from .scores import evaluate
 
@@ -20,6 +42,21 @@ CONTROLS = {
     "exchanged": "stored caches replaced by noise with each channel's mean and spread",
     "closed": "every gate closed: the attention alone, with the trained weights",
 }
+ROWS = 8  # rows of the split that are read together
+SEGMENTS = 8  # segments with counted targets; a batch that has begun is read to its end
+READ = 256  # segments at most, where few have counted targets
+PIECES = 4  # segments per row, where the task's rows are read in one call and the model can be cut anywhere
+WHOLE = "whole state"  # the name of all memories together
+STATE_CONTROLS = {
+    "emptied": "replaced by that of a new row",
+    "exchanged": "replaced by that of another row",
+    "frozen": "replaced by the row's own after its first segment",
+}
+
+Key = tuple[str, str]  # (name of the memory, control)
+_CARRIED: Key = ("", "carried")
+_ALONE = "the split has one row, so there is no other row's memory"
+_SHORT = "the rows have two segments, so the memory after the first is what the second reads in any case"
 
 
 def controls(
@@ -81,3 +118,225 @@ def _changed(model: nn.Module, control: str) -> Iterator[None]:
 def _noise(cache: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(cache.shape, generator=generator).to(cache)
     return cache.mean(0) + noise * cache.std(0, correction=0)
+
+
+@torch.no_grad()
+def state_controls(
+    model: nn.Module, task: Task, split: Literal["valid", "test"] = "test", segment_length: int = 0
+) -> JSONObject:
+    """Score the later segments of some rows with the state as carried and under each control.
+
+    The result is {"left": reason} if no state passes between two scored segments, otherwise {"left": null, "split",
+    "rows", "segments": [numbers of the scored segments, from 1], "cut": tokens per segment if rows were cut for this,
+    else null, "targets", "metric": the task's first metric (or "loss" if that is not a sum), "carried": {"scores",
+    "by_segment"}, "memories": [{"name", "emptied", "exchanged", "frozen": {"scores", "by_segment"} or {"left": reason}}
+    ]}. "scores" has the loss and the task's metrics over all scored segments, "by_segment" the metric of each.
+
+    The first memory is the whole state. If the state also has parts that have a name (`NamedMemory`) and hold less than
+    all of it, each of these is changed alone too. segment_length: that of the run's rollout.
+    Cost: 1 + 3·memories forwards of `ROWS` rows for about `SEGMENTS` segments. The model's mode and weights and all
+    random generators are unchanged.
+    """
+    if getattr(model, "state_kind", None) == "none":
+        return {"left": "the model keeps no state"}
+    with generators.kept(), evaluating(model):
+        cut = None
+        groups = [group for group in _groups(task, split, segment_length) if len(group) > 1]
+        if not groups and task.splits_rows and task.max_length > 1 and getattr(model, "splits", "") == "anywhere":
+            cut = -(-task.max_length // PIECES)
+            groups = [group for group in _groups(task, split, cut) if len(group) > 1]
+        if not groups:
+            return {"left": "each row is read in one call; no state passes from one call to the next"}
+        reading = _Reading(model, task)
+        # A row that is alone in its batch has no other row's memory, so it is read only if all rows are alone.
+        for group in [group for group in groups if row_count(group[0]) > 1] or groups:
+            reading.read(group)
+    return reading.result(split, cut)
+
+
+def control_lines(found: JSONObject, task: Task) -> list[str]:
+    """What `state_controls` found, as lines for a terminal."""
+    if found["left"] is not None:
+        return [f"  state: {found['left']}"]
+    metric = next((m for m in task.metrics if m.name == found["metric"]), LOSS)
+    numbers = found["segments"]
+    where = f"segments {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"segment {numbers[0]}"
+    carried = found["carried"]["scores"][metric.name]
+    rows = [("as carried", metric.text(carried))]
+    for memory in found["memories"]:
+        for control, about in STATE_CONTROLS.items():
+            entry = memory[control]
+            value = None if "left" in entry else entry["scores"][metric.name]
+            text = entry.get("left") if value is None else f"{metric.text(value)} ({value - carried:+.4f})  {about}"
+            rows.append((f"{memory['name']} {control}", text))
+    width = max(len(name) for name, _ in rows)
+    rows_read = "1 row" if found["rows"] == 1 else f"{found['rows']} rows at once"
+    head = f"  state, {where} of {rows_read}:"
+    return [head, *(f"    {name:{width}}  {text}" for name, text in rows)]
+
+
+def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterator[list[Any]]:
+    """Successive segments of the same rows, as lists of batches; about `SEGMENTS` with counted targets in all."""
+    group: list[Any] = []
+    read = scored = 0
+    for batch in task.batches(split, ROWS):
+        for part in task.segments(batch, length):
+            resets = task.resets(part)
+            if group and (resets is None or bool(resets.all())):
+                yield group
+                group = []
+            group.append(part)
+            read, scored = read + 1, scored + (task.count(part) > 0)
+        if scored >= SEGMENTS or read >= READ:
+            break
+    if group:
+        yield group
+
+
+class _Reading:
+    """Reads groups of segments and adds up the sums of the task's scores by memory, control and segment."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        self.model, self.task = model, task
+        self.functions: dict[Sums, int] = sum_functions(task.metrics)
+        self.sums: dict[Key, dict[int, Tensor]] = {_CARRIED: {}}
+        self.memories: dict[str, str | None] = {}  # label -> name of the part that is changed; None: all of the state
+        self.rows = 0
+
+    def read(self, group: list[Any]) -> None:
+        """Read the segments of a group, each row until it ends."""
+        carried: State = None
+        first: State = None
+        own: dict[Key, State] = {}  # the state of each reading with a changed part
+        rows: Tensor | None = None  # those of the group's rows that have not ended; None: all
+        for i, given in enumerate(group):
+            part = to_model(given, self.model)
+            part = part if rows is None else _rows(part, rows)
+            ended = self.task.resets(part)
+            if i and ended is not None and bool(ended.any()):
+                going = (~ended).nonzero().flatten()
+                if len(going) < min(2, len(ended)):
+                    return  # every control has the same segments, so the reading ends where no two rows are left
+                rows = going if rows is None else rows[going]
+                part, carried, first = _rows(part, going), select(carried, going), select(first, going)
+                own = {key: select(state, going) for key, state in own.items()}
+            if i:
+                own = self._controlled(part, carried, first, own, i)
+            carried = self._scored(part, carried, i, _CARRIED)
+            if not i:
+                if not leaves(carried):
+                    return
+                first = carried
+                self.memories |= _memories(carried)
+
+    def _controlled(self, part: Any, carried: State, first: State, own: dict[Key, State], i: int) -> dict[Key, State]:
+        """Read a segment under every control; returns the new states of the readings with a changed part."""
+        device, count = leaves(carried)[0].device, leaves(carried)[0].shape[0]
+        self.rows = max(self.rows, count)
+        sources = {
+            "emptied": reset(carried, torch.ones(count, dtype=torch.bool, device=device)),
+            "exchanged": select(carried, torch.arange(count, device=device).roll(1)),
+            "frozen": first,
+        }
+        if count < 2:
+            del sources["exchanged"]
+        after: dict[Key, State] = {}
+        for label, name in self.memories.items():
+            for control, source in sources.items():
+                key = label, control
+                if name is not None:
+                    after[key] = self._scored(part, _grafted(own.get(key, carried), source, name), i, key)
+                elif self.task.count(part):
+                    self._scored(part, source, i, key)
+        return after
+
+    def _scored(self, part: Any, state: State, i: int, key: Key) -> State:
+        """Read a segment, add its scores to the sums of `key`, and return the new state. The first is not scored."""
+        count = self.task.count(part)
+        if not count and isinstance(self.model, Advances):
+            return self.task.advance(self.model, part, state)
+        outputs, after = self.task.forward(self.model, part, state)
+        if i and count:
+            loss = self.task.loss(self.model, outputs, part)
+            found = [x for f, width in self.functions.items() for x in called(f, width, self.model, outputs, part)]
+            vector = torch.tensor([loss.item(), count, *(x.item() for x in found)], dtype=torch.float64)
+            sums = self.sums.setdefault(key, {})
+            sums[i] = sums[i] + vector if i in sums else vector
+        return after
+
+    def result(self, split: str, cut: int | None) -> JSONObject:
+        """See `state_controls`."""
+        carried = self.sums[_CARRIED]
+        if not self.memories:
+            return {"left": "the model keeps no state"}
+        if not carried:
+            return {"left": "no segment after a row's first has a counted target"}
+        known = self._averages(next(iter(carried.values())))
+        metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
+        memories = []
+        for label in self.memories:
+            entry: JSONObject = {"name": label}
+            for control in STATE_CONTROLS:
+                left = _SHORT if control == "frozen" and max(carried) < 2 else None
+                left = _ALONE if control == "exchanged" and (label, control) not in self.sums else left
+                entry[control] = {"left": left} if left else self._entry((label, control), metric)
+            memories.append(entry)
+        return {
+            "left": None,
+            "split": split,
+            "rows": self.rows,
+            "segments": [i + 1 for i in sorted(carried)],
+            "cut": cut,
+            "targets": int(sum(vector[1] for vector in carried.values())),
+            "metric": metric,
+            "carried": self._entry(_CARRIED, metric),
+            "memories": memories,
+        }
+
+    def _entry(self, key: Key, metric: str) -> JSONObject:
+        sums = self.sums[key]
+        total = torch.stack(list(sums.values())).sum(0)
+        return {"scores": self._averages(total), "by_segment": [self._averages(sums[i])[metric] for i in sorted(sums)]}
+
+    def _averages(self, vector: Tensor) -> dict[str, float]:
+        """The loss and the metrics that are sums, from the sums of some segments."""
+        loss, count, *rest = vector.tolist()
+        found, sums = iter(rest), {}
+        for function, width in self.functions.items():
+            sums[function] = [next(found) for _ in range(width)]
+        return {"loss": loss / count, **values(self.task.metrics, sums, (loss, count))}
+
+
+def _rows(batch: Any, rows: Tensor) -> Any:
+    return each(batch, lambda x: x[rows])
+
+
+def _memories(state: State) -> dict[str, str | None]:
+    """What a state's controls change: all of it, and each named part that does not hold all of its numbers alone."""
+    named: dict[str, int] = {}
+    for node in pytree.tree_leaves(state, is_leaf=_is_memory):
+        if _is_memory(node) and node.memory_name is not None and (size := _size(node)):
+            named[node.memory_name] = named.get(node.memory_name, 0) + size
+    if len(named) == 1 and _size(state) == sum(named.values()):
+        return dict.fromkeys(named)
+    return {WHOLE: None, **{name: name for name in named}}
+
+
+def _size(state: State) -> int:
+    """The floating-point numbers of a state; its counters are not counted."""
+    return sum(leaf.numel() for leaf in leaves(state) if leaf.is_floating_point())
+
+
+def _is_memory(node: object) -> bool:
+    return isinstance(node, NamedMemory)
+
+
+def _grafted(state: State, source: State, name: str) -> State:
+    """The state, with the parts of this name taken from `source`."""
+    others = iter(pytree.tree_leaves(source, is_leaf=_is_memory))
+
+    def grafted(node: object) -> object:
+        other = next(others)
+        return other if isinstance(node, NamedMemory) and node.memory_name == name else node
+
+    return pytree.tree_map(grafted, state, is_leaf=_is_memory)

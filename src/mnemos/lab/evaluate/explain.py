@@ -32,9 +32,9 @@ from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 from mnemos.types import JSONObject
 
 from .branches import first_calls, maps, rounded
+from .controls import state_controls
 from .holdings import IMAGES, TOKENS, evenly_spaced, holdings
 from .places import Places, places
-from .state_controls import state_controls
 
 PICTURES = 8  # of the test split, recorded
 SIDE = 96  # maximum side of a recorded picture, in pixels

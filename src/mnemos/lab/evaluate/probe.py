@@ -1,5 +1,8 @@
 """Measurements of the gates and contents of gated caches, for a run's metrics.jsonl."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -12,16 +15,54 @@ from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
 from mnemos.modes import evaluating
 from mnemos.types import JSONObject
 
-_KINDS = ("mean", "saturated")
+from .records import to_json
+
+_GATES = ("update", "reset")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The values of a gate: their mean, and the share below 0.05 or above 0.95; NaN without an update."""
+
+    mean: float = math.nan
+    saturated: float = math.nan
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A cache: root mean square, maximum and effective rank.
+
+    The effective rank is exp of the entropy of the normalised singular values: 1 if all slots are proportional, at most
+    min(Tm, Dm).
+    """
+
+    rms: float = math.nan
+    max: float = math.nan
+    rank: float = math.nan
+
+
+@dataclass(frozen=True)
+class LayerGates:
+    """A layer with a gated cache: σ(λ) per head, its gates, its cache."""
+
+    name: str
+    mix: tuple[float, ...] = ()
+    update: Gate = Gate()
+    reset: Gate = Gate()
+    cache: Contents = Contents()
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The values of a line of metrics.jsonl of kind "gates"."""
+
+    layers: tuple[LayerGates, ...]
 
 
 def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObject | None:
     """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
 
-    The result is {"layers": [{"name", "mix": σ(λ) per head, "update" and "reset": {"mean", "saturated"}, "cache":
-    {"rms", "max", "rank"}}]}. "saturated" is the share of gate values below 0.05 or above 0.95. Gate values are means
-    over the updates, and null without an update. "rank" is the effective rank, exp of the entropy of the normalised
-    singular values: 1 if all slots are proportional, at most min(Tm, Dm).
+    The result is the JSON of `Gates`. Gate values are means over the updates.
     The model's mode and all random generators are restored. Cost: one forward pass and one SVD per layer.
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
@@ -43,22 +84,25 @@ def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObjec
     for name, layer in layers:
         # A causal cache without a complete block made no update, so there are no gate values.
         record = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
-        gates = {gate: {kind: record.get(f"{gate}_{kind}") for kind in _KINDS} for gate in ("update", "reset")}
-        mix = torch.sigmoid(layer.mix.detach()).tolist()
+        update, reset = (
+            Gate(*(record.get(f"{gate}_{of}", math.nan) for of in ("mean", "saturated"))) for gate in _GATES
+        )
+        mix = tuple(torch.sigmoid(layer.mix.detach()).tolist())
         walk = next(streams, None)
         contents = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
-        found.append({"name": name, "mix": mix, **gates, "cache": _describe(contents)})
-    return {"layers": found}
+        found.append(LayerGates(name, mix, update, reset, _describe(contents)))
+    measured: JSONObject = to_json(Gates(tuple(found)))
+    return measured
 
 
 def _is_walk(node: object) -> bool:
     return isinstance(node, Walk)
 
 
-def _describe(caches: Tensor) -> dict[str, float]:
+def _describe(caches: Tensor) -> Contents:
     """Root mean square, maximum and effective rank of caches [rows, Tm, Dm]; the rank is the mean over rows."""
     values = torch.linalg.svdvals(caches.float())
     share = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
     rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (values.sum(-1) > 0)
     rms, largest = caches.square().mean().sqrt(), caches.abs().max()
-    return {"rms": float(rms), "max": float(largest), "rank": float(rank.mean())}
+    return Contents(float(rms), float(largest), float(rank.mean()))

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, table
-from .names import shortened
-from .results import NO_PICTURES, Cached, Comparison, Explained
+from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table
+from .read import Results
+from .results import NO_PICTURES, Cached, Explained
 from .style import INK, MUTED, panel, raster_image
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ MARGINS = 0.34  # inches above and below in a panel without a title
 TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """For each cached variant, a figure and a table of the first run with image maps, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(comparison.variants):
-        found = [(run.label, run.explained) for run in comparison.runs.get(name, ()) if run.explained]
+    for index, name in enumerate(comparison.names):
+        found = [(run.label, run.explained) for run in comparison.runs_of(name) if run.explained]
         drawn = [one for one in found if one[1].pictures is not None]
         if drawn:
             parts.append(_variant(index, name, *drawn[0]))
-        elif name in comparison.with_memory():
+        elif name in comparison.cached():
             why = found[0][1].left if found else "no run has an explain.json"
             whys += [f"{name}: {why}, so the report has no images of its branches."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])

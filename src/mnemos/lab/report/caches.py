@@ -1,53 +1,49 @@
-"""The stored cache after training: the [Tm, Dm] matrix of each layer, its singular values, and slot similarity."""
+"""What the stored caches hold after training, and whether that means anything.
 
-from collections.abc import Sequence
+The [Tm, Dm] matrix of each layer, its singular values and the similarity of its slots; the training patches that are
+nearest to some slots.
+"""
+
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .markup import figure, listed, missing, plural
-from .names import shortened
-from .results import Comparison, RunRecord
-from .roles import writable
-from .style import INK, NEGATIVE, POSITIVE, RULE, nothing, panel
+from .markup import decimal, escape, figure, listed, missing, paragraph, plural, shortened, table
+from .read import Results
+from .results import NO_PICTURES, Cached
+from .run_records import RunRecord
+from .style import INK, MUTED, NEGATIVE, POSITIVE, RULE, nothing, panel, raster_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
 LAYERS = 6  # layers drawn; with more, an even selection
+WIDTH, LEFT, MARGINS = 2.6, 0.3, 0.56  # inches: a panel, its labels, the margins above and below
+GAP = 0.1  # gap between patches, in patches
+CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
+MOSTLY = 0.8  # a slot counts as the average of its position if the position explains more than this share
 
 
-def section(comparison: Comparison) -> str:
+def content_section(results: Results) -> str:
     """For each cached variant, a figure of the first run that stored its caches, or a line that says none did."""
     parts = []
-    for index, name in enumerate(comparison.variants):
-        runs = comparison.runs.get(name, ())
-        stored = [run for run in runs if run.caches]
-        if why := _not_stored(runs):
+    for index, name in enumerate(results.names):
+        stored = [run for run in results.runs_of(name) if any(cache.any() for cache in (run.caches or {}).values())]
+        if stored:
+            parts.append(_content(index, name, stored))
+        elif name in results.cached():
+            why = (
+                "no run stored the content of a cache, so there is none to draw: a cache per stream is part of the "
+                "state that the stream carries, and one that is never written holds nothing"
+            )
             parts.append(missing(f"{name}: {why}."))
-        elif stored:
-            parts.append(_variant(index, name, stored))
-        elif name in comparison.with_memory():
-            parts.append(missing(f"{name}: no run has a caches.safetensors, so no cache can be drawn."))
     return "\n".join(parts)
 
 
-def _not_stored(runs: Sequence[RunRecord]) -> str:
-    """Why a variant's model stores no content of a cache; "" if it stores one, or has no gated cache."""
-    grcs = [one for run in runs[:1] for one in writable(run.recipe.get("model")) if "preset" in one]
-    if grcs and all(one.get("scope") == "stream" for one in grcs):
-        return (
-            "each stream has a cache of its own, which is part of the state that a stream carries; the model stores "
-            "none, so there is none to draw. The controls of the state say whether it was used"
-        )
-    if grcs and not any(one.get("write", True) for one in grcs):
-        return "its cache is never written, so it holds nothing that could be drawn"
-    return ""
-
-
-def _variant(index: int, name: str, stored: list[RunRecord]) -> str:
+def _content(index: int, name: str, stored: list[RunRecord]) -> str:
     caches = stored[0].caches or {}
     chosen = list(caches)
     if len(chosen) > LAYERS:
@@ -160,3 +156,176 @@ def _image(axes: "Axes", matrix: np.ndarray, end: float) -> None:
     axes.spines[["top", "right"]].set_visible(True)
     axes.spines[:].set_color(RULE[0])
     axes.tick_params(length=0)
+
+
+def slot_section(comparison: Results) -> str:
+    """For each cached variant, patches and numbers of the first run with a slot comparison, or why there are none."""
+    parts, whys = [], []
+    for index, name in enumerate(comparison.names):
+        runs = [run for run in comparison.runs_of(name) if run.explained]
+        found = [run for run in runs if _compared(run)]
+        if found:
+            parts.append(_slots(index, name, found[0]))
+        elif name in comparison.cached():
+            why = _why(runs)
+            whys += [f"{name}: {why}, so the report cannot show what its slots hold."] * (why != NO_PICTURES)
+    return "\n".join(parts + [missing(why) for why in whys])
+
+
+def _compared(run: RunRecord) -> list[Cached]:
+    return [layer for layer in run.explained.layers if layer.patches is not None] if run.explained else []
+
+
+def _why(runs: list[RunRecord]) -> str:
+    if not runs or runs[0].explained is None:
+        return "no run has an explain.json"
+    lefts = [layer.slots["left"] for layer in runs[0].explained.layers if layer.slots and "left" in layer.slots]
+    return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with training patches"))
+
+
+def _slots(index: int, name: str, run: RunRecord) -> str:
+    assert run.explained is not None
+    every = [layer.name for layer in run.explained.layers]
+    called = dict(zip(every, shortened(every), strict=True))
+    compared = _compared(run)
+    chosen = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
+    panels = []
+    for place, layer in enumerate(chosen):
+        assert layer.patches is not None
+        rows, columns = layer.patches.shape[:2]
+        side = (WIDTH - LEFT - 0.1) / (_steps(columns) + 1)
+        size = (WIDTH, _steps(rows) * side + MARGINS)
+        aloud = f"Training patches nearest to slots of {called[layer.name]} of {name}"
+        panels.append(
+            panel(f"slots-{index}-{place}", called[layer.name], partial(draw_patches, layer=layer), size, LEFT, aloud)
+        )
+    first = compared[0].slots or {}
+    caption = (
+        f"{name}: some slots of {listed([called[layer.name] for layer in chosen])}, one row per slot (number on the "
+        "left). "
+        f"The row shows the patches whose tokens are nearest to the slot among {first.get('images', 0):,.0f} training "
+        "pictures, at most one per picture, nearest first. The bright middle is the patch; the number on the right is "
+        "the cosine of the nearest. The distance compares what a token would write (the candidate of eq. 5 for that "
+        "slot, with the update gate at 1) with the slot, both minus the mean candidate. Some patch is always the "
+        f"nearest: the table below says whether it is nearer than chance. From {run.label}/explain.safetensors."
+    )
+    return "\n".join(
+        [
+            paragraph(_summary(name, compared, run)),
+            figure(panels, caption, kind="small"),
+            _table(name, run.label, compared, called),
+        ]
+    )
+
+
+def _steps(count: int) -> float:
+    return count * (1 + GAP) - GAP
+
+
+def draw_patches(axes: "Axes", layer: Cached) -> None:
+    """Draw one row of patches per slot, with faded surroundings."""
+    assert layer.patches is not None
+    assert layer.slots is not None
+    axes.set_axis_off()
+    rows, columns = layer.patches.shape[:2]
+    for i, (slot, row) in enumerate(zip(layer.slots["shown"], layer.patches, strict=True)):
+        down = i * (1 + GAP)
+        axes.text(-0.15, down + 0.5, str(slot), ha="right", va="center", fontsize=8, color=MUTED[0])
+        for j, patch in enumerate(row):
+            raster_image(axes, spotlit(patch), (j * (1 + GAP), down))
+        cosine = decimal(layer.slots["nearest"][i][0])[:-1]
+        axes.text(_steps(columns) + 0.12, down + 0.5, cosine, va="center", fontsize=8, color=MUTED[0])
+    axes.set_xlim(0, _steps(columns) + 1)
+    axes.set_ylim(_steps(rows), 0)
+
+
+def spotlit(patch: np.ndarray) -> np.ndarray:
+    """A crop [h, w, C] uint8 with its middle half unchanged and the rest faded towards grey."""
+    shown = (0.4 * patch + 0.6 * 128).round().astype(np.uint8)
+    inside = tuple(slice(n // 4, n - n // 4) for n in patch.shape[:2])
+    shown[inside] = patch[inside]
+    return shown
+
+
+def _number(layer: Cached, key: str) -> float:
+    return float(layer.slots[key]) if layer.slots else math.nan
+
+
+def _span(values: list[float], percent: bool = False) -> str:
+    texts = [f"{v:.0%}" if percent else decimal(v) for v in (min(values), max(values))]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
+
+
+def _summary(name: str, compared: list[Cached], run: RunRecord) -> str:
+    """Sentences, derived from the numbers, on whether slots hold single patches or averages, and averages of what."""
+    above = [layer for layer in compared if _number(layer, "cosine") > _number(layer, "chance") + CLEARLY]
+    places = [max(0.0, place) for layer in compared if math.isfinite(place := _number(layer, "place"))]
+    averages = bool(places) and float(np.median(places)) > MOSTLY
+    distance = _span([_number(layer, "distance") for layer in compared])
+    if averages:
+        parts = [f"{name}: a slot holds the average over pictures of the position that it is written from."]
+    elif len(above) > len(compared) / 2:
+        parts = [f"{name}: some slots hold features of single patches."]
+    else:
+        parts = [f"{name}: a slot holds an average; the patches below are the nearest to it, but not what it holds."]
+    parts.append(
+        f"The distance of slots from the mean candidate is {distance} times that of a single token's candidate."
+    )
+    if places:
+        parts.append(
+            f"The average of a slot's position explains {_span(places, percent=True)} of that squared distance."
+        )
+    where = f"{len(above)} of {len(compared)} layers" if above else "no layer"
+    parts.append(f"Slots are clearly nearer to single training tokens than random mixtures of tokens are: in {where}.")
+    distinct = [_number(layer, "distinct") / _number(layer, "compared") for layer in compared]
+    if min(distinct) < 0.5:
+        parts.append(
+            f"Many slots hold the same: only {_span(distinct, percent=True)} of them have different nearest tokens."
+        )
+    if any(layer.inference == "transient" for layer in compared):
+        parts.append(
+            "Evaluation reads the slots after each picture's own tokens have updated them, not as they are stored."
+        )
+    return " ".join([*parts, _lifetime(run)]).strip()
+
+
+def _lifetime(run: RunRecord) -> str:
+    """How long a slot remembers, computed from the update gate at the last record."""
+    if run.gates is None or not len(run.gates.step):
+        return ""
+    gates = run.gates.values["update.mean"][-1]
+    gates = gates[(gates > 0) & (gates < 1)]
+    if not gates.size:
+        return ""
+    halves = np.log(0.5) / np.log1p(-gates)
+    span = " to ".join(dict.fromkeys(f"{n:.2g}" for n in (halves.min(), halves.max())))
+    return (
+        f"With the update gate's mean at the last record, half of a slot's content comes from its last {span} updates."
+    )
+
+
+def _table(name: str, label: str, compared: list[Cached], called: dict[str, str]) -> str:
+    rows = [
+        [
+            f"<code>{escape(called[layer.name])}</code>",
+            f"{_number(layer, 'compared'):.0f}",
+            decimal(_number(layer, "cosine")),
+            decimal(_number(layer, "chance")),
+            decimal(_number(layer, "raw_cosine")),
+            decimal(_number(layer, "distance")),
+            decimal(_number(layer, "place")),
+            f"{_number(layer, 'distinct'):.1f}",
+        ]
+        for layer in compared
+    ]
+    caption = (
+        f"{name}: slots compared with {_number(compared[0], 'tokens'):,.0f} training tokens per layer, means over "
+        "slots. "
+        "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
+        "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
+        "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
+        "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
+        f"some slot. From {label}/explain.json."
+    )
+    head = ["layer", "slots", "nearest", "chance", "as tokens", "distance", "position", "different"]
+    return table(caption, head, rows)

@@ -1,32 +1,177 @@
-"""What the caches cost: sizes, parameters and FLOPs per layer by formula, and measured times beside the baseline."""
+"""What quality costs: what the runs spent, score against time and FLOPs, what the caches add, and measured times."""
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.lab.compare.budgets import budget_text
+from mnemos.lab.compare.comparison import UNNAMED_UNIT, Row
+from mnemos.lab.compare.significance import interval
 from mnemos.types import JSONObject
 
-from .markup import count, duration, escape, listed, memory, missing, operations, table
-from .names import shortened
-from .origins import flat
-from .read_metrics import number
-from .results import Cached, Comparison, Row, RunRecord, spread
-from .style import VARIANTS
+from .curves import mean_curve, quality
+from .markup import capital, count, duration, escape, figure, memory, missing, operations, shortened, table
+from .read import Results, finite_spread
+from .results import Cached
+from .run_records import RunRecord
+from .style import ROUND, curve, marker, panel, variant_colour, variant_legend, variant_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
+_SECONDS, _FLOPS = "seconds", "FLOPs"
 
 
-def section(comparison: Comparison) -> str:
+def quality_section(results: Results) -> str:
+    """What each variant spent on its updates, and its score against that; "" for one variant, or without finished runs.
+
+    Training FLOPs are missing in results of older versions.
+    """
+    rows = [row for row in results.rows if math.isfinite(row.mean) and math.isfinite(_mean_cost(results, row, "steps"))]
+    if len(rows) < 2:
+        return ""
+    axes = [_SECONDS] + [_FLOPS] * any(math.isfinite(_spent(results, row, _FLOPS)) for row in rows)
+    metric = results.metric
+    panels = [
+        panel(
+            f"cost-{unit}",
+            f"{capital(results.split)} {metric} against {'time' if unit == _SECONDS else 'training FLOPs'}",
+            partial(_draw_scores, results=results, rows=rows, unit=unit),
+            x="seconds of updates" if unit == _SECONDS else "training FLOPs",
+        )
+        for unit in axes
+    ]
+    name = quality(results)
+    if any(len(_course(results, row, name)[0]) > 1 for row in rows):
+        panels.append(
+            panel(
+                "cost-course",
+                f"Validation {name} in the course of training",
+                partial(_draw_course, results=results, rows=rows, name=name),
+                x="seconds of updates",
+            )
+        )
+    bars = ", with the 95% interval" if any(interval(row) for row in rows) else ""
+    caption = (
+        f"Quality against cost: the mean {results.split} {metric}{bars}, against the seconds of updates and the "
+        "training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a multiply-"
+        "add is 2). Seconds are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
+    )
+    keys = variant_legend(results.names, [row.name for row in rows])
+    return _spent_table(results, rows) + "\n" + figure(panels, caption, legend=keys)
+
+
+def _spent_table(results: Results, rows: list[Row]) -> str:
+    unit = next((run.result.unit for run in results.all_runs() if run.result and run.result.unit), UNNAMED_UNIT)
+    head = ["variant", "updates", f"{unit} read", "training FLOPs", "time", "time per update", "learning rate"]
+    cells = []
+    for row in rows:
+        steps = _mean_cost(results, row, "steps")
+        cells.append(
+            [
+                variant_name(results.names.index(row.name), row.name),
+                count(steps),
+                count(_mean_cost(results, row, "tokens")),
+                operations(_spent(results, row, _FLOPS)),
+                duration(row.seconds),
+                duration(row.seconds / steps),
+                _rate(results, row),
+            ]
+        )
+    equal = f"{capital(budget_text(results.equal))}. " if results.equal else ""
+    caption = (
+        f"What a run spent. {equal}What updates read is counted without padding, and twice if two updates read it. "
+        "Time: the seconds of all updates that passed. Means over seeds. From result.json."
+    )
+    return table(caption, head, cells)
+
+
+def _rate(results: Results, row: Row) -> str:
+    """The learning rate of a variant's runs."""
+    optim = [run.recipe.get("optim") for run in results.runs_of(row.name)]
+    rates = {one.get("lr") for one in optim if isinstance(one, dict)}
+    rate = rates.pop() if len(rates) == 1 else None
+    return f"{rate:.2g}" if isinstance(rate, float) else "–"
+
+
+def _mean_cost(results: Results, row: Row, key: str) -> float:
+    """The mean of a number of result.json over the finished runs of a variant; NaN if no run has it."""
+    return finite_spread(run.cost(key) for run in results.runs_of(row.name)).mean
+
+
+def _spent(results: Results, row: Row, unit: str) -> float:
+    """Seconds or FLOPs of all updates of a run."""
+    if unit == _SECONDS:
+        return row.seconds
+    return _mean_cost(results, row, "update_flops") * _mean_cost(results, row, "steps")
+
+
+def _draw_scores(axes: "Axes", results: Results, rows: list[Row], unit: str) -> None:
+    """A point with its interval for each variant, on a logarithmic axis of cost."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.set_xscale("log")
+    for row in rows:
+        cost = _spent(results, row, unit)
+        if not (math.isfinite(cost) and cost > 0):
+            continue
+        index = results.names.index(row.name)
+        ends = None if (found := interval(row)) is None else [[row.mean - found[0]], [found[1] - row.mean]]
+        look: JSONObject = {"color": variant_colour(index), "marker": marker(index), "linewidth": 1.0}
+        axes.errorbar([cost], [row.mean], yerr=ends, markersize=5, capsize=2, linestyle="none", **look)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, high / 4), high * 1.1)  # so that ticks fall within equal costs
+    axes.xaxis.set_major_locator(LogLocator(subs=ROUND[:-1]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if unit == _SECONDS else operations(x)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+    axes.grid(axis="y")
+
+
+def _draw_course(axes: "Axes", results: Results, rows: list[Row], name: str) -> None:
+    """The mean over seeds of a metric on the validation split against the seconds of updates."""
+    from matplotlib.ticker import MaxNLocator
+
+    for row in rows:
+        index = results.names.index(row.name)
+        seconds, value = _course(results, row, name)
+        curve(axes, seconds, value, color=variant_colour(index), marker=marker(index), markersize=3)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+    axes.grid(axis="y")
+
+
+def _course(results: Results, row: Row, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds of updates, mean of the metric) at the evaluations that every seed has."""
+    runs = [run for run in results.runs_of(row.name) if name in run.valid and len(run.valid["step"])]
+    step, value = mean_curve([run.valid for run in runs], name)
+    if not len(step):
+        return step, value
+    return np.mean([_seconds_at(run, step) for run in runs], axis=0), value
+
+
+def _seconds_at(run: RunRecord, step: np.ndarray) -> np.ndarray:
+    """Seconds of updates at some steps, between the lines of training."""
+    train = run.train
+    known = np.isfinite(train["seconds"]) if "seconds" in train else np.zeros(len(train["step"]), bool)
+    if not known.any():
+        return np.full(len(step), np.nan)
+    return np.interp(step, [0, *train["step"][known]], [0, *train["seconds"][known]])
+
+
+def cost_section(results: Results) -> str:
     """A table of layers for each cached variant that recorded its costs, and one of measured times for all variants."""
     parts = []
-    for name in comparison.variants:
-        found = [run for run in comparison.runs.get(name, ()) if run.explained]
+    for name in results.names:
+        found = [run for run in results.runs_of(name) if run.explained]
         known = [run for run in found if run.explained and any(layer.cost for layer in run.explained.layers)]
         if known:
-            parts.append(_layers(comparison, name, known[0]))
-        elif name in comparison.with_memory():
+            parts.append(_layers(name, known[0]))
+        elif name in results.cached():
             why = (
                 "its caches are causal and work in blocks, which the formula does not cover"
                 if found
@@ -35,10 +180,10 @@ def section(comparison: Comparison) -> str:
             parts.append(missing(f"{name}: {why}, so the report has no cost by formula."))
     if not parts:
         parts.append(missing("No variant has a gated cache, so there is no cost of caches to report."))
-    return "\n".join([*parts, _measured(comparison)])
+    return "\n".join([*parts, _measured(results)])
 
 
-def _layers(comparison: Comparison, name: str, run: RunRecord) -> str:
+def _layers(name: str, run: RunRecord) -> str:
     """Costs by formula: one row for consecutive layers of one shape, and the sum."""
     assert run.explained is not None
     layers = [layer for layer in run.explained.layers if layer.cost]
@@ -71,7 +216,7 @@ def _layers(comparison: Comparison, name: str, run: RunRecord) -> str:
         f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
         "Cache: "
         "slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates the cache, and in "
-        f"eval(). {_against(comparison, name, run, layers)}From {run.label}/explain.json."
+        f"eval(). {_share(run, layers)}From {run.label}/explain.json."
     )
     head = ["layers", "count", "tokens", "cache", "heads", "parameters", "FLOPs, training", "FLOPs, eval"]
     return table(caption, head, rows)
@@ -86,100 +231,60 @@ def _sums(layers: Sequence[Cached]) -> list[str]:
     ]
 
 
-def _against(comparison: Comparison, name: str, run: RunRecord, layers: list[Cached]) -> str:
-    """The sum relative to the whole uncached baseline or, without one, to the rest of the model."""
+def _share(run: RunRecord, layers: list[Cached]) -> str:
+    """The sum relative to the rest of the model."""
     added = {key: sum((layer.cost or {})[key] for layer in layers) for key in ("parameters", "training_macs")}
-    flops, result = 2 * added["training_macs"], run.result or {}
-    whole = {key: float(result.get(key) or math.nan) for key in ("parameters", "flops")}
-    baseline = uncached_baseline(comparison, name)
-    row = next((row for row in comparison.rows if row.name == baseline), None)
-    if row is not None:
-        whole = {"parameters": row.parameters, "flops": row.flops}
-        beside = f"{baseline} without a cache has"
-    else:
-        whole = {"parameters": whole["parameters"] - added["parameters"], "flops": whole["flops"] - flops}
-        beside = "the rest of the model has"
-    if not all(math.isfinite(v) and v > 0 for v in whole.values()):
+    flops = 2 * added["training_macs"]
+    rest = {"parameters": run.cost("parameters") - added["parameters"], "flops": run.cost("flops") - flops}
+    if not all(math.isfinite(v) and v > 0 for v in rest.values()):
         return ""
     return (
-        f"That is {added['parameters'] / whole['parameters']:.1%} of the parameters and {flops / whole['flops']:.1%} "
-        f"of the training forward's FLOPs that {beside} (the paper: about 10% to 15% of both at ratio 0.5). "
+        f"That is {added['parameters'] / rest['parameters']:.1%} of the parameters and {flops / rest['flops']:.1%} of "
+        "the training forward's FLOPs that the rest of the model has (the paper: about 10% to 15% of both at ratio "
+        "0.5). "
     )
 
 
-def uncached_baseline(comparison: Comparison, name: str) -> str | None:
-    """The variant with the recipe of `name` but without its cache; None if there is none."""
-    recipes = {
-        variant: flat(runs[0].recipe) for variant in comparison.variants if (runs := comparison.runs.get(variant))
-    }
-    mine = recipes.get(name)
-    if mine is None:
-        return None
-    for other, theirs in recipes.items():
-        # model.cache is null without a cache and an object with one.
-        if other != name and theirs.get("model.cache", 0) is None and _rest(theirs) == _rest(mine):
-            return other
-    return None
-
-
-def _rest(recipe: JSONObject) -> str:
-    """A recipe without its name, seed and cache, as text."""
-    skipped = ("name", "about", "train.seed", "model.cache")
-    kept = {k: v for k, v in recipe.items() if k not in skipped and not k.startswith("model.cache.")}
-    return json.dumps(kept, sort_keys=True, default=str)
-
-
-def _measured(comparison: Comparison) -> str:
-    """Seconds per update and rows per second in evaluation of every variant, and ratios to the uncached baseline."""
-    variants = [row for row in comparison.rows if comparison.runs.get(row.name)]
-    if not any(math.isfinite(_update(comparison, row)) for row in variants):
+def _measured(results: Results) -> str:
+    """Seconds per update and rows per second in evaluation of every variant, and ratios to the reference."""
+    variants = [row for row in results.rows if results.runs_of(row.name)]
+    if not any(math.isfinite(_update(results, row)) for row in variants):
         return missing("No run has finished, so the report has no measured times.")
+    reference = next((row for row in variants if row.name == results.against), variants[0])
     rows = []
     for row in variants:
-        baseline = next((r for r in variants if r.name == uncached_baseline(comparison, row.name)), None)
-        place = comparison.variants.index(row.name)
-        rate = _rows_per_second(comparison, row)
+        rate = _rows_per_second(results, row)
         rows.append(
             [
-                f'<i class="dot" style="color:var(--variant-{place % len(VARIANTS)})"></i>{escape(row.name)}',
-                duration(_update(comparison, row)),
-                _ratio(comparison, row, baseline, _update),
-                duration(_evaluation(comparison, row)),
+                variant_name(results.names.index(row.name), row.name),
+                duration(_update(results, row)),
+                _ratio(_update(results, row), _update(results, reference)),
+                duration(_evaluation(results, row)),
                 f"{rate:,.0f}" if math.isfinite(rate) else "–",
-                _ratio(comparison, row, baseline, _evaluation),
+                _ratio(_evaluation(results, row), _evaluation(results, reference)),
                 memory(row.peak_bytes),
-                "–" if baseline is None else _times(row.flops / baseline.flops),
+                _ratio(row.flops, reference.flops),
             ]
         )
-    pairs = [(row.name, other) for row in variants if (other := uncached_baseline(comparison, row.name))]
-    beside = (
-        f"Ratios are to the same recipe without a cache ({listed([f'{a} to {b}' for a, b in pairs])}). "
-        if pairs
-        else "No variant is another one without its cache, so there are no ratios. "
-    )
     caption = (
         "Measured: seconds per update, seconds of an evaluation on the validation split (median over evaluations) and "
-        "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. "
-        f"{beside}The runs of a comparison take turns on one machine; other runs may "
-        "come from other machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
+        "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. Ratios "
+        f"are to {reference.name}. The runs of a comparison take turns on one machine; other runs may come from other "
+        "machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
     head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs, ratio"]
     return table(caption, head, rows)
 
 
-def _update(comparison: Comparison, row: Row) -> float:
+def _update(results: Results, row: Row) -> float:
     """Seconds per update, mean over the finished runs of a variant."""
-    found = []
-    for run in comparison.runs.get(row.name, ()):
-        result = run.result or {}
-        if result.get("seconds") and result.get("steps"):
-            found.append(result["seconds"] / result["steps"])
-    return float(np.mean(found)) if found else math.nan
+    runs = results.runs_of(row.name)
+    return finite_spread(run.cost("seconds") / steps for run in runs if (steps := run.cost("steps"))).mean
 
 
-def _evaluation(comparison: Comparison, row: Row) -> float:
+def _evaluation(results: Results, row: Row) -> float:
     """Seconds per evaluation on the validation split: median over the evaluations of a run, mean over runs."""
-    return _mean([_evaluation_of(run) for run in comparison.runs.get(row.name, ())])
+    return finite_spread(map(_evaluation_of, results.runs_of(row.name))).mean
 
 
 def _evaluation_of(run: RunRecord) -> float:
@@ -187,25 +292,16 @@ def _evaluation_of(run: RunRecord) -> float:
     return float(np.median(seconds[np.isfinite(seconds)])) if np.isfinite(seconds).any() else math.nan
 
 
-def _rows_per_second(comparison: Comparison, row: Row) -> float:
+def _rows_per_second(results: Results, row: Row) -> float:
     """The rows that an evaluation scored per second, mean over runs; NaN if no result says how many they were."""
     rates = []
-    for run in comparison.runs.get(row.name, ()):
-        scored = (run.result or {}).get("scored_rows")
-        rows = number(scored.get("valid"), run.label, "scored_rows.valid") if isinstance(scored, dict) else math.nan
+    for run in results.runs_of(row.name):
+        rows = run.result.scored_rows.get("valid", math.nan) if run.result else math.nan
         seconds = _evaluation_of(run)
         rates.append(rows / seconds if seconds > 0 else math.nan)
-    return _mean(rates)
+    return finite_spread(rates).mean
 
 
-def _mean(values: Sequence[float]) -> float:
-    """The mean of the finite values; NaN if there is none."""
-    return spread(list(values))[0]
-
-
-def _ratio(comparison: Comparison, row: Row, baseline: Row | None, measure: Callable[[Comparison, Row], float]) -> str:
-    return "–" if baseline is None else _times(measure(comparison, row) / measure(comparison, baseline))
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}×" if math.isfinite(value) else "–"
+def _ratio(value: float, reference: float) -> str:
+    ratio = value / reference if reference else math.nan
+    return f"{ratio:.2f}×" if math.isfinite(ratio) else "–"

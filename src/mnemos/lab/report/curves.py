@@ -1,24 +1,32 @@
-"""Learning curves: the loss and a metric by step; thin lines are seeds, thick lines their mean."""
+"""Curves of all variants: loss and metric by step, and a metric along an axis of the task.
 
+In learning curves thin lines are seeds, thick lines their mean. An axis of the task is, for example, a distance: a task
+writes it to result.json by `Task.artifacts`: "along": {"metric", "x": the name of the axis, "values": [[x, value]],
+"chance": the value of a guess, if it has one}.
+"""
+
+import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mnemos.lab.evaluate.records import number
 from mnemos.types import JSONObject
 
-from .markup import capital, figure, legend, listed, missing, plural
-from .read_metrics import OWN
-from .results import Columns, Comparison, RunRecord
-from .style import MARKERS, MUTED, VARIANTS, curve, nothing, panel, steps_axis, thin, variant_colour
+from .markup import capital, decimal, escape, figure, listed, missing, plural, table
+from .read import Results, finite_spread
+from .run_records import OWN, Columns, RunRecord
+from .style import MUTED, curve, marker, nothing, panel, steps_axis, thin, variant_colour, variant_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_LOGARITHMIC = 8.0  # greatest / least value of an axis from which it is drawn in octaves
 _WORDS = {"valid": "validation", "train": "training"}
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """The figure with learning curves of all variants, or a line that says there are none."""
     wanted = [panel for panel in _panels(comparison) if recorded(comparison, *panel)]
     if not wanted:
@@ -32,20 +40,19 @@ def section(comparison: Comparison) -> str:
         )
         for kind, name in wanted
     ]
-    drawn = [name for name in comparison.variants if comparison.runs.get(name)]
-    keys = legend([(f"variant-{comparison.variants.index(name) % len(VARIANTS)}", name) for name in drawn])
+    keys = variant_legend(comparison.names, [name for name in comparison.names if comparison.runs_of(name)])
     return figure(panels, _caption(comparison, wanted), legend=keys) + "".join(
         missing(line) for line in _notes(comparison, wanted)
     )
 
 
-def _panels(comparison: Comparison) -> list[tuple[str, str]]:
+def _panels(comparison: Results) -> list[tuple[str, str]]:
     """(kind of record, quantity) of every possible panel: the metric that the runs are judged by, and the loss."""
     names = dict.fromkeys([quality(comparison), "loss"])
     return [(kind, name) for kind in _WORDS for name in names]
 
 
-def quality(comparison: Comparison) -> str:
+def quality(comparison: Results) -> str:
     """The metric that the runs are judged by; if that is the loss, the first other metric that they recorded."""
     if comparison.metric != "loss":
         return comparison.metric
@@ -59,18 +66,18 @@ def title(kind: str, name: str) -> str:
     return f"{capital(_WORDS[kind])} {name}"
 
 
-def draw(axes: "Axes", comparison: Comparison, kind: str, name: str) -> None:
+def draw(axes: "Axes", comparison: Results, kind: str, name: str) -> None:
     """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every variant."""
     steps_axis(axes)
-    for index, label in enumerate(comparison.variants):
-        series = [getattr(run, kind) for run in comparison.runs.get(label, ())]
+    for index, label in enumerate(comparison.names):
+        series = [getattr(run, kind) for run in comparison.runs_of(label)]
         series = [s for s in series if _has(s, name)]
-        colour, marker = variant_colour(index), MARKERS[index % len(MARKERS)]
+        colour = variant_colour(index)
         if len(series) > 1:
             for one in series:
                 curve(axes, *thin(one["step"], one[name]), color=colour, linewidth=0.6, alpha=0.45)
         step, value = mean_curve(series, name)
-        few: JSONObject = {"marker": marker, "markersize": 3.4} if len(step) <= 25 else {}
+        few: JSONObject = {"marker": marker(index), "markersize": 3.4} if len(step) <= 25 else {}
         curve(axes, *thin(step, value), color=colour, **few)
     if not axes.lines:
         nothing(axes, f"no {name} recorded")
@@ -99,7 +106,7 @@ def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray
     return common, np.where(np.isfinite(values).all(0), values.sum(0) / len(series), np.nan)
 
 
-def recorded(comparison: Comparison, kind: str, name: str) -> bool:
+def recorded(comparison: Results, kind: str, name: str) -> bool:
     """Whether any run recorded the quantity in its records of this kind."""
     return any(_has(getattr(run, kind), name) for run in comparison.all_runs())
 
@@ -108,8 +115,8 @@ def _has(columns: Columns, name: str) -> bool:
     return name in columns and bool(np.isfinite(columns[name]).any())
 
 
-def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
-    several = any(len(runs) > 1 for runs in comparison.runs.values())
+def _caption(comparison: Results, wanted: list[tuple[str, str]]) -> str:
+    several = any(len(runs) > 1 for runs in comparison.records.values())
     lines = "A thin line is one seed, the thick line their mean" if several else "One run per variant"
     majority = ""
     if comparison.majority is not None and any(name == comparison.metric for _, name in wanted):
@@ -123,7 +130,7 @@ def _caption(comparison: Comparison, wanted: list[tuple[str, str]]) -> str:
     return f"{what} by update. {lines}.{majority}{about}{means} {source}"
 
 
-def _notes(comparison: Comparison, wanted: list[tuple[str, str]]) -> list[str]:
+def _notes(comparison: Results, wanted: list[tuple[str, str]]) -> list[str]:
     """What the figure cannot show: values that are not finite, and quantities that no run recorded."""
     notes = []
     for run in comparison.all_runs():
@@ -160,3 +167,85 @@ def extent(values: np.ndarray, least: float) -> tuple[float, float]:
     low, high = float(finite.min()), float(finite.max())
     pad = max(0.06 * (high - low), (least - (high - low)) / 2)
     return low - pad, high + pad
+
+
+class Along(NamedTuple):
+    """What the runs of a comparison measured along an axis: {variant: {x: its values, one per run}}."""
+
+    metric: str
+    x: str
+    chance: float
+    values: dict[str, dict[float, list[float]]]
+
+    @property
+    def places(self) -> list[float]:
+        """Every x, sorted."""
+        return sorted({at for points in self.values.values() for at in points})
+
+
+def along_section(comparison: Results) -> str:
+    """The curve and the table; "" if no run measured a metric along an axis."""
+    found = read_along(comparison)
+    if found is None:
+        return ""
+    drawn = panel(
+        "along", f"Test {found.metric}", lambda axes: draw_along(axes, comparison, found), size=(5.2, 2.6), x=found.x
+    )
+    keys = variant_legend(comparison.names, found.values)
+    chance = " The dotted line is a guess." if math.isfinite(found.chance) else ""
+    caption = f"Test {found.metric} by {found.x}; dots are seeds, lines their mean.{chance} From result.json."
+    return figure([drawn], caption, kind="wide", legend=keys) + _table(comparison, found)
+
+
+def read_along(comparison: Results) -> Along | None:
+    """What the runs measured along the axis of the first run that has one; runs with another axis are left out."""
+    found: Along | None = None
+    for name in comparison.names:
+        for run in comparison.runs_of(name):
+            one = run.artifacts.get("along")
+            if not isinstance(one, dict) or not isinstance(one.get("values"), list):
+                continue
+            if found is None:
+                chance = number(one.get("chance"), run.label, "along.chance")
+                found = Along(str(one.get("metric")), str(one.get("x")), chance, {})
+            if (one.get("metric"), one.get("x")) == (found.metric, found.x):
+                for at, value in _points(one["values"], run):
+                    found.values.setdefault(name, {}).setdefault(at, []).append(value)
+    return found if found and found.values else None
+
+
+def _points(values: list, run: RunRecord) -> list[tuple[float, float]]:
+    pairs = [pair for pair in values if isinstance(pair, list) and len(pair) == 2]
+    return [(number(at, run.label, "along.values"), number(one, run.label, "along.values")) for at, one in pairs]
+
+
+def draw_along(axes: "Axes", comparison: Results, found: Along) -> None:
+    """A line per variant through the means, and a dot per seed."""
+    places = found.places
+    if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{at:g}" for at in places])
+    axes.minorticks_off()
+    for name, points in found.values.items():
+        index = comparison.names.index(name)
+        colour, at = variant_colour(index), sorted(points)
+        curve(axes, np.array(at), np.array([finite_spread(points[x]).mean for x in at]), color=colour)
+        for x in at:
+            axes.plot([x] * len(points[x]), points[x], marker(index), color=colour, markersize=3.4)
+    if math.isfinite(found.chance):
+        axes.axhline(found.chance, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+
+
+def _table(comparison: Results, found: Along) -> str:
+    rows = [
+        [escape(name), *(_mean(points.get(at, [])) for at in found.places)]
+        for name in comparison.names
+        if (points := found.values.get(name))
+    ]
+    caption = f"The same in numbers: test {found.metric}, mean ± sample standard deviation over seeds."
+    return table(caption, [found.x, *(f"{at:g}" for at in found.places)], rows)
+
+
+def _mean(values: list[float]) -> str:
+    mean, std, _ = finite_spread(values)
+    return decimal(mean) + (f" ± {decimal(std)}" if math.isfinite(std) else "")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .curves import extent
-from .markup import figure, legend, missing, paragraph, plural
-from .names import shortened
-from .results import Comparison, GateCurves, RunRecord
+from .markup import figure, legend, missing, paragraph, plural, shortened
+from .read import Results
+from .run_records import GateCurves, RunRecord
 from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ ACTIVITY = (
 )
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """Two figures for each variant with gated caches, or a line that says its gates were not recorded."""
     parts = []
-    for index, name in enumerate(comparison.variants):
-        runs = [run for run in comparison.runs.get(name, ()) if run.gates]
+    for index, name in enumerate(comparison.names):
+        runs = [run for run in comparison.runs_of(name) if run.gates]
         if runs:
             parts.append(_variant(index, name, runs))
-        elif name in comparison.with_memory():
+        elif name in comparison.cached():
             parts.append(missing(f"{name}: no run recorded its gates."))
     return "\n".join(parts)
 

@@ -7,24 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from mnemos.atomic import write_bytes
-from mnemos.json_text import parse
 from mnemos.lab.tasks.pictures import pillow
-from mnemos.types import InputError
 
 from .markup import escape, figure, plural
-from .results import Comparison, RunRecord, Written
+from .read import Results
+from .run_records import RunRecord, Written, read_written
 
 COLUMNS = 12  # of samples
 PIXELS = 960  # approximate width of a grid
 GAP = 0.08  # gap between pictures, in units of a picture
-_REMEDY = "run mnemos sample on it again"
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """Samples and completions of the first run of each variant that has any."""
     parts = []
-    for name in comparison.variants:
-        run = next((run for run in comparison.runs.get(name, ()) if run.written is not None), None)
+    for name in comparison.names:
+        run = next((run for run in comparison.runs_of(name) if run.written is not None), None)
         if run is not None:
             parts.append(_variant(name, run))
     return "\n".join(parts)
@@ -106,24 +104,3 @@ def write_grids(folder: Path) -> list[Path]:
         files.append(folder / "completions.png")
         write_bytes(files[-1], png(completed(found)))
     return files
-
-
-def read_written(folder: Path) -> Written | None:
-    """The content of a run's samples.json and samples.safetensors; None if there are none. Raises InputError."""
-    path = folder / "samples.json"
-    if not path.is_file():
-        return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        about = parse(path.read_text(encoding="utf-8"))
-        found = load_file(folder / "samples.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_REMEDY}") from None
-    fits = isinstance(about, dict) and isinstance(about.get("given"), int)
-    for name, axes in (("samples", 4), ("originals", 4), ("completions", 5)):
-        fits = fits and (name not in found or (found[name].ndim == axes and found[name].dtype == np.uint8))
-    if not fits or ("completions" in found) != ("originals" in found):
-        raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {_REMEDY}")
-    return Written(found.get("samples"), found.get("originals"), found.get("completions"), about)

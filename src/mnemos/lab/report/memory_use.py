@@ -9,10 +9,11 @@ import numpy as np
 from mnemos.types import JSONObject
 
 from .curves import extent
-from .differences import Difference, memory_effect, state_controls
 from .markup import decimal, escape, figure, legend, listed, missing, paragraph, plural, short, table
-from .results import Comparison, ControlledMemory, RunRecord, StateControls
-from .style import INK, RULE, VARIANTS, panel
+from .read import Results
+from .results import ControlledMemory, StateControls
+from .run_records import RunRecord
+from .style import INK, RULE, VARIANTS, panel, variant_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +32,9 @@ _SAYS = (
 )
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls."""
-    found = {name: runs for name in comparison.variants if (runs := state_controls(comparison, name))}
+    found = {name: runs for name in comparison.names if (runs := comparison.state_controls(name))}
     scored = {name: runs for name, runs in found.items() if any(known.left is None for _, known in runs)}
     whys = _not_scored({name: str(runs[0][1].left) for name, runs in found.items() if name not in scored}, comparison)
     if not scored:
@@ -43,7 +44,7 @@ def section(comparison: Comparison) -> str:
     return "\n".join(filter(None, [*said, paragraph(_SAYS), *shown, *whys]))
 
 
-def _not_scored(reasons: dict[str, str], comparison: Comparison) -> list[str]:
+def _not_scored(reasons: dict[str, str], comparison: Results) -> list[str]:
     """One line per reason why the state of some variants was not controlled."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
@@ -54,38 +55,21 @@ def _not_scored(reasons: dict[str, str], comparison: Comparison) -> list[str]:
     return [missing(line) for line in lines]
 
 
-def _memories(comparison: Comparison, name: str) -> dict[str, ControlledMemory]:
+def _memories(comparison: Results, name: str) -> dict[str, ControlledMemory]:
     """The memories of a variant, by name, from the first run that has each."""
-    known = [one for _, one in state_controls(comparison, name)]
+    known = [one for _, one in comparison.state_controls(name)]
     return {memory.name: memory for one in reversed(known) for memory in one.memories}
 
 
-def _summary(comparison: Comparison, name: str) -> str:
+def _summary(comparison: Results, name: str) -> str:
     parts = []
     for memory in _memories(comparison, name):
-        effects = {kind: memory_effect(comparison, name, memory, kind) for kind in WORDS}
-        changes = [f"{WORDS[kind]}, {_amount(comparison, d)}" for kind, d in effects.items() if d is not None]
+        effects = {kind: comparison.memory_effect(name, memory, kind) for kind in WORDS}
+        changes = [f"{WORDS[kind]}, {_rounded(d.difference)}" for kind, d in effects.items() if d is not None]
         if changes:
-            parts.append(f"With its {memory} {listed(changes)}. {_dependence(memory, effects['emptied'])}".strip())
+            parts.append(f"With its {memory} {listed(changes)}.")
     start = f"{name}, change in the test {_metric(comparison, name)} of the segments after the first."
     return " ".join([start, *parts])
-
-
-def _dependence(memory: str, emptied: Difference | None) -> str:
-    """What emptying says about a memory, with several seeds."""
-    are = "are" if memory.endswith("s") else "is"
-    if emptied is None or emptied.says == "unknown":
-        return ""
-    return {
-        "worse": f"The trained models depend on their {memory}.",
-        "better": f"The trained models do better when their {memory} {are} emptied.",
-        "alike": f"The change is within the spread between seeds when the {memory} {are} emptied.",
-    }[emptied.says]
-
-
-def _amount(comparison: Comparison, d: Difference) -> str:
-    value = d.value if comparison.higher_is_better else -d.value
-    return _rounded(value) if abs(value) >= 5e-5 else "no change"
 
 
 def _rounded(value: float) -> str:
@@ -93,19 +77,19 @@ def _rounded(value: float) -> str:
     return decimal(round(value, 4) + 0.0, signed=True)
 
 
-def _metric(comparison: Comparison, name: str) -> str:
-    known = next(one for _, one in state_controls(comparison, name) if one.left is None)
+def _metric(comparison: Results, name: str) -> str:
+    known = next(one for _, one in comparison.state_controls(name) if one.left is None)
     return comparison.metric if comparison.metric in known.carried else known.metric
 
 
-def _drawing(comparison: Comparison, scored: Scored) -> str:
+def _drawing(comparison: Results, scored: Scored) -> str:
     """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
     panels, sources = [], []
     for name, runs in scored.items():
         run, known = next((run, known) for run, known in runs if known.left is None)
         if len(known.segments) < 2:
             continue
-        index = comparison.variants.index(name)
+        index = comparison.names.index(name)
         courses = [course - known.course for memory in known.memories for course in memory.by_segment.values()]
         for place, memory in enumerate(known.memories):
             drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
@@ -151,30 +135,27 @@ def draw(axes: "Axes", known: StateControls, memory: ControlledMemory, limits: t
     axes.grid(axis="y", color=RULE[0])
 
 
-def _table(comparison: Comparison, scored: Scored) -> str:
+def _table(comparison: Results, scored: Scored) -> str:
     rows, whys = [], []
-    sign = 1 if comparison.higher_is_better else -1
     for name, runs in scored.items():
-        index = comparison.variants.index(name) % len(VARIANTS)
         metric = _metric(comparison, name)
         known = [one for _, one in runs if one.left is None]
         carried = float(np.mean([one.carried.get(metric, math.nan) for one in known]))
         for memory in _memories(comparison, name).values():
             whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.left.items()]
             for kind in memory.scores:
-                d = memory_effect(comparison, name, memory.name, kind)
+                d = comparison.memory_effect(name, memory.name, kind)
                 if d is None:
                     continue
-                low, high = sorted((sign * d.low, sign * d.high))
-                interval = f"{_rounded(low)} to {_rounded(high)}"
+                interval = "–" if d.interval is None else " to ".join(map(_rounded, d.interval))
                 rows.append(
                     [
-                        f'<i class="dot" style="color:var(--variant-{index})"></i>{escape(name)}',
+                        variant_name(comparison.names.index(name), name),
                         escape(f"{memory.name} {WORDS[kind]}"),
                         decimal(carried),
-                        decimal(carried + sign * d.value),
-                        _rounded(sign * d.value),
-                        interval if math.isfinite(d.low) else "–",
+                        decimal(carried + d.difference),
+                        _rounded(d.difference),
+                        interval,
                         str(len(known)),
                     ]
                 )

@@ -8,55 +8,48 @@ from typing import Any
 from mnemos.atomic import write_text
 
 from . import (
-    alignments,
-    along,
     attention_maps,
-    cache_slots,
     caches,
     costs,
     curves,
-    detections,
-    examples,
     gates,
     image_grids,
     memory_use,
-    origins,
-    quality_cost,
+    outputs,
+    provenance,
     slot_attention,
     table,
 )
 from .markup import escape, listed, own_ids, paragraph, plural
-from .read import read_tasks
-from .results import Comparison
+from .read import Results, read_tasks, task_differences
 from .style import style_sheet
 from .table import side_by_side
-from .tasks import differences
 from .verdict import verdict
 
-Section = Callable[[Comparison], str]
+Section = Callable[[Results], str]
 PICTURES: tuple[Section, ...] = (
-    along.section,
+    curves.along_section,
     table.seeds,
     curves.section,
 )  # the first that a report has opens it, below what it means
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("results", "Results", table.section),
     ("seeds", "Seeds", table.seeds),
-    ("quality-cost", "Quality against cost", quality_cost.section),
-    ("along", "How far it reaches", along.section),
+    ("quality-cost", "Quality against cost", costs.quality_section),
+    ("along", "How far it reaches", curves.along_section),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),
-    ("detections", "Detections", detections.section),
-    ("examples", "Examples", examples.section),
-    ("alignments", "Attention to the source", alignments.section),
+    ("detections", "Detections", outputs.detection_section),
+    ("examples", "Examples", outputs.example_section),
+    ("alignments", "Attention to the source", outputs.alignment_section),
     ("gates", "The gates", gates.section),
     ("maps", "Self-attention and memory", attention_maps.section),
-    ("caches", "The caches", caches.section),
-    ("slots", "What the slots hold", cache_slots.section),
+    ("caches", "The caches", caches.content_section),
+    ("slots", "What the slots hold", caches.slot_section),
     ("write-attention", "What the slots attend to", slot_attention.section),
-    ("costs", "What it costs", costs.section),
-    ("provenance", "Provenance", origins.section),
+    ("costs", "What it costs", costs.cost_section),
+    ("provenance", "Provenance", provenance.section),
 )
 
 
@@ -79,7 +72,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return out
 
 
-def assemble(comparisons: Sequence[Comparison]) -> str:
+def assemble(comparisons: Sequence[Results]) -> str:
     """The report as HTML, with a part for each task."""
     title = _title(comparisons)
     style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
@@ -104,7 +97,7 @@ def assemble(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def _parts(comparison: Comparison) -> tuple[str, str]:
+def _parts(comparison: Results) -> tuple[str, str]:
     """What the results mean, the picture of it and the caveats; and the sections of the task.
 
     A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
@@ -121,12 +114,12 @@ def _section(slug: str, name: str, text: str) -> str:
     return f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
 
 
-def _apart(comparisons: Sequence[Comparison]) -> list[str]:
+def _apart(comparisons: Sequence[Results]) -> list[str]:
     """Why runs of several tasks are not ranked."""
     return [
         f"These runs have {len(comparisons)} tasks, so they are shown side by side and not ranked: "
         "a number of one task says nothing about a number of another.",
-        f"The tasks differ in data, splits, starting weights or metric: {differences(comparisons)}. "
+        f"The tasks differ in data, splits, starting weights or metric: {task_differences(comparisons)}. "
         "Each task has its own part below, with its own axes.",
     ]
 
@@ -134,22 +127,22 @@ def _apart(comparisons: Sequence[Comparison]) -> list[str]:
 _NAMED = 6  # variants at most that a title names
 
 
-def _title(comparisons: Sequence[Comparison]) -> str:
+def _title(comparisons: Sequence[Results]) -> str:
     runs = [run for one in comparisons for run in one.all_runs()]
     tasks = dict.fromkeys(str(t) for run in runs if (t := _field(run.recipe, "data", "is")))
     where = f" on {listed(list(tasks))}" if tasks else ""
-    variants = list(dict.fromkeys(name for one in comparisons for name in one.variants))
+    variants = list(dict.fromkeys(name for one in comparisons for name in one.names))
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
-def _byline(comparisons: Sequence[Comparison]) -> str:
+def _byline(comparisons: Sequence[Results]) -> str:
     """One line: the number of runs, their updates, when they finished and at which commit."""
     runs = [run for one in comparisons for run in one.all_runs()]
     rows = [row for one in comparisons for row in one.rows]
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
-    steps = list(dict.fromkeys(n for run in runs if (n := _field(run.result, "steps"))))
+    steps = list(dict.fromkeys(run.result.steps for run in runs if run.result and run.result.steps))
     parts += [f"{steps[0]:,.0f} updates each"] if len(steps) == 1 else []
-    about = [run.provenance for run in runs if run.provenance] or [one.provenance for one in comparisons]
+    about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in comparisons]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []
     commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))

@@ -1,60 +1,125 @@
-"""Read run folders and comparison folders; refuse what is missing or malformed, naming file and line."""
+"""Run folders and comparison folders as the results of one page: runs of one task are compared, others are not."""
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from mnemos.config import from_dict
-from mnemos.json_text import parse
-from mnemos.lab.compare.baselines import baselines_of
+from mnemos.config import PLACES, DataConfig, from_dict, to_dict
+from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
-from mnemos.lab.compare.budgets import budget_options, budget_text
+from mnemos.lab.compare.comparison import FILE, Comparison, Row, controls_of, read_comparison, rows_of
+from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
+from mnemos.lab.run.files import Provenance, Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.run_files import checked_about
-from mnemos.lab.tasks.metrics import MAJORITY, description
+from mnemos.lab.tasks.metrics import MAJORITY
 from mnemos.types import InputError, JSONObject
 
-from .detections import read_detected
-from .image_grids import read_written
-from .read_explained import read_explained
-from .read_metrics import number, read_metrics
-from .read_write_attention import read_write_attention
-from .results import Comparison, Control, Row, RunRecord, spread
-from .tasks import TaskKey, differences, grouped, task_key
-
-COSTS = ("parameters", "flops", "state_bytes", "seconds", "peak_bytes")
+from .markup import listed
+from .results import StateControls
+from .run_records import RunRecord, flat, read_run
 
 
-def read(folders: Sequence[Path]) -> Comparison:
-    """The comparison of runs of one task, as `read_tasks` reads it. Raises InputError if there are several tasks."""
+@dataclass(frozen=True)
+class Results(Comparison):
+    """A comparison with its runs, in the order of `rows`. source: names the file that the numbers come from."""
+
+    records: dict[str, tuple[RunRecord, ...]] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows, in the order that determines their colours."""
+        return [row.name for row in self.rows]
+
+    @property
+    def split(self) -> str:
+        """The split that the scores are of: "validation" for data without a test split, else "test"."""
+        of = {run.result.split for run in self.all_runs() if run.result}
+        return "validation" if of == {"valid"} else "test"
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def runs_of(self, name: str) -> tuple[RunRecord, ...]:
+        """The runs of a row; () where the comparison names none."""
+        return self.records.get(name, ())
+
+    def all_runs(self) -> list[RunRecord]:
+        """All runs, ordered by row."""
+        return [run for name in self.names for run in self.runs_of(name)]
+
+    def cached(self) -> list[str]:
+        """The rows with a gated cache that is written, and those with gates or controls of one that is not."""
+        controlled = {control.name for control in self.controls}
+        written = {row.name for row in self.rows if row.memory == CACHE} | controlled
+        return [name for name in self.names if name in written or any(run.gates for run in self.runs_of(name))]
+
+    def effect(self, name: str, control: str = "emptied") -> Difference | None:
+        """What a control of stored caches changes, run by run where the runs' results are at hand, else by means.
+
+        None where the control was not run.
+        """
+        runs = self.runs_of(name)
+        if found := paired([run.tested(self.metric, control) - run.tested(self.metric) for run in runs]):
+            return found
+        for one in self.controls:
+            if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
+                return welch(one, self.row(name))
+        return None
+
+    def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
+        """The runs of a row that recorded controls of their state, or why there are none."""
+        found = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
+        return [(run, known) for run, known in found if known is not None]
+
+    def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
+        """What a control of one memory of the state changes, run by run; None where it was not run.
+
+        It is measured in the comparison's metric, or in the runs' own where that is not recorded.
+        """
+        changes = []
+        for _, known in self.state_controls(name):
+            metric = self.metric if self.metric in known.carried else known.metric
+            changed = [
+                one.scores[control][metric] for one in known.memories if one.name == memory and control in one.scores
+            ]
+            changes += [value - known.carried[metric] for value in changed]
+        return paired(changes)
+
+
+def finite_spread(values: Iterable[float]) -> Spread:
+    """The mean and the spread of the finite values: a run that is not finished has no score."""
+    return spread(list(filter(math.isfinite, values)))
+
+
+def read(folders: Sequence[Path]) -> Results:
+    """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
     found = read_tasks(folders)
     if len(found) > 1:
         raise InputError(
-            f"expected runs of one task, found {len(found)}: {differences(found)}; name the runs of one of them"
+            f"expected runs of one task, found {len(found)}: {task_differences(found)}; name the runs of one of them"
         )
     return found[0]
 
 
-def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
-    """One comparison for each task (`tasks.task_key`) of any number of run folders and comparison folders.
+def read_tasks(folders: Sequence[Path]) -> list[Results]:
+    """The results of each task (`task_key`) of any number of run folders and comparison folders.
 
-    Runs that are not part of a comparison of their task become additional variants of it. Runs whose recipes differ
-    only in the seed are one variant, and its numbers are computed from their results. Raises InputError, also for two
-    comparisons of one task.
+    Runs that are not part of a comparison of their task become additional rows of it. Runs whose recipes differ only in
+    the seed are one row, and its numbers are computed from their results. Raises InputError, also for two comparisons
+    of one task.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
-    comparisons: list[Comparison] = []
+    comparisons: list[Results] = []
     keys: list[TaskKey | None] = []
     runs: list[RunRecord] = []
     for folder in dict.fromkeys(Path(f).resolve() for f in folders):
-        if (folder / "comparison.json").is_file():
-            found = read_comparison(folder)
+        if (folder / FILE).is_file():
+            found = read_results(folder)
             members = found.all_runs()
             key = task_key(members[0], found.metric) if members else None
             if key is not None and key in keys:
@@ -71,28 +136,9 @@ def read_tasks(folders: Sequence[Path]) -> list[Comparison]:
                 f"found {_instead(folder)}"
             )
     known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
-    groups = grouped([run for run in runs if run.folder not in known], keys)
-    joined = [_joined(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
-    return [_with_baselines(one) for one in (*joined, *(compare(extra) for extra in groups[len(comparisons) :]))]
-
-
-def _with_baselines(comparison: Comparison) -> Comparison:
-    """The comparison with what single runs, and comparisons of older versions, do not say: whose baseline each row is.
-
-    Their recipes say it, if all of them can be read. A budget or a sweep gives each recipe steps or a learning rate of
-    its own: where these differ, only a baseline that is found is known.
-    """
-    if all(row.baseline_of is not None for row in comparison.rows) or not all(comparison.runs.values()):
-        return comparison
-    try:
-        recipes = [replace(from_dict(Recipe, runs[0].recipe), name=name) for name, runs in comparison.runs.items()]
-    except InputError:
-        return comparison
-    found = baselines_of(recipes)
-    alike = len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1
-    of = {recipe.name: tuple(found.get(recipe.name, ())) or (() if alike else None) for recipe in recipes}
-    rows = [replace(row, baseline_of=of.get(row.name)) if row.baseline_of is None else row for row in comparison.rows]
-    return replace(comparison, rows=tuple(rows))
+    groups = _group([run for run in runs if run.folder not in known], keys)
+    joined = [_join(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
+    return [_with_roles(one) for one in (*joined, *(results_of(extra) for extra in groups[len(comparisons) :]))]
 
 
 def _instead(folder: Path) -> str:
@@ -106,178 +152,95 @@ def _instead(folder: Path) -> str:
     return "neither file; name the folder that a run wrote"
 
 
-def read_run(folder: Path, label: str) -> RunRecord:
-    """One run folder. recipe.json and metrics.jsonl are required; other missing files become None."""
-    train, valid, gates = read_metrics(folder / "metrics.jsonl")
-    about = _json(folder / "run.json", required=False)
-    result = _json(folder / "result.json", required=False)
-    if result is not None:
-        where = str(folder / "result.json")
-        for part in ("test", "valid"):
-            _numbers(result.get(part) or {}, where, part)
-        for name, control in _object(result.get("controls") or {}, where, "controls").items():
-            _numbers(control, where, f"controls.{name}")
-        for name in (*COSTS, "majority", "steps"):
-            number(result.get(name), where, name)
-        if not isinstance(result.get("metric", ""), str):
-            raise InputError(f'{where}: expected "metric" to be a name, found {result["metric"]!r}; repair the file')
-    return RunRecord(
-        folder=folder,
-        label=label,
-        recipe=_json(folder / "recipe.json") or {},
-        provenance=None if about is None else checked_about(folder / "run.json", about),
-        train=train,
-        valid=valid,
-        gates=gates,
-        result=result,
-        caches=_caches(folder / "caches.safetensors"),
-        explained=read_explained(folder),
-        written=read_written(folder),
-        write_attention=read_write_attention(folder),
-        detected=read_detected(folder),
-    )
-
-
-def read_comparison(folder: Path) -> Comparison:
+def read_results(folder: Path) -> Results:
     """A comparison folder: comparison.json and the runs that it names, with paths relative to it."""
-    path = folder / "comparison.json"
-    where = str(path)
-    found = _json(path) or {}
-    if not isinstance(found.get("metric"), str):
-        raise InputError(f'{where}: expected "metric" to be a name, found {found.get("metric")!r}; compare again')
-    if "higher_is_better" not in found:
-        found |= description({}, found["metric"], where)
-    if not isinstance(found["higher_is_better"], bool):
-        raise InputError(f'{where}: expected "higher_is_better" to be true or false; compare again')
-    if not isinstance(found.get("rows"), list) or not found["rows"]:
-        raise InputError(
-            f'{where}: expected "rows" to be a list of variants, found {found.get("rows")!r}; compare again'
-        )
-    rows = tuple(_row(row, f"{where}, row {i}") for i, row in enumerate(found["rows"], start=1))
-    controls = found.get("controls") or []
-    if not isinstance(controls, list):
-        raise InputError(f'{where}: expected "controls" to be a list, found {controls!r}; compare again')
-    runs = {}
-    for name, places in _object(found.get("runs") or {}, where, "runs").items():
-        if not isinstance(places, list) or not all(isinstance(p, str) for p in places):
-            raise InputError(f'{where}: expected "runs" to name folders, found {places!r} for {name!r}; compare again')
+    found = read_comparison(folder)
+    records = {}
+    for name, places in found.runs.items():
         for place in places:
             if not (folder / place / "recipe.json").is_file():
-                raise InputError(f"{where}: expected the run {place!r} beside it, found none; move it back")
-        runs[name] = tuple(read_run((folder / place).resolve(), place) for place in places)
-    majority = number(found.get("majority"), where, "majority")
-    return Comparison(
-        metric=found["metric"],
-        higher_is_better=found["higher_is_better"],
-        majority=majority if math.isfinite(majority) else None,
-        rows=rows,
-        controls=tuple(_control(c, f"{where}, control {i}") for i, c in enumerate(controls, start=1)),
-        runs=runs,
-        source=f"{folder.name}/comparison.json",
-        about=str(found.get("about") or ""),
-        provenance=_object(found.get("provenance") or {}, where, "provenance"),
-        against=_against(found.get("against"), rows, where),
-        reference=_reference(
-            [found, *((run.result or {}) for every in runs.values() for run in every)], found["metric"]
-        ),
-        **_equal(found.get("equal"), where),
-    )
+                raise InputError(f"{folder / FILE}: expected the run {place!r} of {name!r}, found no such run folder")
+        records[name] = tuple(read_run((folder / place).resolve(), place) for place in places)
+    content = {one.name: getattr(found, one.name) for one in fields(found)}
+    content["reference"] = {name: value for name, value in found.reference.items() if name != MAJORITY}
+    content["against"] = found.against or found.rows[0].name
+    return Results(**content, records=records, source=f"{folder.name}/{FILE}")
 
 
-def _reference(known: Sequence[JSONObject], metric: str) -> dict[str, float]:
-    """The scores without learning of the first of a comparison and of results in the metric that has them."""
-    named: object = next(
-        (one["reference"] for one in known if one.get("reference") and one.get("metric") == metric), {}
-    )
-    given = {name: number(value, "reference", name) for name, value in _object(named, "a result", "reference").items()}
-    return {name: value for name, value in given.items() if name != MAJORITY and math.isfinite(value)}
-
-
-def _against(name: object, rows: Sequence[Row], where: str) -> str:
-    """The row that the others are tested against; the first in files of older versions."""
-    if name is None:
-        return rows[0].name
-    if name not in [row.name for row in rows]:
-        raise InputError(f'{where}: expected "against" to name a row, found {name!r}; compare again')
-    return str(name)
-
-
-def _equal(value: object, where: str) -> JSONObject:
-    """What was made equal, in words and as options; {} in files of older versions."""
-    if value is None:
-        return {}
-    try:
-        made = _object(value, where, "equal")
-        return {"equal": budget_text(made), "budget": budget_options(made)}
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f'{where}: expected "equal" to say what is, found {value!r:.60}; compare again') from None
-
-
-def compare(runs: Sequence[RunRecord], metric: str | None = None) -> Comparison:
-    """A comparison computed from runs of one task: by its first metric, or by the loss if a result lacks that."""
+def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
+    """Results computed from runs of one task: by its first metric, or by the loss if a result lacks that."""
+    finished = [run for run in runs if run.result]
+    first = finished[0].result or Result() if finished else Result()
+    own = first.metric or "loss"
     if metric is None:
-        finished = [run for run in runs if run.result]
-        metric = next(((run.result or {}).get("metric", "loss") for run in finished), "loss")
-        if not all(math.isfinite(run.tested(metric)) for run in finished):
-            metric = "loss"
-    described = _described(runs, metric)
-    variants: dict[str, list[RunRecord]] = {}
+        metric = own if all(math.isfinite(run.tested(own)) for run in finished) else "loss"
+    described: JSONObject = {"higher_is_better": False, "about": ""}
+    if finished and metric != "loss":
+        described |= first.description(metric, finished[0].folder)
+    alike: dict[str, list[RunRecord]] = {}
     for run in runs:
-        variants.setdefault(_recipe_key(run.recipe), []).append(run)
-    names: dict[str, tuple[RunRecord, ...]] = {}
-    for alike in variants.values():
-        base = str(alike[0].recipe.get("name", alike[0].label))
-        name = base if base not in names else f"{base} ({sum(n.split(' (')[0] == base for n in names) + 1})"
-        names[name] = tuple(alike)
-    rows, controls = [], []
-    for name, members in names.items():
-        costs: JSONObject = {
-            c: spread([number((r.result or {}).get(c), r.label, c) for r in members])[0] for c in COSTS
-        }
-        rows.append(Row(name, *spread([run.tested(metric) for run in members]), **costs, baseline_of=None))
-        kinds = dict.fromkeys(kind for run in members for kind in (run.result or {}).get("controls") or {})
-        controls += [Control(name, kind, *spread([run.tested(metric, kind) for run in members])) for kind in kinds]
-    majority = spread([number((run.result or {}).get("majority"), run.label, "majority") for run in runs])[0]
-    judged = all((run.result or {}).get("metric", metric) == metric for run in runs)  # not by the loss instead
-    return Comparison(
+        alike.setdefault(_recipe_key(run.recipe), []).append(run)
+    records: dict[str, tuple[RunRecord, ...]] = {}
+    for members in alike.values():
+        base = str(members[0].recipe.get("name", members[0].label))
+        name = base if base not in records else f"{base} ({sum(n.split(' (')[0] == base for n in records) + 1})"
+        records[name] = tuple(members)
+    results = {name: [run.result for run in members if run.result] for name, members in records.items()}
+    rows = [replace(row, baseline_of=None) for row in rows_of(results, metric, next(iter(records)))]
+    reference = first.reference if metric == own else {}
+    return Results(
         metric=metric,
-        higher_is_better=described.get("higher_is_better") is True,
-        about=str(described.get("about") or ""),
-        majority=majority if judged and math.isfinite(majority) else None,
-        reference=_reference([run.result or {} for run in runs], metric),
+        higher_is_better=described["higher_is_better"],
         rows=tuple(rows),
-        controls=tuple(controls),
-        runs=names,
+        about=described["about"],
+        majority=first.majority if metric == own else None,  # of the metric, and not of the loss instead
+        reference={name: value for name, value in reference.items() if name != MAJORITY and math.isfinite(value)},
+        against=rows[0].name,
+        unit=first.unit,
+        controls=controls_of(results, metric),
+        records=records,
         source="the runs' result.json",
     )
 
 
-def _described(runs: Sequence[RunRecord], metric: str) -> JSONObject:
-    """The description of a metric in the first finished run's result; {} for the loss, for which lower is better."""
-    first = next((run for run in runs if run.result), None)
-    if first is None or first.result is None or metric == "loss":
-        return {}
-    return description(first.result, metric, str(first.folder / "result.json"))
-
-
-def _joined(comparison: Comparison, extra: list[RunRecord]) -> Comparison:
-    """The comparison with further runs added as variants."""
+def _join(comparison: Results, extra: list[RunRecord]) -> Results:
+    """The comparison with further runs added as rows."""
     if not extra:
         return comparison
-    more = compare(extra, comparison.metric)
-    for name in more.variants:
-        if name in comparison.variants:
-            raise InputError(
-                f"{comparison.source}: expected new variants beside it, found {name!r} twice; compare them again"
-            )
+    more = results_of(extra, comparison.metric)
+    if twice := next((name for name in more.names if name in comparison.names), None):
+        raise InputError(
+            f"{comparison.source}: expected new variants beside it, found {twice!r} twice; compare them again"
+        )
     return replace(
         comparison,
         rows=comparison.rows + more.rows,
         controls=comparison.controls + more.controls,
-        runs={**comparison.runs, **more.runs},
+        records={**comparison.records, **more.records},
         source=f"{comparison.source} and {more.source}",
-        equal="",
+        equal=None,
     )
+
+
+def _with_roles(results: Results) -> Results:
+    """The results with the memory of each row and whose baseline it is, where the file does not say it.
+
+    The recipes say it, if all of them can be read. A budget or a sweep gives each recipe steps or a learning rate of
+    its own; where these differ, the recipes do not say whose baseline a row is.
+    """
+    recorded = all(row.baseline_of is not None for row in results.rows)
+    if (recorded and any(row.memory for row in results.rows)) or not all(map(results.runs_of, results.names)):
+        return results
+    try:
+        recipes = [replace(from_dict(Recipe, results.runs_of(n)[0].recipe), name=n) for n in results.names]
+    except InputError:
+        return results
+    roles = roles_of(recipes)
+    alike = len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1
+    rows = [replace(row, memory=roles[row.name].memory) for row in results.rows]
+    if alike and not recorded:
+        rows = [replace(row, baseline_of=roles[row.name].baseline_of) for row in rows]
+    return replace(results, rows=tuple(rows))
 
 
 def _recipe_key(recipe: JSONObject) -> str:
@@ -286,80 +249,90 @@ def _recipe_key(recipe: JSONObject) -> str:
     return json.dumps({**recipe, "train": training}, sort_keys=True)
 
 
-def _json(path: Path, required: bool = True) -> JSONObject | None:
+@dataclass(frozen=True)
+class TaskKey:
+    """What decides whether two runs can be ranked: data, rows, starting weights and metric.
+
+    data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
+    because training of another run is an advantage. metric: None
+    for a run that is not finished, which belongs to any task with its data.
+    """
+
+    data: tuple[tuple[str, str], ...]
+    metric: str | None
+
+    def holds(self, other: "TaskKey") -> bool:
+        """Whether a run with the key `other` belongs to this task."""
+        return self.data == other.data and (None in (self.metric, other.metric) or self.metric == other.metric)
+
+
+def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
+    """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
+    settings = flat(_completed(run.recipe.get("data")), "data")
+    about = run.provenance or Provenance()
+    found = about.latest("data")  # that the run was scored on
+    if isinstance(found, dict) and found.get("sha256"):
+        # Where the files are hashed, the hash says what they are.
+        settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in PLACES}
+        settings["hash of the files"] = str(found["sha256"])[:12]
+    elif isinstance(found, dict) and isinstance(found.get("generated"), dict):
+        settings["generator's version"] = found["generated"].get("version")
+    training = run.recipe.get("train")
+    if isinstance(training, dict) and training.get("test_rows"):  # scored on a part of the test split
+        settings["train.test_rows"] = training["test_rows"]
+    settings["starting weights"] = _weights(training, about)
+    data = tuple(sorted((name, str(value)) for name, value in settings.items()))
+    return TaskKey(data, metric or (run.result.metric if run.result else None))
+
+
+def _weights(training: object, about: Provenance) -> str:
+    """The weights that a run started from: random ones, or those of another run by their hash."""
+    path = training.get("init_from") if isinstance(training, dict) else None
+    if not path:
+        return "random"
+    found = about.latest("weights")
+    # A run of an older version names the folder alone, whose weights may be others by now.
+    if isinstance(found, dict) and found.get("sha256"):
+        return f"of {str(found['sha256'])[:12]}"
+    return f"of {path}, without a hash"
+
+
+def _group(runs: Sequence[RunRecord], known: Sequence[TaskKey | None] = ()) -> list[list[RunRecord]]:
+    """The runs of each task: first of the `known` ones, of which None holds no run, then of others as they come."""
+    groups: list[tuple[TaskKey | None, list[RunRecord]]] = [(key, []) for key in known]
+    # A run that is not finished joins a task whose metric a finished one has named.
+    for run in sorted(runs, key=lambda run: run.result is None):
+        key = task_key(run)
+        place = next((members for task, members in groups if task is not None and task.holds(key)), None)
+        if place is None:
+            groups.append((key, place := []))
+        place.append(run)
+    order = {id(run): i for i, run in enumerate(runs)}
+    return [sorted(members, key=lambda run: order[id(run)]) for _, members in groups]
+
+
+def task_differences(tasks: Sequence[Results]) -> str:
+    """In which settings of data, files or metric several tasks differ: at most four, with the values of each task."""
+    tables = []
+    for one in tasks:
+        runs = one.all_runs()
+        tables.append({**dict(task_key(runs[0]).data if runs else ()), "metric": one.metric})
+    fields = dict.fromkeys(name for table in tables for name in table)
+    if any(table.get("data.is") != tables[0].get("data.is") for table in tables):
+        fields = dict.fromkeys(["data.is", "metric"])  # other tasks have other settings; to name them says nothing more
+    apart = [name for name in fields if len({table.get(name) for table in tables}) > 1]
+    said = [f"{name}: {listed([table.get(name, 'not set') for table in tables])}" for name in apart[:4]]
+    return "; ".join(said) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
+
+
+def _completed(data: object) -> JSONObject:
+    """The data's settings that decide what is scored, with the defaults of those that an older version did not have.
+
+    As they are if they cannot be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if not required:
-            return None
-        raise InputError(f"{path}: expected a JSON file, found none; name a folder that a run wrote") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected a JSON file, found {error}; repair it") from None
-    try:
-        value = parse(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; repair the file") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}, line 1: expected a JSON object, found {type(value).__name__}; repair the file")
-    return value
-
-
-def _object(value: object, where: str, name: str) -> JSONObject:
-    if not isinstance(value, dict):
-        raise InputError(f'{where}: expected "{name}" to be an object, found {value!r}; repair the file')
-    return value
-
-
-def _numbers(value: object, where: str, name: str) -> None:
-    for key, found in _object(value, where, name).items():
-        number(found, where, f"{name}.{key}")
-
-
-def _row(row: Any, where: str) -> Row:
-    fields = _measured(row, where)
-    of = row.get("baseline_of", ())
-    named = [of] if isinstance(of, str) else of or []
-    if not isinstance(named, (list, tuple)) or not all(isinstance(name, str) for name in named):
-        raise InputError(f'{where}: expected "baseline_of" to name rows, found {of!r}; compare again')
-    fields["baseline_of"] = tuple(named) if "baseline_of" in row else None
-    return Row(**fields | {name: number(row.get(name), where, name) for name in COSTS})
-
-
-def _control(control: Any, where: str) -> Control:
-    measured = _measured(control, where)
-    if not isinstance(control.get("control"), str):
-        raise InputError(f'{where}: expected "control" to be a name, found {control.get("control")!r}; compare again')
-    return Control(**measured, control=control["control"])
-
-
-def _measured(row: object, where: str) -> JSONObject:
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
-        raise InputError(f'{where}: expected an object with a "name", found {row!r}; compare again')
-    seeds = row.get("seeds", 1)
-    seeds = len(seeds) if isinstance(seeds, list) else seeds
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 0:
-        raise InputError(f'{where}: expected "seeds" to be a count or a list, found {seeds!r}; compare again')
-    mean, std = number(row.get("mean"), where, "mean"), number(row.get("std"), where, "std")
-    return {"name": row["name"], "mean": mean, "std": std if seeds > 1 else math.nan, "seeds": seeds}
-
-
-def _caches(path: Path) -> dict[str, np.ndarray] | None:
-    """The stored caches, layer -> [Tm, Dm]; None if there is no file."""
-    if not path.is_file():
-        return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
-    for name, cache in found.items():
-        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
-            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
-    return {name: found[name].astype(np.float64) for name in sorted(found, key=_natural)}
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """A sort key that puts blocks.2 before blocks.10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
+        config = from_dict(DataConfig, data)
+    except InputError:
+        return data if isinstance(data, dict) else {}
+    skipped = config.unscored()
+    return {name: value for name, value in to_dict(config).items() if name not in skipped}

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mnemos.json_text import parse
+from mnemos.lab.evaluate.records import number
 from mnemos.types import InputError, JSONObject
 
 from .read_memory import read_state_controls
-from .read_metrics import number
 from .results import Cached, Explained
 
 _REMEDY = "delete both explain files to make the report without them"

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.lab.evaluate.records import number
 from mnemos.types import InputError, JSONObject
 
-from .read_metrics import number
 from .results import ControlledMemory, StateControls
 
 KINDS = ("emptied", "exchanged", "frozen")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mnemos.json_text import parse
+from mnemos.lab.evaluate.records import number
 from mnemos.types import InputError, JSONObject
 
-from .read_metrics import number
 from .results import SlotExample, WriteAttention
 
 KINDS = ("holds", "mixes", "overwrites")

@@ -1,26 +1,12 @@
-"""The data of a report: runs and a comparison, as frozen dataclasses of numbers."""
+"""What was recorded of a trained model, as frozen dataclasses of numbers."""
 
-import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from mnemos.lab.run.run_files import final_scores
 from mnemos.types import JSONObject
 
 NO_PICTURES = "the task has no pictures"  # why explain.json has none (lab/evaluate/explain.py)
-Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
-
-
-@dataclass(frozen=True)
-class GateCurves:
-    """The gates over training: `mix` is σ(λ) [S, L, H]; `values` has [S, L] per quantity, as "update.mean"."""
-
-    step: np.ndarray
-    layers: tuple[str, ...]
-    mix: np.ndarray
-    values: Columns
 
 
 @dataclass(frozen=True)
@@ -88,19 +74,6 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
-
-    The upper about["given"] rows of a completion are those of the original.
-    """
-
-    samples: np.ndarray | None
-    originals: np.ndarray | None
-    completions: np.ndarray | None
-    about: JSONObject
-
-
-@dataclass(frozen=True)
 class SlotExample:
     """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
 
@@ -125,122 +98,3 @@ class WriteAttention:
     words: tuple[tuple[str, int], ...] | None
     first: int
     about: JSONObject
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One run folder. `label` is its name in the report: a path relative to the folder that was given.
-
-    detected: (name, bytes) of the JPEGs with annotations and detections that a detector's run has drawn.
-    """
-
-    folder: Path
-    label: str
-    recipe: JSONObject
-    provenance: JSONObject | None
-    train: Columns
-    valid: Columns
-    gates: GateCurves | None
-    result: JSONObject | None
-    caches: dict[str, np.ndarray] | None
-    explained: Explained | None = None
-    written: Written | None = None
-    write_attention: WriteAttention | None = None
-    detected: tuple[tuple[str, bytes], ...] = ()
-
-    @property
-    def seed(self) -> object:
-        """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
-        training = self.recipe.get("train")
-        for place in (self.result, training if isinstance(training, dict) else None, self.provenance):
-            if place and place.get("seed") is not None:
-                return place["seed"]
-        return "?"
-
-    def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
-
-        Of data without a test split, the validation metric.
-        """
-        part: object = self.result or {}
-        for key in (final_scores(self.result or {})[0],) if control is None else ("controls", control):
-            part = part.get(key) if isinstance(part, dict) else None
-        value = part.get(metric) if isinstance(part, dict) else None
-        return float(value) if isinstance(value, (int, float)) else math.nan
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant of a comparison: mean and sample standard deviation of the metric over `seeds` runs, and the cost.
-
-    baseline_of: the variants whose never-written baseline it is; None where this is not known.
-    """
-
-    name: str
-    mean: float
-    std: float
-    seeds: int
-    parameters: float = math.nan
-    flops: float = math.nan
-    state_bytes: float = math.nan
-    seconds: float = math.nan
-    peak_bytes: float = math.nan
-    baseline_of: tuple[str, ...] | None = ()
-
-
-@dataclass(frozen=True)
-class Control:
-    """A variant evaluated under a control: "emptied", "exchanged" or "closed"."""
-
-    name: str
-    control: str
-    mean: float
-    std: float
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Variants side by side, in the order of `rows`, with the runs of each. `source` names the file they come from."""
-
-    metric: str
-    higher_is_better: bool
-    majority: float | None
-    rows: tuple[Row, ...]
-    controls: tuple[Control, ...]
-    runs: dict[str, tuple[RunRecord, ...]]
-    source: str
-    provenance: JSONObject = field(default_factory=dict)
-    about: str = ""  # one sentence: what the metric measures
-    against: str = ""  # the row that the others are tested against; "": the first
-    equal: str = ""  # what was made equal, in words; "": the comparison does not say
-    reference: dict[str, float] = field(default_factory=dict)  # scores without learning, but for `majority`
-    budget: tuple[str, ...] = ()  # the options of `mnemos compare` that make it equal, if it is not the updates alone
-
-    @property
-    def variants(self) -> list[str]:
-        """The names of the variants, in the order that determines their colours."""
-        return [row.name for row in self.rows]
-
-    @property
-    def scored(self) -> str:
-        """The split that the scores are of: "validation" for data without a test split, else "test"."""
-        of = {final_scores(run.result)[0] for run in self.all_runs() if run.result}
-        return "validation" if of == {"valid"} else "test"
-
-    def all_runs(self) -> list[RunRecord]:
-        """All runs, ordered by variant."""
-        return [run for name in self.variants for run in self.runs.get(name, ())]
-
-    def with_memory(self) -> list[str]:
-        """The variants with a cache: those with a control or with recorded gates."""
-        controlled = {control.name for control in self.controls}
-        return [n for n in self.variants if n in controlled or any(r.gates for r in self.runs.get(n, ()))]
-
-
-def spread(values: list[float]) -> tuple[float, float, int]:
-    """Mean, sample standard deviation (n − 1; NaN for one) and count of the finite values."""
-    finite = [v for v in values if math.isfinite(v)]
-    if not finite:
-        return math.nan, math.nan, 0
-    return float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan, len(finite)

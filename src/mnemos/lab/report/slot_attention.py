@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .markup import decimal, escape, figure, legend, listed, paragraph, plural, table
+from .read import Results
 from .read_write_attention import KINDS
-from .results import Comparison, RunRecord, SlotExample, WriteAttention
+from .results import SlotExample, WriteAttention
+from .run_records import RunRecord
 from .style import MUTED, RULE, VARIANTS, panel
 
 if TYPE_CHECKING:
@@ -21,11 +23,11 @@ VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
 
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """For each variant, kinds, examples and words of the first run with a write_attention.json; "" if there is none."""
     parts = []
-    for index, name in enumerate(comparison.variants):
-        run = next((run for run in comparison.runs.get(name, ()) if run.write_attention is not None), None)
+    for index, name in enumerate(comparison.names):
+        run = next((run for run in comparison.runs_of(name) if run.write_attention is not None), None)
         if run is not None and run.write_attention is not None:
             parts.append(_variant(index, name, run, run.write_attention))
     return "\n".join(parts)

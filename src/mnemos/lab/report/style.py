@@ -6,7 +6,7 @@ that one drawing serves light and dark, and is read in the page's own type.
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +82,25 @@ _STYLE: dict[Any, Any] = {
 def variant_colour(index: int) -> str:
     """The colour of the variant at `index` of the comparison, the same in every figure."""
     return VARIANTS[index % len(VARIANTS)][0]
+
+
+def marker(index: int) -> str:
+    """The marker of the variant at `index` of the comparison, the same in every figure."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def variant_name(index: int, name: str) -> str:
+    """The name of the variant at `index` in a table: HTML, with a dot of its colour."""
+    from .markup import escape
+
+    return f'<i class="dot" style="color:var(--variant-{index % len(VARIANTS)})"></i>{escape(name)}'
+
+
+def variant_legend(names: Sequence[str], shown: Collection[str]) -> str:
+    """The legend of the variants that are shown, of all `names` in the order that determines their colours."""
+    from .markup import legend
+
+    return legend([(f"variant-{i % len(VARIANTS)}", name) for i, name in enumerate(names) if name in shown])
 
 
 def layer(index: int, count: int) -> str:

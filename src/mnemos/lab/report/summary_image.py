@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from mnemos.atomic import write_bytes
 
-from . import along
-from .curves import draw, recorded, title
+from .curves import Along, draw, draw_along, read_along, recorded, title
 from .gates import draw_mix
 from .markup import memory, short
-from .read import read
-from .results import Comparison
-from .style import MARKERS, MUTED, layer, nothing, raster, variant_colour
+from .read import Results, read
+from .style import MUTED, layer, marker, nothing, raster, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,17 +40,17 @@ def picture(folder: Path, out_png: Path) -> Path:
     return out_png
 
 
-def _lay_out(figure: "Figure", comparison: Comparison) -> None:
+def _lay_out(figure: "Figure", comparison: Results) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.65))
     right = figure.add_axes((0.565, 0.13, 0.42, 0.65))
-    if (reach := along.read_along(comparison)) is not None:
+    if (reach := read_along(comparison)) is not None:
         _lay_out_along(left, right, comparison, reach)
         return
     name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
     draw(left, comparison, "valid", name)
-    heading(left, title("valid", name), _keys(comparison, [n for n in comparison.variants if comparison.runs.get(n)]))
-    for label in comparison.variants:
-        gated = [run.gates for run in comparison.runs.get(label, ()) if run.gates]
+    heading(left, title("valid", name), _keys(comparison, [n for n in comparison.names if comparison.runs_of(n)]))
+    for label in comparison.names:
+        gated = [run.gates for run in comparison.runs_of(label) if run.gates]
         if gated:
             layers = gated[0].layers
             draw_mix(right, [gates for gates in gated if gates.layers == layers])
@@ -63,20 +61,20 @@ def _lay_out(figure: "Figure", comparison: Comparison) -> None:
     nothing(right, "no variant recorded gates")
 
 
-def _keys(comparison: Comparison, shown: Collection[str]) -> list[tuple[str, str, str]]:
+def _keys(comparison: Results, shown: Collection[str]) -> list[tuple[str, str, str]]:
     """The entries of a legend of the variants that are shown: colour, name and marker."""
-    numbered = enumerate(comparison.variants)
-    return [(variant_colour(i), short(n, 40), MARKERS[i % len(MARKERS)]) for i, n in numbered if n in shown]
+    numbered = enumerate(comparison.names)
+    return [(variant_colour(i), short(n, 40), marker(i)) for i, n in numbered if n in shown]
 
 
-def _lay_out_along(left: "Axes", right: "Axes", comparison: Comparison, reach: along.Along) -> None:
+def _lay_out_along(left: "Axes", right: "Axes", comparison: Results, reach: Along) -> None:
     """The curve along the axis, and its last value by the bytes of state of a stream."""
-    along.draw(left, comparison, reach)
+    draw_along(left, comparison, reach)
     heading(left, f"Test {reach.metric}", _keys(comparison, reach.values), reach.x)
     last = reach.places[-1]
     for i, row in enumerate(comparison.rows):
         for value in reach.values.get(row.name, {}).get(last, []):
-            right.plot(row.state_bytes, value, MARKERS[i % len(MARKERS)], color=variant_colour(i), markersize=7)
+            right.plot(row.state_bytes, value, marker(i), color=variant_colour(i), markersize=7)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda value, _: memory(value))
     right.set_ylim(left.get_ylim())
@@ -90,9 +88,7 @@ def heading(axes: "Axes", text: str, entries: Sequence[tuple[str, str, str | Non
     from matplotlib.lines import Line2D
 
     axes.set_xlabel(x)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=5, label=name) for colour, name, marker in entries
-    ]
+    handles = [Line2D([], [], color=colour, marker=shape, markersize=5, label=name) for colour, name, shape in entries]
     box, height = axes.get_position(), 0.0
     most = 0.6 * (1 - box.y0)  # of the figure's height: the legend takes no more, if small letters can prevent it
     for size, columns in product((12, 9, 6), range(len(handles), 0, -1)):  # as many names beside each other as fit

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mnemos.config import PLACES, DataConfig, to_dict
-from mnemos.lab.evaluate.controls import CONTROLS, controls
+from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
-from mnemos.lab.evaluate.state_controls import control_lines, state_controls
 from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.task import HeldOut, Sampling, Task

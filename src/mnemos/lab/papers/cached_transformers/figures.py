@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.report import attention_maps, report
-from mnemos.lab.report.names import shortened
+from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.results import Cached, Explained
 from mnemos.lab.report.style import RULE, head, variant_colour

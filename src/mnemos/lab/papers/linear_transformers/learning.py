@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mnemos import registry
 from mnemos.lab.report.curves import draw
-from mnemos.lab.report.read import read
-from mnemos.lab.report.results import Comparison
+from mnemos.lab.report.read import Results, read
 from mnemos.lab.report.style import MARKERS, variant_colour
 from mnemos.lab.report.summary_image import heading
 from mnemos.lab.run.recipe import Recipe
@@ -77,7 +76,7 @@ def _learned(places: list[Path]) -> float | None:
     return max(firsts)
 
 
-def _lay_out(figure: "Figure", comparison: Comparison) -> None:
+def _lay_out(figure: "Figure", comparison: Results) -> None:
     axes = figure.add_axes((0.11, 0.13, 0.86, 0.68))
     draw(axes, comparison, "valid", "loss")
     axes.set_yscale("log")

@@ -9,10 +9,10 @@ from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.errors import TrainingFailed
-from mnemos.lab.compare import several
-from mnemos.lab.compare.apart import train_apart
+from mnemos.lab.compare import runs as module
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.rates import Sweep, at_best_rates, end_warning, sweep
+from mnemos.lab.compare.runs import train_apart
 from mnemos.types import InputError
 
 
@@ -47,7 +47,7 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(tmp_path, mo
         place.mkdir(parents=True)
         write_json(place / "result.json", result)
 
-    monkeypatch.setattr(several, "train_apart", trained)
+    monkeypatch.setattr(module, "train_apart", trained)
     recipes = [registry.load("recipe", name)() for name in ("text", "text-xl")]
     recipes = [replace(one, train=replace(one.train, seed=5)) for one in recipes]
     found = sweep(recipes, (1e-3, 1e-2, 1e-1), tmp_path, jobs)
@@ -83,12 +83,12 @@ def test_a_run_without_a_score_is_told_and_summarised(tmp_path, monkeypatch, cap
         scores = {"valid": {"bits per byte": None}, "test": {"loss": 0.0, "bits per byte": None}}
         write_json(place / "result.json", {"metric": "bits per byte", **scores, **costs})
 
-    monkeypatch.setattr(several, "train_apart", trained)
+    monkeypatch.setattr(module, "train_apart", trained)
     recipe = registry.load("recipe", "text")()
-    several.train_several([(recipe, tmp_path / "text")])
+    module.train_several([(recipe, tmp_path / "text")])
     assert "validation bits per byte none, 1 s" in capsys.readouterr().out
     comparison = summarise({"text": [tmp_path / "text"]}, tmp_path)
-    assert math.isnan(comparison["rows"][0]["mean"])
+    assert math.isnan(comparison.rows[0].mean)
 
 
 def test_a_run_keeps_its_threads_when_it_is_continued(tmp_path):

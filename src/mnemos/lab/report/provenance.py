@@ -1,36 +1,29 @@
 """Where the numbers come from: what all runs share, how variants and runs differ, and the commands."""
 
 import json
+import math
 import shlex
 
+from mnemos.lab.run.files import Provenance, Result
 from mnemos.types import JSONObject
 
 from .markup import count, escape, listed, missing, paragraph, plural, table
-from .results import Comparison
+from .read import Results
+from .run_records import flat
 
 _PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
 _MOST = 80  # characters of a value in a table
 
 
-def flat(value: object, prefix: str = "") -> JSONObject:
-    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    out: JSONObject = {}
-    for key, part in value.items():
-        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
-    return out
-
-
-def section(comparison: Comparison) -> str:
+def section(comparison: Results) -> str:
     """The recipes of the variants, the machine and data of the runs, and the commands to repeat them."""
     parts = [_recipes(comparison), _shared(comparison), _data(comparison), _runs(comparison), _reproduce(comparison)]
     return "\n".join(filter(None, parts))
 
 
-def _recipes(comparison: Comparison) -> str:
+def _recipes(comparison: Results) -> str:
     """The fields in which the recipes differ, and every recipe in full in a collapsed element."""
-    recipes = {name: runs[0].recipe for name in comparison.variants if (runs := comparison.runs.get(name))}
+    recipes = {name: runs[0].recipe for name in comparison.names if (runs := comparison.runs_of(name))}
     if not recipes:
         return missing("The comparison has no run folders, so the recipes of its variants are unknown.")
     flattened = {name: flat(recipe) for name, recipe in recipes.items()}
@@ -49,7 +42,7 @@ def _recipes(comparison: Comparison) -> str:
     elif len(recipes) > 1:
         parts.append(missing("The recipes do not differ."))
     for name, recipe in recipes.items():
-        rolled = rollout(recipe, comparison.runs[name][0].result)
+        rolled = rollout(recipe, comparison.runs_of(name)[0].result)
         parts += [paragraph(f"{name}: {rolled}")] if rolled else []
         text = json.dumps(recipe, indent=2, ensure_ascii=False)
         about = recipe.get("about")
@@ -58,11 +51,11 @@ def _recipes(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def rollout(recipe: JSONObject, result: JSONObject | None) -> str | None:
+def rollout(recipe: JSONObject, result: Result | None) -> str | None:
     """One sentence on how an update reads its segments; None if it has one segment."""
     about = flat(recipe.get("train")).get
     segment, horizon = about("rollout.segment_length") or 0, about("rollout.horizon") or 0
-    steps = (result or {}).get("rollout_segments") or about("rollout.segments") or 1
+    steps = result.rollout_segments if result else about("rollout.segments") or 1
     if steps == 1 and not segment:
         return None
     many = plural(steps, "segment") if steps > 1 else "segments"
@@ -86,10 +79,10 @@ def _cell(value: object, absent: object) -> str:
     return escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
 
 
-def _shared(comparison: Comparison) -> str:
+def _shared(comparison: Results) -> str:
     """What all runs have in common, and a warning for everything that weakens the numbers."""
     runs = comparison.all_runs()
-    known = [_kept(run.provenance) for run in runs if run.provenance]
+    known = [_kept(run.provenance.to_json()) for run in runs if run.provenance]
     if not known and comparison.provenance:
         known = [_kept(comparison.provenance)]
     if not known:
@@ -103,7 +96,7 @@ def _shared(comparison: Comparison) -> str:
     without = sum(not run.provenance for run in runs)
     if without:
         parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
-    if changed := [run.label for run in runs if any(step.get("dirty") for step in _steps(run.provenance or {}))]:
+    if changed := [run.label for run in runs if any(process.get("dirty") for process in _processes(run.provenance))]:
         which = "Every run" if len(changed) == len(runs) else listed(changed)
         was = "was" if "Every run" in which or len(changed) == 1 else "were"
         what = "trained from source with uncommitted changes: the commit alone does not reproduce the numbers."
@@ -123,12 +116,12 @@ def _kept(about: JSONObject) -> JSONObject:
     return flat(kept)
 
 
-def _data(comparison: Comparison) -> str:
+def _data(comparison: Results) -> str:
     """The data files of the runs, one collapsed table for each set of files."""
-    abouts = [comparison.provenance, *(run.provenance or {} for run in comparison.all_runs())]
+    runs = [run.provenance for run in comparison.all_runs() if run.provenance]
+    found = [comparison.provenance.get("data"), *(about.data for about in runs)]
     sets: dict[str, JSONObject] = {}
-    for about in abouts:
-        data = about.get("data")
+    for data in found:
         if isinstance(data, dict) and isinstance(data.get("files"), list):
             sets.setdefault(str(data.get("sha256")), data)
     parts = []
@@ -143,34 +136,34 @@ def _data(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def _steps(about: JSONObject) -> list[JSONObject]:
-    """The start of a run and its resumptions, each of which has a commit."""
-    resumed = about.get("resumed")
-    return [about, *(resumed if isinstance(resumed, list) else [])]
+def _processes(about: Provenance | None) -> list[JSONObject]:
+    """The start of a run and its resumptions: {"commit", "dirty", …}."""
+    return [] if about is None else [{"commit": about.commit, "dirty": about.dirty}, *about.resumed]
 
 
-def _commit(about: JSONObject) -> str:
+def _commit(about: Provenance) -> str:
     """The commits that trained a run, in order of its resumptions; + marks uncommitted changes."""
-    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in _steps(about) if one.get("commit")]
+    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in _processes(about) if one.get("commit")]
     return ", ".join(dict.fromkeys(said)) or "–"
 
 
-def _runs(comparison: Comparison) -> str:
+def _runs(comparison: Results) -> str:
     rows = []
-    for name in comparison.variants:
-        for run in comparison.runs.get(name, ()):
-            about, result = run.provenance or {}, run.result or {}
-            resumed = about.get("resumed") or []
+    for name in comparison.names:
+        for run in comparison.runs_of(name):
+            about, steps = run.provenance or Provenance(), run.cost("steps")
+            if not math.isfinite(steps):
+                steps = run.train["step"][-1] if run.train["step"].size else 0
             rows.append(
                 [
                     f"<code>{escape(run.label)}</code>",
                     escape(name),
                     escape(run.seed),
                     f"<code>{escape(_commit(about))}</code>",
-                    count(float(result.get("steps") or (run.train["step"][-1] if run.train["step"].size else 0))),
-                    escape(_moment(about.get("started"))),
-                    escape(_moment(about.get("finished")) if run.result else "not finished"),
-                    escape(len(resumed) if isinstance(resumed, list) else resumed),
+                    count(float(steps)),
+                    escape(_moment(about.started)),
+                    escape(_moment(about.finished) if run.result else "not finished"),
+                    escape(len(about.resumed)),
                 ]
             )
     if not rows:
@@ -183,9 +176,9 @@ def _runs(comparison: Comparison) -> str:
     return table(caption, head, rows, "runs")
 
 
-def _moment(value: object) -> str:
+def _moment(value: str | None) -> str:
     """A time to the minute, as written."""
-    return "–" if value in (None, "") else str(value)[:16].replace("T", " ")
+    return "–" if not value else value[:16].replace("T", " ")
 
 
 def command(value: object) -> str:
@@ -201,16 +194,16 @@ def longer(resumed: JSONObject) -> str:
     return f"{command(words)}  # resumed after update {resumed['step']:,}"
 
 
-def _reproduce(comparison: Comparison) -> str:
+def _reproduce(comparison: Results) -> str:
     runs = [run.provenance for run in comparison.all_runs() if run.provenance]
-    processes = [one for about in runs for one in _steps(about)]
-    about = [comparison.provenance, *runs]
-    commands = [command(about[0]["command"])] if about[0].get("command") else []
-    commands = commands or list(dict.fromkeys(command(a["command"]) for a in about if a.get("command")))
+    processes = [one for about in runs for one in _processes(about)]
+    given = comparison.provenance.get("command")
+    own = dict.fromkeys(command(about.command) for about in runs if about.command)
+    commands = [command(given)] if given else list(own)
     if not commands:
         return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so the report cannot name it.")
     commands += [more for one in processes if (more := longer(one))]
-    commits = list(dict.fromkeys(str(a["commit"]) for a in processes or about if a.get("commit")))
+    commits = list(dict.fromkeys(str(a["commit"]) for a in processes or [comparison.provenance] if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
     note = "The same commit, versions and seeds give the same numbers on the same machine"
     return (

@@ -6,16 +6,16 @@ from torch import nn
 from mnemos import registry
 from mnemos.config import ModelConfig
 from mnemos.errors import Interrupted
+from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import (
-    baselines_of,
     equal_parameters,
     parameters,
+    roles_of,
     widths_text,
     with_baselines,
     with_unwritten,
 )
 from mnemos.lab.compare.compare import compare
-from mnemos.lab.compare.variants import variants
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.ops.block_sparse import is_dense
@@ -73,12 +73,30 @@ def test_whose_baseline_a_recipe_is_follows_from_its_settings():
 
     shared, frozen = other("shared", read="mean"), other("frozen", inference="frozen")
     never = other("never", write=False)  # the same switches as in `unwritten`, not spelt out
-    assert baselines_of(with_unwritten([cached, shared])) == {
-        "short-listops-cached-unwritten": ["short-listops-cached", "shared"]
-    }
-    assert baselines_of([shared, cached, never]) == {"never": ["shared", "short-listops-cached"]}
-    assert baselines_of([cached, other("mean", write=False, read="mean"), other("long", length=50, write=False)]) == {}
-    assert baselines_of([frozen, replace(never, train=replace(never.train, steps=7))]) == {}
+
+    def baselines(*recipes):
+        return {name: role.baseline_of for name, role in roles_of(recipes).items() if role.baseline_of}
+
+    both = ("short-listops-cached", "shared")
+    assert baselines(*with_unwritten([cached, shared])) == {"short-listops-cached-unwritten": both}
+    assert baselines(shared, cached, never) == {"never": both[::-1]}
+    assert baselines(cached, other("mean", write=False, read="mean"), other("long", length=50, write=False)) == {}
+    assert baselines(frozen, replace(never, train=replace(never.train, steps=7))) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("short-listops", None),
+        ("short-listops-cached", "cache"),
+        ("demo-memformer", "slots"),
+        ("text-rmt", "memory tokens"),
+    ],
+)
+def test_the_memory_that_a_recipe_writes_has_a_name(name, memory):
+    recipe = registry.load("recipe", name)()
+    never = [one for one in with_unwritten([recipe]) if one != recipe] if memory else []
+    assert [role.memory for role in roles_of([recipe, *never]).values()] == [memory, *(None for _ in never)]
 
 
 def test_shortened_listops_has_all_rows_and_stays_sparse():
@@ -161,7 +179,7 @@ def test_a_comparison_says_whose_baselines_it_adds(tmp_path, monkeypatch, capsys
     def stopped(*_: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("mnemos.lab.compare.several.train_apart", stopped)
+    monkeypatch.setattr("mnemos.lab.compare.runs.train_apart", stopped)
     recipes = variants(["short-listops-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
     with pytest.raises(Interrupted):
         compare(recipes, tmp_path / "run", baselines=True)

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from mnemos import registry
-from mnemos.lab.compare import budgets, compare, update_cost
+from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters
-from mnemos.lab.compare.budgets import Budget, budget_text, with_steps
+from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, completed, of_equal_parameters, read_equal
-from mnemos.lab.compare.update_cost import Seconds
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read
 from mnemos.lab.report.verdict import verdict
@@ -271,22 +270,22 @@ def test_counting_leaves_stored_caches_as_they_are():
 
 @pytest.mark.slow
 def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):
-    monkeypatch.setattr(update_cost, "SECONDS", 0.0)
-    monkeypatch.setattr(update_cost, "ROUNDS", 3)
+    monkeypatch.setattr(budgets, "SECONDS", 0.0)
+    monkeypatch.setattr(budgets, "ROUNDS", 3)
     dear = replace(plain(text, batch_size=8), model=LSTMConfig(vocab_size=0, dim=128, layers=3), name="dear")
-    found = update_cost.update_seconds([plain(text), dear], jobs=2)
+    found = budgets.update_seconds([plain(text), dear], jobs=2)
     assert [len(one.rounds) for one in found] == [3, 3]
     assert {one.clock for one in found} == {"CPU time"}
     assert 0 < 2 * found[0].median < found[1].median
-    flops = update_cost.update_flops([plain(text)])
-    assert flops == update_cost.update_flops([plain(text)])
+    flops = budgets.update_flops([plain(text)])
+    assert flops == budgets.update_flops([plain(text)])
     with pytest.raises(InputError, match="lstm: its update could not be measured; the line above gives the reason"):
-        update_cost.update_flops([plain(text, batch_size=0)])
+        budgets.update_flops([plain(text, batch_size=0)])
 
 
 @pytest.mark.slow
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch, capsys, forked_comparisons):
-    monkeypatch.setattr(update_cost, "SECONDS", 0.0)
+    monkeypatch.setattr(budgets, "SECONDS", 0.0)
     recipes = [
         plain(text, steps=40, eval_every=40),
         rmt(text, batch_size=4),

@@ -1,7 +1,19 @@
-"""The options of `mnemos compare`."""
+"""The options of `mnemos compare`, and the recipes of its option --vary. Importing this module loads no torch."""
 
 import argparse
-from typing import Any
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mnemos.errors import InputError
+
+if TYPE_CHECKING:
+    from mnemos.lab.run.recipe import Recipe
+
+MOST = 64  # recipes: a table of more rows is not read, and a mistyped list of values would train for days
 
 ABOUT = (
     "Train recipes on the same data, seeds and data order, and compare their scores and costs. By default all make "
@@ -56,3 +68,31 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "jobs": options.jobs,
         "against": options.against,
     }
+
+
+def variants(names: Sequence[str], words: Sequence[str], vary: Sequence[tuple[str, str]]) -> "list[Recipe]":
+    """Each recipe with each combination of values, named for them: short-listops-cached-length-8-dim-64.
+
+    names: of recipes, or JSON files (`find_recipe`). words: settings of all recipes (`with_fields`). vary: pairs of a
+    field and its values, such as ("model.cache.length", "8,32"); the values of the last field change fastest. Raises
+    InputError for a field that is given twice, for more than `MOST` recipes, and as `with_fields` does.
+    """
+    fields = [field for field, _ in vary]
+    if twice := next((field for field in fields if fields.count(field) > 1), None):
+        raise InputError(f"--vary: expected each field once, found {twice} twice; give its values in one list")
+    axes = [[(field, value) for value in values.split(",")] for field, values in vary]
+    count = len(names) * math.prod(map(len, axes))
+    if count > MOST:
+        found = " × ".join(str(n) for n in (len(names), *map(len, axes)))
+        raise InputError(f"--vary: expected at most {MOST} recipes, found {found} = {count}; give fewer values")
+    return [_varied(name, words, chosen) for name in names for chosen in itertools.product(*axes)]
+
+
+def _varied(name: str, words: Sequence[str], chosen: Sequence[tuple[str, str]]) -> "Recipe":
+    more = [word for field, value in chosen for word in (f"--{field}", value)]
+    from mnemos.lab.run.recipe_fields import with_fields
+    from mnemos.lab.run.recipe_files import find_recipe
+
+    found = with_fields(find_recipe(name), [*words, *more], f"mnemos compare {name}")
+    parts = [part for field, value in chosen for part in (field.split(".")[-1], re.sub(r"[^\w.+-]", "_", value))]
+    return replace(found, name="-".join([found.name, *parts]))

@@ -1,0 +1,213 @@
+"""One run folder as numbers: recipe, provenance, curves, gates, result, caches, and what was recorded of its model."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mnemos.json_text import parse
+from mnemos.lab.evaluate.probe import Gates
+from mnemos.lab.evaluate.records import from_json, number, read_object
+from mnemos.lab.run.files import Measurement, Provenance, Result
+from mnemos.types import InputError, JSONObject
+
+from .read_explained import read_explained
+from .read_write_attention import read_write_attention
+from .results import Explained, WriteAttention
+
+Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
+# Measured by the trainer itself; every other number in a line of metrics.jsonl is a metric of the task.
+OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
+GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
+DETECTIONS = "detections"  # folder of a run: photos with annotations on the left and detections on the right
+_REPAIR, _SAMPLE_AGAIN = "repair the file", "run mnemos sample on it again"
+
+
+@dataclass(frozen=True)
+class GateCurves:
+    """The gates over training: `mix` is σ(λ) [S, L, H]; `values` has [S, L] per quantity, as "update.mean"."""
+
+    step: np.ndarray
+    layers: tuple[str, ...]
+    mix: np.ndarray
+    values: Columns
+
+
+@dataclass(frozen=True)
+class Written:
+    """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
+
+    The upper about["given"] rows of a completion are those of the original.
+    """
+
+    samples: np.ndarray | None
+    originals: np.ndarray | None
+    completions: np.ndarray | None
+    about: JSONObject
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run folder. `label` is its name in the report: a path relative to the folder that was given.
+
+    caches: the stored caches, layer -> [Tm, Dm]. detected: (name, bytes) of the JPEGs with annotations and detections
+    that a detector's run has drawn. None: the run has no such file.
+    """
+
+    folder: Path
+    label: str
+    recipe: JSONObject
+    provenance: Provenance | None
+    train: Columns
+    valid: Columns
+    gates: GateCurves | None
+    result: Result | None
+    caches: dict[str, np.ndarray] | None
+    explained: Explained | None = None
+    written: Written | None = None
+    write_attention: WriteAttention | None = None
+    detected: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def seed(self) -> object:
+        """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
+        training = self.recipe.get("train")
+        given = training.get("seed") if isinstance(training, dict) else None
+        known = (self.result and self.result.seed, given, self.provenance and self.provenance.seed)
+        return next((seed for seed in known if seed is not None), "?")
+
+    def tested(self, metric: str, control: str | None = None) -> float:
+        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
+
+        Of data without a test split, the validation metric.
+        """
+        return math.nan if self.result is None else self.result.score(metric, control)
+
+    def cost(self, name: str) -> float:
+        """A number of the result, such as "steps"; NaN if the run is not finished or does not have it."""
+        value = None if self.result is None else getattr(self.result, name)
+        return math.nan if value is None else float(value)
+
+    @property
+    def artifacts(self) -> JSONObject:
+        """What the task added to the result (`Task.artifacts`)."""
+        return {} if self.result is None else self.result.artifacts
+
+
+def read_run(folder: Path, label: str) -> RunRecord:
+    """One run folder. recipe.json and metrics.jsonl are required; other missing files become None."""
+    train, valid, gates = read_metrics(folder)
+    return RunRecord(
+        folder=folder,
+        label=label,
+        recipe=read_object(folder / "recipe.json", _REPAIR),
+        provenance=Provenance.read(folder) if Provenance.exists(folder) else None,
+        train=train,
+        valid=valid,
+        gates=gates,
+        result=Result.read(folder) if Result.exists(folder) else None,
+        caches=_caches(folder / "caches.safetensors"),
+        explained=read_explained(folder),
+        written=read_written(folder),
+        write_attention=read_write_attention(folder),
+        detected=_detected(folder / DETECTIONS),
+    )
+
+
+def read_written(folder: Path) -> Written | None:
+    """The content of a run's samples.json and samples.safetensors; None if there are none. Raises InputError."""
+    path = folder / "samples.json"
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        about = parse(path.read_text(encoding="utf-8"))
+        found = load_file(folder / "samples.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_SAMPLE_AGAIN}") from None
+    fits = isinstance(about, dict) and isinstance(about.get("given"), int)
+    for name, axes in (("samples", 4), ("originals", 4), ("completions", 5)):
+        fits = fits and (name not in found or (found[name].ndim == axes and found[name].dtype == np.uint8))
+    if not fits or ("completions" in found) != ("originals" in found):
+        raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {_SAMPLE_AGAIN}")
+    return Written(found.get("samples"), found.get("originals"), found.get("completions"), about)
+
+
+def _detected(folder: Path) -> tuple[tuple[str, bytes], ...]:
+    """(name, bytes) of each photo that a run has drawn, in the order of their numbers."""
+    files = sorted(folder.glob("*.jpg"), key=lambda file: (len(file.stem.split("-")[0]), file.stem))
+    return tuple((file.name, file.read_bytes()) for file in files)
+
+
+def flat(value: object, prefix: str = "") -> JSONObject:
+    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    out: JSONObject = {}
+    for key, part in value.items():
+        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
+    return out
+
+
+def _caches(path: Path) -> dict[str, np.ndarray] | None:
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found = load_file(path)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
+    for name, cache in found.items():
+        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
+            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
+    return {name: found[name].astype(np.float64) for name in sorted(found, key=_by_number)}
+
+
+def _by_number(name: str) -> list[tuple[int, int | str]]:
+    """A sort key that puts blocks.2 before blocks.10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
+
+
+def read_metrics(folder: Path) -> tuple[Columns, Columns, GateCurves | None]:
+    """The training, validation and gate records of a run, by step; of two with one kind and step the later counts.
+
+    Raises InputError naming file and line.
+    """
+    found: dict[str, dict[int, Measurement]] = {"train": {}, "valid": {}, "gates": {}}
+    for line in Measurement.read_all(folder):
+        if line.kind in found:
+            found[line.kind][line.step] = line
+    return _columns(found["train"]), _columns(found["valid"]), _gates(found["gates"])
+
+
+def _columns(records: dict[int, Measurement]) -> Columns:
+    """One column per quantity in any line, and one for each quantity in OWN."""
+    ordered = [records[step] for step in sorted(records)]
+    names = dict.fromkeys([*OWN, *(name for line in ordered for name in line.values)])
+    columns = {n: np.array([number(line.values.get(n), line.where, n) for line in ordered]) for n in names}
+    return {"step": np.array(sorted(records), dtype=np.int64), **columns}
+
+
+def _gates(records: dict[int, Measurement]) -> GateCurves | None:
+    steps = sorted(records)
+    read = (from_json(Gates, records[step].values, records[step].where, "repair or delete the line") for step in steps)
+    rows = [{layer.name: layer for layer in line.layers} for line in read]
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return None
+    heads = max(len(layer.mix) for row in rows for layer in row.values())
+    mix = np.full((len(steps), len(names), heads), math.nan)
+    values = {key: np.full((len(steps), len(names)), math.nan) for key in GATES}
+    for s, row in enumerate(rows):
+        for name, layer in row.items():
+            place = names.index(name)
+            mix[s, place, : len(layer.mix)] = layer.mix
+            for key in GATES:
+                part, quantity = key.split(".")
+                values[key][s, place] = getattr(getattr(layer, part), quantity)
+    return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)

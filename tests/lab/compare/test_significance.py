@@ -1,0 +1,139 @@
+"""Intervals, Welch's test and Holm's correction against hand-computed cases and simulated comparisons."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mnemos.lab.compare.comparison import Comparison, Row, show
+from mnemos.lab.compare.significance import (
+    NO_SPREAD,
+    ONE_SEED,
+    Spread,
+    differences,
+    differences_of_best,
+    holm,
+    interval,
+    paired,
+    spread,
+    welch,
+)
+
+T2 = 4.302652730  # the 97.5 % point of Student's t with two degrees of freedom
+
+
+def test_the_interval_of_a_mean():
+    assert interval(spread([1, 2, 3])) == pytest.approx((2 - T2 / math.sqrt(3), 2 + T2 / math.sqrt(3)))
+    assert interval(spread([0.5, 0.5])) is None  # equal seeds do not make the mean exactly known
+    assert interval(spread([1.0])) is None
+    assert interval(spread([1.0, math.nan])) is None
+
+
+def test_welch_by_hand():
+    # Variances 2 of two values each: standard error √2, two degrees of freedom, for which P(|t|) = 1 − |t|/√(2 + t²).
+    found = welch(spread([0.0, 2.0]), spread([4.0, 6.0]))
+    assert found.difference == -4
+    assert found.interval == pytest.approx((-4 - T2 * math.sqrt(2), -4 + T2 * math.sqrt(2)))
+    assert found.p == pytest.approx(1 - math.sqrt(8) / math.sqrt(10))
+    # Unequal variances and numbers: v = 0.5/2 + (7/3)/3, t = −(19/6)/√v, degrees of freedom by Welch and Satterthwaite.
+    v, w = 0.5 / 2, 7 / 9
+    t, f = 19 / 6 / math.sqrt(v + w), (v + w) ** 2 / (v**2 / 1 + w**2 / 2)
+    x = np.arange(0, t, 1e-5) + 0.5e-5
+    density = math.gamma((f + 1) / 2) / (math.sqrt(f * math.pi) * math.gamma(f / 2)) * (1 + x**2 / f) ** (-(f + 1) / 2)
+    assert welch(spread([1, 2]), spread([3, 5, 6])).p == pytest.approx(1 - 2e-5 * density.sum(), abs=1e-4)
+    # se² = .034²/3 + .007²/3, 2.1692 degrees of freedom, t = 3.9964.
+    found = welch(Spread(0.559, 0.007, 3), Spread(0.512, 0.034, 3))
+    assert found.interval == pytest.approx((-0.0331, 0.1271), abs=1e-4)
+    # One side has no spread: the other's standard error 1, one degree of freedom, for which P(|t| > 1) = 1/2.
+    assert welch(spread([0.17, 0.17]), spread([0.17, 2.17])).p == pytest.approx(0.5)
+    unknown = [([1, 1], [1, 1, 1]), ([1, 1], [0.5, 0.5]), ([1.0], [1, 2]), ([1, 2], [1.0]), ([1.0, math.inf], [1, 2])]
+    assert all(welch(spread(a), spread(b)).interval is None for a, b in unknown)
+
+
+def test_many_seeds_approach_the_normal_interval():
+    _, high = welch(Spread(1.0, 1.0, 31), Spread(0.0, 1.0, 31)).interval
+    assert high - 1 == pytest.approx(2.0003 * math.sqrt(2 / 31), rel=1e-3)  # t at 60 degrees of freedom
+
+
+def test_differences_of_the_same_models_are_taken_run_by_run():
+    assert paired([0.0, 0.0]).interval == (0, 0), "the control changed no score"
+    assert paired([0.1, 0.1]).interval is None, "equal differences of coarse scores are a coincidence"
+    assert paired([0.2]).interval is paired([math.nan, 0.2]).interval is None
+    assert paired([1, 2, 3]).interval == pytest.approx((2 - T2 / math.sqrt(3), 2 + T2 / math.sqrt(3)))
+    assert paired([]) is paired([math.nan]) is None
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def drawn(rng: np.random.Generator, means: dict[str, float]) -> dict[str, Spread]:
+    return {name: spread(rng.normal(mean, 1, 5).tolist()) for name, mean in means.items()}
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_among_equal_rows_a_difference_is_shown_in_at_most_one_of_twenty_comparisons(count):
+    rng = np.random.default_rng(0)
+    false, uncorrected = 0, 0
+    for _ in range(count):
+        tests = differences(drawn(rng, dict.fromkeys("abcdef", 0.0)), "a")
+        false += any(one.finding(True) in ("better", "worse") for one in tests.values())
+        uncorrected += any(one.p < 0.05 for one in tests.values())
+    assert false <= 0.05 * count
+    assert uncorrected > 0.1 * count  # the test is able to fail
+
+
+def test_the_best_of_equal_rows_is_rarely_told_apart():
+    """It is chosen by its score, so p is corrected over all pairs and not over those of the best alone."""
+    rng = np.random.default_rng(0)
+    shown = {"all pairs": 0, "pairs of the best": 0}
+    for values in rng.normal(0.5, 0.1, (200, 8, 10)):
+        rows = {str(i): spread(x.tolist()) for i, x in enumerate(values)}
+        best, others = differences_of_best(rows, True)
+        assert rows[best].mean == max(row.mean for row in rows.values())
+        shown["all pairs"] += any(d.finding(True) == "better" for d in others.values())
+        shown["pairs of the best"] += any(d.finding(True) == "worse" for d in differences(rows, best).values())
+    assert shown["all pairs"] <= 0.05 * 200
+    assert shown["pairs of the best"] > 0.1 * 200
+
+
+def test_true_differences_are_shown_in_the_metric_s_direction():
+    tests = differences(drawn(np.random.default_rng(1), {"a": 0.0, "b": 0.0, "c": 6.0, "d": -6.0}), "a")
+    assert [tests[name].finding(True) for name in "bcd"] == ["no difference shown", "better", "worse"]
+    assert [tests[name].finding(False) for name in "cd"] == ["worse", "better"]
+
+
+def comparison(scores: dict[str, list[float]], against: str) -> Comparison:
+    spreads = {name: spread(values) for name, values in scores.items()}
+    tests = {name: test for name, test in differences(spreads, against).items() if test.interval}
+    rows = tuple(Row(n, *one, interval=interval(one), against=tests.get(n)) for n, one in spreads.items())
+    return Comparison("accuracy", True, rows, against=against)
+
+
+def test_the_table_says_what_the_seeds_show(capsys):
+    show(comparison({"plain": [0.5, 0.51, 0.49], "same": [0.5, 0.52, 0.48], "more": [0.8, 0.81, 0.79]}, "plain"))
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    assert "reference" in said
+    assert "no difference shown" in next(line for line in said.splitlines() if line.startswith("same"))
+    assert "better" in next(line for line in said.splitlines() if line.startswith("more"))
+    assert "+0.3000 (+0.2773 to +0.3227)" in said
+    assert "Welch's t-test against plain, p corrected over the rows by Holm" in said
+    assert lines
+    show(comparison({"plain": [0.17, 0.17], "more": [0.18, 0.19]}, "plain"))
+    said = capsys.readouterr().out
+    assert "0.1700 to 0.1700" not in said
+    assert NO_SPREAD in said
+    show(comparison({"plain": [0.5], "more": [0.8]}, "plain"))
+    said = capsys.readouterr().out
+    assert ONE_SEED in said
+    assert "better" not in said
+
+
+def test_scores_that_are_not_finite_have_no_spread():
+    assert spread([1.0, 3.0]) == (2.0, pytest.approx(math.sqrt(2)), 2)
+    for values in ([math.inf, 1.0], [math.inf, -math.inf], [math.nan, 1.0]):
+        found = spread(values)
+        assert (math.isnan(found.std), math.isfinite(found.mean), found.seeds) == (True, False, 2)
