@@ -463,11 +463,12 @@ def test_compare_writes_what_it_promises(comparison):
     ]
     cached, unwritten = found["rows"][1:]
     assert [row["baseline_of"] for row in found["rows"]] == [None, None, "short-listops-cached"]
+    assert [row["memory"] for row in found["rows"]] == [None, "cache", None]
     assert [cached[cost] for cost in ("parameters", "flops")] == [unwritten[cost] for cost in ("parameters", "flops")]
     for row in found["rows"]:
         known = {
             "name",
-            "baseline_of",
+            "memory",
             "mean",
             "std",
             "interval",

@@ -125,7 +125,7 @@ def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
     assert "test" not in result, "no test data were given"
     assert "valid loss " in (said := capsys.readouterr().out)
     assert "test" not in said.replace(str(tmp_path), "")
-    assert read([tmp_path / "run"]).scored == "validation"
+    assert read([tmp_path / "run"]).split == "validation"
     assert summarise({"own": [tmp_path / "run"]}, tmp_path).rows[0].mean == score["accuracy"]
 
 

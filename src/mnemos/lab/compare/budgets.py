@@ -187,13 +187,6 @@ def budget_text(equal: JSONObject) -> str:
     return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
 
 
-def budget_options(equal: JSONObject) -> tuple[str, ...]:
-    """The options of `mnemos compare` that make it equal; () for equal updates. equal: the entry of comparison.json."""
-    kinds = [equal["equal"]] * (equal["equal"] != UPDATES) + [PARAMETERS] * bool(equal.get("parameters"))
-    minutes = ("--minutes", f"{equal['minutes']:g}") if "minutes" in equal else ()
-    return ("--equal", ",".join(kinds), *minutes) if kinds else ()
-
-
 def samples_per_update(recipe: Recipe) -> float:
     """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
 
