@@ -111,6 +111,6 @@ def bench_memory(arguments: list[str]) -> int:
     """Train every memory on the benchmarks of memory."""
     from mnemos.lab.bench.run import ABOUT, bench_memory, read_options
 
-    options = read(CommandParser("bench-memory", ABOUT), arguments)
+    options = read_options(CommandParser("bench-memory", ABOUT), arguments)
     bench_memory(options)
     return 0
