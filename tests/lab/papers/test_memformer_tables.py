@@ -1,6 +1,5 @@
 """Claims of Memformer that are tables: each from end to end, at the size of a test."""
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -174,10 +173,3 @@ def test_the_order_of_merit_counts_pairs():
 def test_pictures_want_mnist(tmp_path):
     with pytest.raises(InputError, match=rf"--data {tmp_path}: .*MNIST"):
         tables._picture_recipe(Options(tmp_path, data=tmp_path), "LSTM")
-
-
-def test_small_models_are_registered():
-    for name in ("digits-memformer", "mnist-memformer-small", "recall-memformer"):
-        recipe = registry.load("recipe", name)()
-        assert recipe.name == name
-        assert dataclasses.is_dataclass(recipe.model)

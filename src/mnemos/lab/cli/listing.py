@@ -48,15 +48,17 @@ class Family(NamedTuple):
 def families() -> list[Family]:
     """This package's families, those of papers last, and then those of other packages, whose recipes are called."""
     found = [_family(place, one["about"], one["tasks"]) for place, one in registry.FAMILIES.items()]
-    others: dict[str, dict[str, dict[str, str]]] = {}
-    for name, place in registry.places("recipe").items():
-        if place.module.partition(".")[0] == "mnemos":
+    abouts: dict[str, str] = {}
+    tasks: dict[str, dict[str, dict[str, str]]] = {}
+    for name, definition in registry.places("recipe").items():
+        if definition.module.partition(".")[0] == "mnemos":
             continue
-        task = ""
+        made, task, place = registry.load("recipe", name), "", str(definition)
         with contextlib.suppress(Exception):  # a faulty recipe must not make the others unusable
-            task = str(registry.load("recipe", name)().data.name)
-        others.setdefault(str(place), {}).setdefault(task, {})[name] = registry.about("recipe", name)
-    return [*found, *(_family(place, place, tasks) for place, tasks in others.items())]
+            task = str(made().data.name)
+        abouts[place] = registry.first_line(getattr(made, "func", made).__doc__)
+        tasks.setdefault(place, {}).setdefault(task, {})[name] = registry.about("recipe", name)
+    return [*found, *(_family(place, abouts[place], each) for place, each in tasks.items())]
 
 
 def _family(place: str, about: str, tasks: Mapping[str, Mapping[str, str]]) -> Family:

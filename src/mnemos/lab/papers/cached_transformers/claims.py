@@ -34,7 +34,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table1",
             "image classification, with and without a cache",
-            f"{_IMAGES}:table1",
+            f"{_IMAGES}:classification",
             "A cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {
@@ -123,7 +123,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table8",
             "ImageNet-22k",
-            f"{_IMAGES}:table8",
+            f"{_IMAGES}:classification",
             "A cache adds 0.8 points to Swin-T.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {"Swin-T, 22k": (80.9, 81.7, 96.0, 96.4)},

@@ -106,23 +106,13 @@ def _count(model: nn.Module, x: Tensor) -> tuple[float, float, float]:
     return sum(found.values()) / 2e9, sum(inference.values()) / 2e9, (sum(found.values()) - apart) / 2e9
 
 
-def table1(claim: Claim, options: Options) -> Finding:
-    """Table 1: parameters and FLOPs of the paper's models; accuracies of small ViTs, PVTs and Swins."""
-    return _classification(claim, options, ("vit", "pvt", "swin"))
-
-
-def table8(claim: Claim, options: Options) -> Finding:
-    """Table 8: ImageNet-22k with Swin-T; the accuracy of a small Swin."""
-    return _classification(claim, options, ("swin",))
-
-
-def _classification(claim: Claim, options: Options, hosts: tuple[str, ...]) -> Finding:
-    """Costs of the paper's models, accuracies of small hosts, and the commands at the paper's size."""
+def classification(claim: Claim, options: Options) -> Finding:
+    """Tables 1 and 8: costs of the paper's models at their real size, and accuracies of small hosts of their kinds."""
     found = Finding([], [commands(list(claim.values))])
     if not options.recipes_only:
         found.tables.append(_costs_table(claim))
         found.notes.insert(0, _COUNTS)
-        _accuracies(found, options, hosts)
+        _accuracies(found, options, ("swin",) if claim.name == "table8" else ("vit", "pvt", "swin"))
     return found
 
 

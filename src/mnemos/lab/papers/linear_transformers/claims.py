@@ -29,7 +29,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "table1",
             "MNIST byte by byte: bits/dim and images per second",
-            f"{_HERE}.generation:table1",
+            f"{_HERE}.generation:likelihood_and_speed",
             "Linear attention is within 0.023 bits of softmax and generates 317 times as fast.",
             ("bits/dim", "images/s"),
             {
@@ -43,7 +43,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "cifar10",
             "CIFAR-10 byte by byte: bits/dim and images per second (Table 2)",
-            f"{_HERE}.generation:cifar10",
+            f"{_HERE}.generation:likelihood_and_speed",
             "After equal training time, linear attention is better than softmax and generates 4,462 times as fast.",
             ("bits/dim", "images/s"),
             {

@@ -44,7 +44,10 @@ def table1(claim: Claim, options: Options) -> Finding:
     if not options.recipes_only:
         found.tables.append(_picture_costs(claim))
         found.notes.insert(0, _PICTURES_COUNTED)
-        _picture_perplexities(found, claim, options)
+        data = task(options)[0]
+        recipes = {name: _picture_recipe(options, name) for name in PICTURES}
+        title = f"Perplexity per byte of {data}, small models"
+        _perplexities(found, claim, options, f"table1-{data}", recipes, title, "GFLOP")
     return found
 
 
@@ -77,22 +80,6 @@ def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
         return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
 
 
-def _picture_perplexities(found: Finding, claim: Claim, options: Options) -> None:
-    data = task(options)[0]
-    recipes = {name: _picture_recipe(options, name) for name in PICTURES}
-    trained = train_language_models(found, options, f"table1-{data}", recipes)
-    table = Table(
-        f"Perplexity per byte of {data}, small models",
-        ["", "model here", "perplexity", "GFLOP", "seconds of training", "paper perplexity"],
-    )
-    for name, recipe in recipes.items():
-        row = trained.rows[name]
-        theirs = claim.values[name][1] if name in claim.values else None
-        table.add(name, shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"], theirs)
-    found.tables.append(table)
-    found.notes.append(trained.order(claim.values, 1))
-
-
 def _picture_recipe(options: Options, name: str) -> Recipe:
     data, fields = task(options)
     if data == "cifar":
@@ -102,6 +89,20 @@ def _picture_recipe(options: Options, name: str) -> Recipe:
     found = picture_recipe(data, name)
     pixels: Any = found.data
     return replace(found, data=replace(pixels, images=replace(pixels.images, **fields)))
+
+
+def _perplexities(
+    found: Finding, claim: Claim, options: Options, runs: str, recipes: Mapping[str, Recipe], title: str, flops: str
+) -> None:
+    """Train the small models of a table's rows, in a folder named after `runs`; add their table and order."""
+    trained = train_language_models(found, options, runs, recipes)
+    table = Table(title, ["", "model here", "perplexity", flops, "seconds of training", "paper perplexity"])
+    for name, recipe in recipes.items():
+        row = trained.rows[name]
+        theirs = claim.values[name][1] if name in claim.values else None
+        table.add(name, shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"], theirs)
+    found.tables.append(table)
+    found.notes.append(trained.order(claim.values, 1))
 
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
@@ -118,7 +119,14 @@ def table2(claim: Claim, options: Options) -> Finding:
         costs = _text_costs(claim)
         found.tables += [costs, _inference()]
         found.notes = [_TEXT_COUNTED, *_per_token_of_memory(costs), *found.notes, _TIMED]
-        _text_perplexities(found, claim, options)
+        path = None if options.data is None else str(options.data)
+        title = (
+            f"Perplexity per byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments "
+            f"of {SMALL_LANGUAGE.segment}"
+        )
+        recipes = {name: language_recipe(name, path) for name in LANGUAGE}
+        _perplexities(found, claim, options, "table2-text", recipes, title, "GFLOP, first segment")
+        found.notes.append("The paper's perplexities are per word, on WikiText-103.")
     return found
 
 
@@ -225,23 +233,6 @@ def _generate(model: nn.Module, tokens: Tensor, state: State) -> int:
 def _read(model: nn.Module, tokens: Tensor, state: State) -> tuple[Tensor, State]:
     logits, state = model(tokens, state)
     return logits, state
-
-
-def _text_perplexities(found: Finding, claim: Claim, options: Options) -> None:
-    path = None if options.data is None else str(options.data)
-    recipes = {name: language_recipe(name, path) for name in LANGUAGE}
-    trained = train_language_models(found, options, "table2-text", recipes)
-    table = Table(
-        f"Perplexity per byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments of "
-        f"{SMALL_LANGUAGE.segment}",
-        ["", "model here", "perplexity", "GFLOP, first segment", "seconds of training", "paper perplexity"],
-    )
-    for name, recipe in recipes.items():
-        row = trained.rows[name]
-        cells = (shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"])
-        table.add(name, *cells, claim.values[name][1])
-    found.tables.append(table)
-    found.notes += [trained.order(claim.values, 1), "The paper's perplexities are per word, on WikiText-103."]
 
 
 BAR = 0.95  # accuracy that Memformer with replay must reach
