@@ -118,7 +118,7 @@ def test_an_image_is_augmented_differently_each_time(folder, settings):
     assert len(twins.flatten(1).unique(dim=0)) > 6
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["light", "timm"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_generators_are_left_alone(folder, policy, workers):
     made = task(folder, policy, workers)

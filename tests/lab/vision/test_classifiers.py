@@ -68,20 +68,17 @@ def build(config: ImageConfig, **fields: object) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("config", "published"),
     [
-        (VIT_S, 22.05),
-        (PVT_TINY, 13.2),
         (dataclasses.replace(PVT_TINY, depths=(3, 4, 6, 3)), 24.5),
         (dataclasses.replace(PVT_TINY, depths=(3, 4, 18, 3)), 44.2),
-        (PVT2_B2, 25.4),
         (dataclasses.replace(PVT2_B2, depths=(3, 4, 18, 3)), 45.2),
         (dataclasses.replace(PVT2_B2, depths=(3, 8, 27, 3)), 62.6),
-        (SWIN_T, 28.3),
     ],
-    ids=["vit-s", "pvt-tiny", "pvt-small", "pvt-medium", "pvtv2-b2", "pvtv2-b3", "pvtv2-b4", "swin-t"],
+    ids=["pvt-small", "pvt-medium", "pvtv2-b3", "pvtv2-b4"],
 )
 def test_parameters_are_as_many_as_published(config, published):
+    """Of the smaller ones the named models of the libraries have the same weights, see below."""
     count = sum(p.numel() for p in skeleton(config).parameters()) / 1e6
-    assert round(count, 2 if published == 22.05 else 1) == published
+    assert round(count, 1) == published
 
 
 @pytest.mark.slow

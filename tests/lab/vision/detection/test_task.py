@@ -190,14 +190,6 @@ def test_a_cached_detector_of_ones_own_is_explained_at_the_size_that_its_caches_
     assert len(set(shapes)) == 1
 
 
-@pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
-    made = cached("retinanet")
-    whole = run(made, tmp_path / "whole", quiet=True)
-    run(replace(made, train=replace(made.train, steps=2)), tmp_path / "parts", quiet=True)
-    assert run(None, tmp_path / "parts", resume=True, steps=4, quiet=True)["test"] == whole["test"]
-
-
 def test_losses_of_an_evaluation_leave_the_generators_and_modes():
     model = replace(detector(), classes=4).build().eval()
     (batch,) = SHAPES.build().batches("valid", 3)

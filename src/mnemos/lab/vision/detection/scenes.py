@@ -55,10 +55,10 @@ class Scenes(Protocol):
         ...
 
 
-def objects(scenes: Scenes, index: int) -> Objects:
+def objects(scenes: Scenes, index: int, masks: bool = True) -> Objects:
     """The objects of a picture that a detector is trained to find. Boxes are cut at the picture's edge.
 
-    Cost: N·H·W for masks.
+    masks: also those, where the data have them. Cost: N·H·W for masks.
     """
     height, width = scenes.sizes[index].tolist()
     label_of = {category: number for number, category in enumerate(scenes.categories, start=1)}
@@ -67,12 +67,12 @@ def objects(scenes: Scenes, index: int) -> Objects:
     has_area = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
     found = [found[row] for row in has_area.tolist()]
     labels = np.array([label_of[one["category_id"]] for one in found], np.int64)
-    masks = None
-    if scenes.has_masks:
-        masks = np.zeros((len(found), height, width), np.bool_)
-        for mask, one in zip(masks, found, strict=True):
-            mask[:] = decode(run_lengths(one["segmentation"], height, width))
-    return Objects(corners[has_area], labels, masks)
+    if not masks or not scenes.has_masks:
+        return Objects(corners[has_area], labels, None)
+    inside = np.zeros((len(found), height, width), np.bool_)
+    for mask, one in zip(inside, found, strict=True):
+        mask[:] = decode(run_lengths(one["segmentation"], height, width))
+    return Objects(corners[has_area], labels, inside)
 
 
 def corners_of(annotation: Annotation, height: int, width: int) -> tuple[float, float, float, float]:
