@@ -27,7 +27,8 @@ from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.task import Task
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.translation.translation import TranslationConfig
-from mnemos.lab.vision.detection.sources import COCOConfig, ShapesConfig
+from mnemos.lab.vision.detection.files import COCOConfig
+from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[3] / "../shared/data"

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from mnemos.lab.vision.detection.batch import flipped
-from mnemos.lab.vision.detection.files import find_split, read_coco, read_voc
+from mnemos.lab.vision.detection.files import COCOConfig, find_split, read_coco, read_voc
 from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
-from mnemos.lab.vision.detection.sources import COCOConfig
 from mnemos.lab.vision.detection.task import DetectionTask
 from mnemos.types import InputError
 

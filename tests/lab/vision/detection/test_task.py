@@ -25,8 +25,9 @@ from mnemos.lab.run.weights import Start
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.batch import flipped, together
 from mnemos.lab.vision.detection.detector_outputs import Detected, detect
+from mnemos.lab.vision.detection.files import COCOConfig, VOCConfig
 from mnemos.lab.vision.detection.scenes import Objects, ground_truth, objects
-from mnemos.lab.vision.detection.sources import COCOConfig, ShapesConfig, VOCConfig
+from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.memory.gated_cache import caches
 from mnemos.types import InputError

@@ -7,19 +7,25 @@ has one XML file of boxes for each photo.
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.config import DataConfig
 from mnemos.lab.tasks.pictures import check_image_files, problem, read_image
+from mnemos.lab.tasks.row_order import held_out
+from mnemos.lab.tasks.task import Split
+from mnemos.registry import register
 from mnemos.types import InputError
 
-from .scenes import Annotation, coco_masks, decode, is_number, is_polygon, run_lengths
+from .average_precision import FIGURES, LARGE, SMALL
+from .scenes import Annotation, Part, Scenes, coco_masks, decode, is_number, is_polygon, run_lengths
+from .task import DetectionTask
 
 _LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
 _FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
@@ -31,6 +37,78 @@ _PLACES = (  # of a split's annotations, and of its photos
 )
 _TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
 _ANNOTATIONS, _PHOTOS, _SPLITS = "Annotations", "JPEGImages", "ImageSets/Main"
+
+
+@register
+@dataclass(frozen=True)
+class COCOConfig(DataConfig):
+    """Photos with annotations in COCO's format: COCO 2017 itself, or any folder of that format.
+
+    `folder` has annotations/instances_SPLIT.json and the photos in SPLIT (or annotations/SPLIT.json,
+    SPLIT/_annotations.coco.json, SPLIT.json; photos also in images/SPLIT or images). train, test: the names of the
+    splits; "": train2017 and val2017, or their usual other names. The test split is COCO's validation split, whose
+    annotations are public. A test split with the name of the training split scores photos that are trained on.
+    `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is usual for
+    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`. workers: processes that read and decode
+    photos and masks in advance; 0: the training process does.
+    """
+
+    name: ClassVar[str] = "coco"
+
+    folder: str = "coco"
+    train: str = ""
+    test: str = ""
+    valid_size: int = 0
+    masks: bool = True
+    flip: bool = True
+    workers: int = 0
+
+    def files(self) -> tuple[Path, ...]:
+        """The two annotation files. Their photos are not hashed."""
+        return tuple(
+            find_split(self.folder, split, train)[0] for split, train in ((self.train, True), (self.test, False))
+        )
+
+    def build(self) -> DetectionTask:
+        """The task. Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
+
+        Raises InputError for a folder of another layout, wrong annotations, and missing or truncated photos.
+        """
+        train = read_coco(*find_split(self.folder, self.train, training=True))
+        known = dict(zip(train.categories, train.classes, strict=True))
+        same = self.test != "" and self.test == self.train
+        test = train if same else read_coco(*find_split(self.folder, self.test, training=False), known)
+        return _opened(train, test, self.valid_size, self.masks, self.flip, self.workers)
+
+
+@register
+@dataclass(frozen=True)
+class VOCConfig(DataConfig):
+    """Photos with boxes in the format of PASCAL VOC: the folder of one year, such as VOC2012.
+
+    train, test: the names of lists in ImageSets/Main. `valid_size`, flip, workers: see `COCOConfig`. There
+    are no masks.
+    """
+
+    name: ClassVar[str] = "voc"
+
+    folder: str = "VOC2012"
+    train: str = "train"
+    test: str = "val"
+    valid_size: int = 0
+    flip: bool = True
+    workers: int = 0
+
+    def files(self) -> tuple[Path, ...]:
+        """The lists of the splits. Annotations and photos are not hashed."""
+        return find_list(self.folder, self.train), find_list(self.folder, self.test)
+
+    def build(self) -> DetectionTask:
+        """The task. Raises InputError for a folder of another layout, and for wrong or missing files."""
+        train = read_voc(self.folder, self.train)
+        known = dict(zip(train.categories, train.classes, strict=True))
+        test = read_voc(self.folder, self.test, known)
+        return _opened(train, test, self.valid_size, False, self.flip, self.workers)
 
 
 @dataclass
@@ -279,6 +357,57 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
             )
         listed.append(one)
     return FileScenes(listed, categories, str(listing))
+
+
+def _opened(
+    train: FileScenes, test: FileScenes, valid_size: int, masks: bool, flip: bool, workers: int
+) -> DetectionTask:
+    """The task of two splits of files, and a line about each."""
+    splits: dict[Split, Scenes] = {"train": train, "valid": test, "test": test}
+    if not 0 <= valid_size < len(train):
+        raise InputError(
+            f"data.valid_size: expected 0 to {len(train) - 1:,}, fewer than the training photos, found {valid_size}; "
+            "change it"
+        )
+    if valid_size:
+        valid, rest = held_out(len(train), (valid_size,), "data.valid_size")
+        splits |= {"valid": Part(train, valid), "train": Part(train, rest)}
+    rows = range(len(splits["train"]))
+    for split, scenes in (("valid", splits["valid"]), ("test", test)):
+        every = [one for row in range(len(scenes)) for one in scenes.annotations(row)]
+        if all(one["iscrowd"] for one in every):
+            fix = "raise data.valid_size" if split == "valid" and valid_size else "name an annotated split as data.test"
+            found = "none"
+            if every:
+                found = "groups (iscrowd 1) or difficult objects alone"
+                fix = "set iscrowd, or VOC's difficult, to 0 where an annotation is one plain object"
+            raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}; {fix}")
+    shown = [row for row in rows if any(not one["iscrowd"] for one in splits["train"].annotations(row))]
+    empty = len(rows) - len(shown)
+    splits["train"] = Part(splits["train"], np.array(shown, np.int64))
+    task = DetectionTask(splits, masks, flip, _figures(splits["valid"], splits["test"]), workers)
+    task.about = tuple(_about(train, test, valid_size, empty))
+    return task
+
+
+def _figures(*held: Scenes) -> list[str]:
+    """The figures of sizes of which every held-out split has an object."""
+    found = set(FIGURES)
+    for scenes in held:
+        areas = [one["area"] for row in range(len(scenes)) for one in scenes.annotations(row) if not one["iscrowd"]]
+        for size, (low, high) in {"small": (0, SMALL), "medium": (SMALL, LARGE), "large": (LARGE, math.inf)}.items():
+            if not any(low <= area <= high for area in areas):
+                found -= {f"AP {size}", f"AR {size}"}
+    return [figure for figure in FIGURES if figure in found]
+
+
+def _about(train: FileScenes, test: FileScenes, valid_size: int, empty: int) -> Iterator[str]:
+    left = f"; {empty:,} without an object are not trained on" if empty else ""
+    yield f"train  {train.said()}{left}"
+    chosen = f"{valid_size:,} of the training photos, chosen at random"
+    held = chosen if valid_size else "the test split, so nothing may be chosen by it"
+    yield f"valid  {held}"
+    yield f"test   {test.said()}"
 
 
 def _counted(count: int, one: str, several: str) -> str:

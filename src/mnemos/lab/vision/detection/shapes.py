@@ -3,16 +3,24 @@
 The shapes are filled circles, triangles, rectangles and stars, which hide parts of each other.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.generators import generator
+from mnemos.config import DataConfig
+from mnemos.generators import TEST, TRAIN, VALID, generator
+from mnemos.lab.tasks.task import Split
+from mnemos.registry import register
+from mnemos.types import InputError
 
-from .scenes import Annotation, encode
+from .average_precision import FIGURES, LARGE, SMALL
+from .scenes import Annotation, Scenes, encode
+from .task import DetectionTask
 
 _KEPT = 4096  # pictures of a split that are kept once drawn: 50 MB of pixels at side 64, and their annotations
 NAMES = ("circle", "triangle", "rectangle", "star")
@@ -20,6 +28,51 @@ SMALLEST, LARGEST = 0.07, 0.25  # radii of shapes, as a share of the side
 _TRIES = 20  # places that are tried for a shape
 _VISIBLE = 0.5  # the least share of every shape that later shapes leave visible
 _CONTRAST = 60.0  # the least distance of a shape's colour from the background's, of 255 per channel
+
+
+@register
+@dataclass(frozen=True)
+class ShapesConfig(DataConfig):
+    """Generated pictures of circles, triangles, rectangles and stars that hide each other, with boxes and masks.
+
+    A picture has `side` × `side` pixels and 1 to `most` shapes in front of lines, rings and crosses, which are not to
+    be found. `train`, `valid` and `test` are the numbers of pictures; all are drawn from `seed` when they are read.
+    masks: whether masks are trained and scored. flip: mirror half of the training pictures.
+    """
+
+    name: ClassVar[str] = "shapes"
+
+    side: int = 128
+    most: int = 6
+    train: int = 4000
+    valid: int = 200
+    test: int = 500
+    seed: int = 0
+    masks: bool = True
+    flip: bool = True
+
+    def files(self) -> tuple[()]:
+        """None: all pictures are drawn."""
+        return ()
+
+    def build(self) -> DetectionTask:
+        """The task, with four classes. Raises InputError for settings out of range."""
+        for name, least in (("side", 32), ("most", 1), ("train", 1), ("valid", 1), ("test", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"data.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
+        uses: dict[Split, tuple[int, int]] = {
+            "train": (self.train, TRAIN),
+            "valid": (self.valid, VALID),
+            "test": (self.test, TEST),
+        }
+        splits: dict[Split, Scenes] = {
+            split: ShapeScenes(count, self.side, self.most, self.seed, use) for split, (count, use) in uses.items()
+        }
+        # The sizes that occur; of the smallest ones there may be none in a few large pictures.
+        largest = math.pi * (LARGEST * self.side) ** 2
+        absent = {"medium": largest < SMALL, "large": largest < LARGE}
+        figures = [figure for figure in FIGURES if not absent.get(figure.split()[-1], False)]
+        return DetectionTask(splits, self.masks, self.flip, figures)
 
 
 class ShapeScenes:
