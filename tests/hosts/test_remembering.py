@@ -143,7 +143,10 @@ def test_segments_are_in_the_mode_of_the_model_and_the_decoder_keeps_its_own():
     model = mnemos.remember(plain("gpt2"), tokens=2)
     assert mnemos.hosts.Segmented(model, 4).training
     assert not model.model.training
-    assert not mnemos.hosts.Segmented(model.eval(), 4).training
+    network = mnemos.hosts.Segmented(model.eval(), 4)
+    assert not network.training
+    only = torch.rand(3, 7) < 0.4
+    close(network(ids(), only=only)[0], network(ids())[0][only])
 
 
 def test_it_declares_what_our_models_declare():

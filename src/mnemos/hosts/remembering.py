@@ -306,6 +306,7 @@ class Segmented(nn.Module):
     rows_independent = True
     state_gradient = True
     autoregressive = True
+    picks_positions = True
 
     def __init__(self, remembering: Remembering, segment: int) -> None:
         super().__init__()
@@ -321,7 +322,7 @@ class Segmented(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The decoder's head, which is called once for all tokens of a call; see `Remembering.logits`."""
+        """The decoder's head; see `Remembering.logits`."""
         return self.remembering.parts[2]
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentedState:
@@ -331,9 +332,21 @@ class Segmented(nn.Module):
         return SegmentedState(memory, count.new_zeros(batch_size, self.segment - 1), count)
 
     def forward(
-        self, x: Tensor, state: SegmentedState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: SegmentedState | None = None,
+        mask: Tensor | None = None,
+        only: Tensor | None = None,
     ) -> tuple[Tensor, SegmentedState]:
-        """See the class."""
+        """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
+        hidden, state = self._hidden(x, state, mask)
+        return self.remembering.logits(hidden if only is None else hidden[only]), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _hidden(self, x: Tensor, state: SegmentedState | None, mask: Tensor | None) -> tuple[Tensor, SegmentedState]:
+        """The last hidden states [B, T, D], and the new state."""
         fresh = state is None
         if state is None:
             state = self.initial_state(len(x))
@@ -349,18 +362,14 @@ class Segmented(nn.Module):
             return self._padded(x, state, mask)
         counts = state.begun.unique().tolist()
         if len(counts) == 1:
-            hidden, state = self._segments(x, state, counts[0])
-            return self.remembering.logits(hidden), state
+            return self._segments(x, state, counts[0])
         parts = []
         for count in counts:
             rows = (state.begun == count).nonzero()[:, 0]
             parts.append((rows, *self._segments(x[rows], select(state, rows), count)))
         back = torch.cat([rows for rows, _, _ in parts]).argsort()
         hidden = torch.cat([found for _, found, _ in parts])[back]
-        return self.remembering.logits(hidden), select(join([after for _, _, after in parts]), back)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+        return hidden, select(join([after for _, _, after in parts]), back)
 
     def _segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
         """Hidden states [B, T, D] of rows that all have `count` tokens of an unfinished segment."""
@@ -385,7 +394,7 @@ class Segmented(nn.Module):
         for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
             hidden, memory = self.remembering.hidden(tokens, memory, valid)
             found.append(hidden)
-        return self.remembering.logits(torch.cat(found, 1)), state._replace(memory=memory)
+        return torch.cat(found, 1), state._replace(memory=memory)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ class HostedDecoder(nn.Module):
     rows_independent = True
     state_gradient = True
     autoregressive = True
+    picks_positions = True
 
     def __init__(self, config: HostedDecoderConfig, host: nn.Module) -> None:
         super().__init__()
@@ -104,8 +105,8 @@ class HostedDecoder(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The map to logits, which `generate` of Transformers lets read the last tokens of a prompt only."""
-        decoder: Any = self.step.model  # made now: while the head reads less, it could not be
+        """The map to logits."""
+        decoder: Any = self.host
         found: nn.Module = decoder.get_output_embeddings()
         return found
 
@@ -119,20 +120,29 @@ class HostedDecoder(nn.Module):
         """The state of new rows; passing None to `forward` means the same."""
         return self.step.initial_state(batch_size, device, dtype)
 
-    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """See the class."""
+    def forward(
+        self, x: Tensor, state: State = None, mask: Tensor | None = None, only: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
         size = self.config.vocab_size
         check_token_ids(x, size, mask, "use the vocabulary of the data")
         found: Any = self.initial_state(len(x)) if state is None else state
-        outputs = []
+        outputs, places, start, end = [], [], 0, x.shape[1]
         while True:
-            count = self._together(x, found, mask)
-            y, found = self.step(x[:, :count], found, None if mask is None else mask[:, :count])
-            outputs.append(y[..., :size])
-            found = self._begun_again(found)
-            x, mask = x[:, count:], None if mask is None else mask[:, count:]
-            if x.shape[1] == 0:
-                return torch.cat(outputs, 1), found
+            left = None if mask is None else mask[:, start:]
+            segment = slice(start, start + self._together(x[:, start:], found, left))
+            y, found = self.step(x[:, segment], found, None if mask is None else mask[:, segment])
+            y = y[..., :size]
+            if only is not None:
+                rows, columns = only[:, segment].nonzero(as_tuple=True)
+                y, places = y[rows, columns], [*places, rows * end + start + columns]
+            outputs.append(y)
+            found, start = self._begun_again(found), segment.stop
+            if start >= end:
+                break
+        if only is None:
+            return torch.cat(outputs, 1), found
+        return torch.cat(outputs)[torch.cat(places).argsort()], found
 
     if TYPE_CHECKING:
         __call__ = forward

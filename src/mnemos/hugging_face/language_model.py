@@ -3,9 +3,7 @@
 Padding may be anywhere in a row: outputs and states are those of each row read by itself.
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,9 +99,13 @@ class Generates:
                     cache.step = fused_step(self.model)
                 found: Output = cache.step(x, state)
                 return found
-            with _head_of_last(self.model, keep) if 0 < keep < x.shape[1] else contextlib.nullcontext():
+            if not 0 < keep < x.shape[1] or not getattr(self.model, "picks_positions", False):
                 outputs, state = self.model(x, state)
-            return outputs, state
+                return outputs, state
+            # A prompt's logits are large, and only the last are wanted.
+            last = torch.arange(x.shape[1], device=x.device) >= x.shape[1] - keep
+            outputs, state = self.model(x, state, only=last.expand(x.shape))
+            return outputs.unflatten(0, (len(x), keep)), state
 
         return call
 
@@ -191,21 +193,6 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         carried: Any = cache if use_cache else None
         found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
         return found if return_dict is not False else found.to_tuple()
-
-
-@contextlib.contextmanager
-def _head_of_last(model: Any, n: int) -> Iterator[None]:
-    """Inside, the head of a model reads the last n tokens only, in this thread: a prompt's logits are large."""
-    owner = threading.get_ident()
-
-    def last(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (given[0][:, -n:],) if threading.get_ident() == owner else None
-
-    handle = model.head.register_forward_pre_hook(last)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def checked_tokens(input_ids: Tensor | None) -> Tensor:

@@ -163,6 +163,7 @@ def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
         expected = torch.cat([model(part)[0] for part in x.split(8, 1)], 1)
         torch.testing.assert_close(model(x)[0], expected)
         torch.testing.assert_close(model(x, None, mask)[0][mask], expected[mask])
+        torch.testing.assert_close(model(x, None, mask, only=mask)[0], expected[mask])
 
 
 def test_recipes_are_compared_on_one_host(folder):
