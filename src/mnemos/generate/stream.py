@@ -21,7 +21,6 @@ from mnemos.types import (
     join,
     leaves,
     likelihood_of,
-    map_state,
     select,
 )
 
@@ -375,8 +374,8 @@ class Stream:
             raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
         last = tensors.pop("last")
         device = next(model.parameters()).device
-        state = _like(fresh, list(tensors), file)
-        return cls(model, step, map_state(lambda name: tensors[name].to(device), state), last.to(device))
+        state = _like(fresh, {name: x.to(device) for name, x in tensors.items()}, file)
+        return cls(model, step, state, last.to(device))
 
     def __repr__(self) -> str:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
@@ -398,17 +397,17 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     return state
 
 
-def _like(fresh: State, names: list[str], file: Path) -> State:
-    """A state with the structure of `fresh`, whose leaves are the names of the file's tensors."""
+def _like(fresh: State, tensors: dict[str, Tensor], file: Path) -> State:
+    """A state with the structure of `fresh`, whose leaves are the file's tensors."""
     found, structure = pytree.tree_flatten(fresh)
     expected = [f"state.{i}" for i in range(sum(isinstance(x, Tensor) for x in found))]
-    if sorted(names) != sorted(expected):
+    if sorted(tensors) != sorted(expected):
         raise InputError(
-            f"{file}: expected a state of {len(expected)} tensors, state.0 and on, found {len(names)}: "
-            f"{', '.join(sorted(names))}; save it again"
+            f"{file}: expected a state of {len(expected)} tensors, state.0 and on, found {len(tensors)}: "
+            f"{', '.join(sorted(tensors))}; save it again"
         )
-    count = iter(range(len(names)))
-    return pytree.tree_unflatten([f"state.{next(count)}" if isinstance(x, Tensor) else x for x in found], structure)
+    saved = (tensors[name] for name in expected)
+    return pytree.tree_unflatten([next(saved) if isinstance(x, Tensor) else x for x in found], structure)
 
 
 def weights_of(model: nn.Module) -> str:

@@ -127,7 +127,9 @@ class HostedDecoder(nn.Module):
         size = self.config.vocab_size
         check_token_ids(x, size, mask, "use the vocabulary of the data")
         found: Any = self.initial_state(len(x)) if state is None else state
-        outputs, places, start, end = [], [], 0, x.shape[1]
+        outputs: list[Tensor] = []
+        places: list[Tensor] = []
+        start, end = 0, x.shape[1]
         while True:
             left = None if mask is None else mask[:, start:]
             segment = slice(start, start + self._together(x[:, start:], found, left))
@@ -135,7 +137,8 @@ class HostedDecoder(nn.Module):
             y = y[..., :size]
             if only is not None:
                 rows, columns = only[:, segment].nonzero(as_tuple=True)
-                y, places = y[rows, columns], [*places, rows * end + start + columns]
+                y = y[rows, columns]
+                places.append(rows * end + start + columns)
             outputs.append(y)
             found, start = self._begun_again(found), segment.stop
             if start >= end:
