@@ -25,31 +25,38 @@ def reading(step):
 
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize(("horizon", "slide"), [(0, 0), (0, 2), (3, 0), (3, 4), (1, 3)])
-def test_gradients_and_states_are_those_of_a_plain_loop(replay, horizon, slide):
-    model, given, reduced = cell(dropout=0.0), list(zip(segments(), RESETS, strict=True)), []
+@pytest.mark.parametrize("last", [True, False])
+def test_gradients_and_states_are_those_of_a_plain_loop(replay, horizon, slide, last):
+    """Gradients are reduced over processes by the last backward pass alone, if at all."""
+    model, given, reduced, inside = cell(dropout=0.0), list(zip(segments(), RESETS, strict=True)), [], []
 
     @contextlib.contextmanager
     def unreduced():
-        reduced.append(False)
+        inside.append(None)
         yield
-        reduced[-1] = True
+        inside.pop()
 
     def backward(loss):
-        reduced.append(all(reduced))
+        reduced.append(not inside)
         loss.backward()
+
+    def strided(x, state):
+        loss, state = model(x, state)
+        return loss, {**state, "h": state["h"].T.contiguous().T}
 
     plain(model, segments(), begin(), weights=[1.0] * 7, resets=RESETS, every=horizon or 7)
     expected = gradients(model)
     _, _, state = plain(model, segments()[: slide or 7], begin(), resets=RESETS)
     gradients(model)
-    engine = RolloutEngine(backward, model, replay, horizon, slide, unreduced=unreduced)
-    losses, found = engine.run(reading(model), given, begin())
+    engine = RolloutEngine(backward, None, replay, horizon, slide, unreduced=unreduced)
+    losses, found = engine.run(reading(strided), given, begin(), last=last)
     agree(gradients(model), expected, 1e-12)
     agree(found["h"], state["h"], 1e-12)
     assert found["h"].is_contiguous()
     assert not found["h"].requires_grad
     assert len(losses) == (7 if engine.replays(7) else -(-7 // (horizon or 7)))
     assert not losses.requires_grad
+    assert reduced == [False] * (len(losses) - 1) + [last]
 
 
 @pytest.mark.parametrize("count", [1, 7])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
+from mnemos.memory_replay.verification import StateComparison
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.reading import Reader, RowStates
 from mnemos.types import InputError, detach
@@ -41,6 +42,15 @@ def trainer_of(model, folder, data=None, **named):
     args = arguments(folder, **named)
     data = documents() if data is None else data
     return RolloutTrainer(model=model, args=args, train_dataset=data, segment=SEGMENT, rollout=ROLLOUT)
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_updates_are_verified(tmp_path, monkeypatch, verify):
+    calls, original = [], StateComparison.add
+    monkeypatch.setattr(StateComparison, "add", lambda self, t, *rest: calls.append(t) or original(self, t, *rest))
+    named = {"model": made("linear"), "args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
+    RolloutTrainer(**named, segment=SEGMENT, rollout=2, verify=verify).train()
+    assert calls == [0, 0] * (3 if verify == "always" else 1)  # the state and the loss of the first of two steps
 
 
 class Recorded(transformers().TrainerCallback):

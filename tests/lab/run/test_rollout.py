@@ -21,6 +21,7 @@ from mnemos.lab.run.rollout import Carry, ModelWithLoss
 from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SUPERVISED
+from mnemos.memory_replay.verification import StateComparison
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError, detach, map_state, reset
 
@@ -340,6 +341,21 @@ def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precisi
     refused = pytest.raises(InputError, match=r"step \d: .* the state of the first pass")
     with contextlib.nullcontext() if precision == "bf16-mixed" else refused:
         run(tmp_path / "run", True, model, precision, segment_length=3)
+
+
+@pytest.mark.parametrize("cached", [True, False])  # whose buffers name the module, or do not
+def test_the_first_update_is_verified(monkeypatch, cached):
+    compared, original = [], StateComparison.add
+    monkeypatch.setattr(StateComparison, "add", lambda self, t, *rest: compared.append(t) or original(self, t, *rest))
+    found = {}
+    for verify in ("first", "always", "never"):
+        recipe = toys(True, {"cached": cached}, segment_length=3, verify=verify).recipe()
+        learner, found[verify] = Learner(devices.connect(recipe.train), recipe, recipe.data.build()), []
+        for _ in range(3):
+            compared.clear()
+            learner.update()
+            found[verify].append(bool(compared))
+    assert found == {"first": [True, False, False], "always": [True] * 3, "never": [False] * 3}
 
 
 @contextlib.contextmanager
