@@ -1,12 +1,18 @@
 """Host libraries are imported when asked for, and torchvision's missing operators stop nobody."""
 
+import ast
+import importlib
+import inspect
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
+import mnemos
 from mnemos import libraries
 from mnemos.types import InputError
 
@@ -48,6 +54,38 @@ def test_any_other_failure_of_an_import_is_not_hidden(monkeypatch):
     monkeypatch.setattr(libraries.importlib, "import_module", broken)
     with pytest.raises(RuntimeError, match="out of luck"):
         libraries.timm()
+
+
+def private_names(module: str) -> set[str]:
+    """The private names that a module of a library gives to functions, variables and attributes."""
+    source = inspect.getsource(importlib.import_module(module))
+    return set(re.findall(r"(?:\bself\.|\bcls\.|\bdef |^\s*)(_[a-z]\w*)", source, re.M))
+
+
+def used(tree: ast.Module, theirs: set[str]) -> set[str]:
+    """Which of their private names a file uses: as attributes, as text, or by overriding a method."""
+    own = {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
+    for x in ast.walk(tree):  # attributes that the file gives to objects of its own
+        if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self":
+            own.add(x.attr)
+    names = {ast.Attribute: "attr", ast.Constant: "value", ast.FunctionDef: "name"}
+    found = {getattr(x, names[type(x)]) for x in ast.walk(tree) if type(x) in names}
+    return {x for x in found if isinstance(x, str) and x in theirs} - own
+
+
+def test_private_names_of_transformers_and_torchvision_are_listed():
+    libraries.transformers()
+    more = ("transformers.cache_utils", "transformers.tokenization_utils_base", "torchvision.ops.roi_align")
+    have = {module: private_names(module) for module in (*libraries.PRIVATE, *more)}
+    for module, names in libraries.PRIVATE.items():
+        assert have[module] >= names.keys(), f"the installed version lacks a name of {module}"
+    theirs = set().union(*have.values()) - {*dir(torch.nn.Module()), *dir(torch.zeros(1))}  # tests/test_compat.py
+    found = {}
+    for path in Path(mnemos.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        if path.name != "libraries.py" and re.search("transformers|torchvision|Hugging Face|detector", text):
+            found |= dict.fromkeys(used(ast.parse(text), theirs), path)
+    assert found.keys() == set().union(*libraries.PRIVATE.values()), found
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -149,20 +149,22 @@ def in_backward() -> bool:
     """
     if _graph_task is not None:
         return _graph_task() != -1
-    frame = sys._getframe(1)
+    return _innermost_caller(_ENGINE, _UNPACK, ("torch.utils.checkpoint", "backward")) is not None
+
+
+_ENGINE = "torch.autograd.graph", "_engine_run_backward"  # the thread that called backward()
+_UNPACK = "torch.utils.checkpoint", "unpack_hook"  # non-reentrant checkpointing, also in a device's own thread
+
+
+def _innermost_caller(*places: tuple[str, str]) -> tuple[str, str] | None:
+    """Which of these functions, as (module, name), is the innermost on this thread's stack; None: none is."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        where = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if where in _BACKWARD:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-_BACKWARD = {
-    ("torch.autograd.graph", "_engine_run_backward"),  # the thread that called backward()
-    ("torch.utils.checkpoint", "unpack_hook"),  # a device's own thread
-    ("torch.utils.checkpoint", "backward"),
-}
+        where = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if where in places:
+            return where
+        frame = frame.f_back
+    return None
 
 
 def assert_in_graph(condition: Tensor, message: str) -> None:
@@ -193,17 +195,10 @@ def repeats_saved_tensors() -> bool:
     """Inside a backward: whether a forward is repeated because a node of it needs the tensors that it saved.
 
     That is non-reentrant checkpointing, where the node was added by the forward. Otherwise the running node's own
-    backward repeats the forward, as reentrant checkpointing and reversible layers do, and was added before it.
+    backward repeats the forward, as reentrant checkpointing and reversible layers do, and was added before it. Only the
+    stack tells them apart: hooks of saved tensors tell the innermost checkpoint, which may be inside the repeated one.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        where = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if where == ("torch.utils.checkpoint", "unpack_hook"):
-            return True
-        if where == ("torch.autograd.graph", "_engine_run_backward"):
-            return False
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return _innermost_caller(_ENGINE, _UNPACK) == _UNPACK
 
 
 def to_be_repeated() -> bool:
