@@ -1,4 +1,8 @@
-"""Build a model no larger than its weights: the configuration may come from a stranger and ask for terabytes."""
+"""Build a model no larger than its weights: the configuration may come from a stranger and ask for terabytes.
+
+Sizes are predicted from the arguments of PyTorch's functions. A model that is first built on the device "meta" needs no
+prediction, but its first tensors import PyTorch's compiler: a second in every process that loads a model.
+"""
 
 import itertools
 import math
