@@ -17,7 +17,7 @@ from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict, read_preprocessing
 from mnemos.lab.run.session import run
-from mnemos.lab.speech.audio import filterbanks, normalised
+from mnemos.lab.speech.audio import filterbanks, normalise
 from mnemos.lab.speech.ctc import Transcriber
 
 
@@ -95,7 +95,7 @@ def test_a_recogniser_writes_down_recordings(tmp_path, capsys):
     noisy = (samples + np.random.default_rng(0).standard_normal(len(samples), np.float32)).astype(np.float32) / 32768
     spy = Spy()
     assert [one.text for one in read_preprocessing(folder).predict(spy, [file], {})] == ["low high low"]
-    assert torch.allclose(spy.frames[0], normalised(filterbanks(torch.from_numpy(noisy), 8000, 40)), atol=1e-4)
+    assert torch.allclose(spy.frames[0], normalise(filterbanks(torch.from_numpy(noisy), 8000, 40)), atol=1e-4)
     assert main(["predict", str(folder), str(file)]) == 0
     assert re.fullmatch(rf"{file}:( low| high| )*\n", capsys.readouterr().out)
     assert len(list(predict(folder, [spoken]))) == 16

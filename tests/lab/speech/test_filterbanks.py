@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos.lab.speech.audio import _triangles, filterbanks, frames, normalised
+from mnemos.lab.speech.audio import _triangles, filterbanks, frames, normalise
 
 
 def oracle(wave: torch.Tensor, rate: int, bands: int) -> torch.Tensor:
@@ -70,11 +70,11 @@ def test_a_tone_is_in_the_band_around_it():
 def test_silence_is_finite_and_normalised_to_zero():
     found = filterbanks(torch.zeros(400), 8000)
     assert found.isfinite().all()
-    assert not normalised(found).any()
+    assert not normalise(found).any()
 
 
 def test_normalised_within_the_utterance():
-    rows = normalised(torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 5)
+    rows = normalise(torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 5)
     torch.testing.assert_close(rows.mean(0), torch.zeros(6, dtype=torch.float64))
     torch.testing.assert_close(rows.var(0, correction=0), torch.ones(6, dtype=torch.float64))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from spoken_standins import REAL, write_recordings
 
-from mnemos.lab.speech.audio import filterbanks, frames, normalised
+from mnemos.lab.speech.audio import filterbanks, frames, normalise
 from mnemos.lab.speech.spoken import SpokenConfig, SpokenTask
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.row_order import POOL
@@ -81,7 +81,7 @@ def test_what_the_model_is_given(task):
     assert batch.inputs.dtype == torch.float32
     for row, index in enumerate(task._pools(0, 4, 0)[0].tolist()):
         samples, words = task.string("train", index, 0)
-        frames = normalised(filterbanks(torch.from_numpy(samples), 8000, 40))
+        frames = normalise(filterbanks(torch.from_numpy(samples), 8000, 40))
         assert torch.equal(batch.inputs[row, : len(frames)], frames)
         assert not batch.inputs[row, len(frames) :].any()
         assert _mask(batch)[row].sum() == len(frames)

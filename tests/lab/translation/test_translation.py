@@ -14,7 +14,7 @@ from translation_standins import sentences, write_pairs
 from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.translation.translate import Decoding, decoded, padded
+from mnemos.lab.translation.translate import Decoding, pad, search
 from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, source_attention
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
@@ -178,10 +178,10 @@ def test_a_translation_does_not_depend_on_the_sentences_of_its_batch():
     torch.manual_seed(3)
     model = EncoderDecoder(vocab_size=30, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32).eval()
     short, long = (torch.randint(4, 30, (1, length)) for length in (3, 60))
-    both, mask = padded([short[0].tolist(), long[0].tolist()])
+    both, mask = pad([short[0].tolist(), long[0].tolist()])
     with torch.no_grad():
-        alone = decoded(model, short, None, Decoding(), 100)[0][0]
-        beside = decoded(model, both, mask, Decoding(), 100)[0][0]
+        alone = search(model, short, None, Decoding(), 100)[0][0]
+        beside = search(model, both, mask, Decoding(), 100)[0][0]
     assert len(alone.tokens) == 13  # 1.2 × 3 + 10: this model ends nothing by itself
     assert torch.equal(alone.tokens, beside.tokens)
     assert alone.score == pytest.approx(beside.score, rel=1e-5)
@@ -211,8 +211,8 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
 def test_the_paired_bootstrap_tells_systems_apart():
     references = REFERENCES * 20
     worse = ["Ein Hund."] * 60
-    same = Scorer("de").compared(OURS * 20, OURS * 20, references, 100)
-    other = Scorer("de").compared(worse, OURS * 20, references, 100)
+    same = Scorer("de").compare(OURS * 20, OURS * 20, references, 100)
+    other = Scorer("de").compare(worse, OURS * 20, references, 100)
     assert same[BLEU].other - same[BLEU].baseline == 0
     assert same[BLEU].p_value == 1.0  # sacrebleu's own is the least there is
     assert other[BLEU].other > other[BLEU].baseline + 10

@@ -202,7 +202,7 @@ def filterbanks(wave: Tensor, rate: int, bands: int = 40) -> Tensor:
     return ((spectrum.real.square() + spectrum.imag.square()) @ triangles).clamp(min=FLOOR).log()
 
 
-def normalised(rows: Tensor) -> Tensor:
+def normalise(rows: Tensor) -> Tensor:
     """Normalise rows [T, bands] of one utterance to mean 0 and variance 1 per band. A constant band becomes 0."""
     centred = rows - rows.mean(0)
     return centred / centred.square().mean(0).sqrt().clamp(min=1e-5)

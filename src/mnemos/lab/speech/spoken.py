@@ -17,7 +17,7 @@ from mnemos.lab.speech.audio import (
     Recordings,
     filterbanks,
     frames,
-    normalised,
+    normalise,
     read_recordings,
     read_wav,
     recording_files,
@@ -110,8 +110,8 @@ class SpokenTask(Task):
         self.max_length = frames(config.longest * longest + (config.longest + 1) * self._gap, recordings.rate)
         every = range(config.rows)
         self._held_out: dict[Split, NDArray[np.int64]] = {
-            "valid": self._sorted("valid", every, config.seed),
-            "test": self._sorted("test", every, config.seed),
+            "valid": self._sort("valid", every, config.seed),
+            "test": self._sort("test", every, config.seed),
         }
         self._pools = lru_cache(maxsize=4)(self._pool)
 
@@ -126,7 +126,7 @@ class SpokenTask(Task):
         speakers = [np.flatnonzero(mask & (self.recordings.speakers == s)) for s in range(len(self.recordings.people))]
         return [rows for rows in speakers if len(rows)]
 
-    def _sorted(self, split: Split, indices: range, seed: int) -> NDArray[np.int64]:
+    def _sort(self, split: Split, indices: range, seed: int) -> NDArray[np.int64]:
         """The given strings of a split, shortest first, so that batches need little padding."""
         lengths = [self._plan(split, i, seed).samples for i in indices]
         return indices.start + np.argsort(lengths, kind="stable")
@@ -159,7 +159,7 @@ class SpokenTask(Task):
     def _pool(self, pool: int, batch_size: int, seed: int) -> NDArray[np.int64]:
         """The strings of the batches of a pool, [POOL, B]."""
         first = pool * POOL * batch_size
-        batches = self._sorted("train", range(first, first + POOL * batch_size), seed).reshape(POOL, batch_size)
+        batches = self._sort("train", range(first, first + POOL * batch_size), seed).reshape(POOL, batch_size)
         return batches[generator(seed, ORDER, pool).permutation(POOL)]
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
@@ -276,7 +276,7 @@ class SpeechPreprocessing(Preprocessing):
         The samples must have noise of one quantisation step, as the training data have, so that silence has no unique
         value.
         """
-        return normalised(filterbanks(torch.from_numpy(samples), self.rate, self.bands))
+        return normalise(filterbanks(torch.from_numpy(samples), self.rate, self.bands))
 
 
 def transcriptions(

@@ -75,7 +75,7 @@ class Haystack:
         return self.text[begin : begin + length], [place - begin for place in inside]
 
 
-def repeated(length: int) -> tuple[bytes, list[int]]:
+def repeat_sentence(length: int) -> tuple[bytes, list[int]]:
     """The last `length` bytes of a text that repeats `SENTENCE`, and the places in them where lines begin or end."""
     count = -(-length // len(SENTENCE))
     places = range(length - (length // len(SENTENCE)) * len(SENTENCE), length + 1, len(SENTENCE))
@@ -172,7 +172,7 @@ class NeedleConfig(DataConfig):
 
     def _row(self, haystack: Haystack | None, random: np.random.Generator) -> bytes:
         if haystack is None:
-            (text, places), after, end = repeated(self.room), "\n", b""
+            (text, places), after, end = repeat_sentence(self.room), "\n", b""
         else:
             (text, places), after, end = haystack.cut(random, self.room - 1), " ", b"\n"
         adjective, noun = (words[random.integers(len(words))] for words in (ADJECTIVES.split(), NOUNS.split()))

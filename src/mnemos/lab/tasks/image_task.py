@@ -80,7 +80,7 @@ class ImageTask(Task):
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
         self._views = dict(splits)
         for split in ("valid", "test"):
-            self._views[split] = View(splits[split].pictures, _shuffled(splits[split].rows))
+            self._views[split] = View(splits[split].pictures, _shuffle(splits[split].rows))
         test = self._views["test"]
         self.metrics = (ACCURACY, TOP5) if self.classes > 5 else (ACCURACY,)
         self.reference = {MAJORITY: float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))}
@@ -195,7 +195,7 @@ class _Maker:
             return timm.mix(torch.stack(images), labels)
 
 
-def _shuffled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _shuffle(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows[generator(0, ORDER).permutation(len(rows))]
 
 

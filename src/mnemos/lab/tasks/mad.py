@@ -59,13 +59,13 @@ class MADRecallConfig(GeneratedConfig):
             )
         tokens = self.vocabulary + (self.noise_vocabulary if self.noise else 0)
         sizes = (tokens, self.length - 1, self.rows, self.seed)
-        return GeneratedTask(self.draw, *sizes, lambda _: all_next(self._drawn), self.examples)
+        return GeneratedTask(self.draw, *sizes, lambda _: all_next(self._draw_rows), self.examples)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, length − 1] each; targets are values of known keys."""
-        return split(*self._drawn(random, rows))
+        return split(*self._draw_rows(random, rows))
 
-    def _drawn(self, random: np.random.Generator, rows: int) -> Marked:
+    def _draw_rows(self, random: np.random.Generator, rows: int) -> Marked:
         """Whole rows [rows, length], and which of their tokens are targets."""
         n, half = self.length // 2, self.vocabulary // 2
         keys = random.integers(0, half, (rows, n))
@@ -121,14 +121,14 @@ class MADFuzzyRecallConfig(GeneratedConfig):
                 f"found {self.motif}, {self.vocabulary} and {self.length}; change these"
             )
         sizes = (self.vocabulary, self.length, self.rows, self.seed)
-        train = all_next(lambda random, rows: self._drawn(random, rows, 1))
+        train = all_next(lambda random, rows: self._draw_rows(random, rows, 1))
         return GeneratedTask(self.draw, *sizes, lambda _: train, self.examples)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, length] each; targets are values of known keys, all keys of full length."""
-        return split(*self._drawn(random, rows, self.motif))
+        return split(*self._draw_rows(random, rows, self.motif))
 
-    def _drawn(self, random: np.random.Generator, rows: int, shortest: int) -> Marked:
+    def _draw_rows(self, random: np.random.Generator, rows: int, shortest: int) -> Marked:
         """Whole rows [rows, length + 1], and which tokens are targets. Keys have at least `shortest` tokens."""
         whole = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
         asked = np.zeros(whole.shape, bool)

@@ -79,14 +79,14 @@ def _pairs(documents: Sequence[Tokens], vocabulary: Vocabulary) -> Counts:
         left -= len(part)
         if sum(map(len, waiting)) < _CHUNK and left:
             continue
-        new, times = _counted(np.concatenate(waiting), size * size)
+        new, times = _count(np.concatenate(waiting), size * size)
         waiting = []
         keys, places = np.unique(np.append(keys, new), return_inverse=True)
         counts = np.bincount(places, np.append(counts, times)).astype(np.int64)
     return keys, counts
 
 
-def _counted(pairs: NDArray[np.int64], most: int) -> Counts:
+def _count(pairs: NDArray[np.int64], most: int) -> Counts:
     if most > _DENSE:
         return np.unique(pairs, return_counts=True)
     times = np.bincount(pairs)
@@ -122,11 +122,11 @@ def no_better(
         low = [name for name, one in left.items() if (one <= bound if higher_is_better else one >= bound)]
         if low:
             found = " and ".join(filter(None, [", ".join(low[:-1]), low[-1]]))
-            sentences.append(f"{found} {_learned(what, [left.pop(name) for name in low], metric, value)}.")
+            sentences.append(f"{found} {_describe(what, [left.pop(name) for name in low], metric, value)}.")
     return sentences
 
 
-def _learned(what: str, scores: Sequence[float], metric: str, value: float) -> str:
+def _describe(what: str, scores: Sequence[float], metric: str, value: float) -> str:
     several = len(scores) > 1
     if not what.endswith((UNIGRAMS, BIGRAMS)):
         return f"{'do' if several else 'does'} no better than {what} ({value:.3f}): the task was not learned"

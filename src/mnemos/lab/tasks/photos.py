@@ -59,7 +59,7 @@ class PhotosConfig(DataConfig):
         part, whole = read_to_score(self.folder, split)
         task = self._task({"train": part, "valid": part, "test": part})
         what = "all" if whole else f"the {split} split"
-        task.about = (f"scored: {what}, {_said(part)}: {part.files.folder}",)
+        task.about = (f"scored: {what}, {_describe(part)}: {part.files.folder}",)
         task.whole = whole
         return task
 
@@ -91,10 +91,10 @@ def _about(parts: dict[Split, Part]) -> Iterator[str]:
             source = f": {first_names(train.classes)}"
         else:
             source = ", a share of each class" if part.files is train else f": {part.files.folder}"
-        yield f"{split:5}  {_said(part)}{source}"
+        yield f"{split:5}  {_describe(part)}{source}"
 
 
-def _said(part: Part) -> str:
+def _describe(part: Part) -> str:
     """How many photos and classes, with the sizes of the smallest and the largest class."""
     counts = np.bincount(part.files.labels[part.rows], minlength=len(part.files.classes))
     least, most = int(counts.min()), int(counts.max())

@@ -28,7 +28,7 @@ from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import Sampling, Split, Task
 from .text_files import SPLITS, Document, TextFiles, find_text, nothing_found, read_documents, split_documents
-from .token_task import SegmentedTask, generated
+from .token_task import SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
@@ -94,7 +94,7 @@ class TextConfig(DataConfig):
             fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
             _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
         vocabulary = self._vocabulary(splits["train"])
-        encoded = {split: _encoded(splits[split], vocabulary) for split in SPLITS}
+        encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
         default = ["text   Python's standard library, the default: --data.path names a text of your own"]
         about = [*(default if self.path is None else []), *_about(found, splits, self.articles)]
         about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
@@ -120,10 +120,10 @@ class TextConfig(DataConfig):
         _check_size(found.folder, f"a {split} split" if found.given else "text", _bytes(documents), "add text to it")
         kept = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if kept else self._vocabulary(documents)
-        encoded = _encoded(documents, vocabulary)
+        encoded = _encode(documents, vocabulary)
         what = f"the {split} split" if found.given else "the whole text"
         left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
-        about = [f"scored: {what}, {_said(documents, articles=self.articles)}{left}"]
+        about = [f"scored: {what}, {_describe(documents, articles=self.articles)}{left}"]
         source = "the run's vocabulary" if kept else "" if self.tokens == "words" else self.tokens
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
@@ -237,7 +237,7 @@ class TextTask(SegmentedTask):
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         begin = torch.tensor([prompt or [vocabulary.start]])
         rows = begin.expand(sampling.count or 1, -1)
-        tokens, about = generated(model, rows, sampling, ended if stop else None)
+        tokens, about = generate_tokens(model, rows, sampling, ended if stop else None)
         for i, row in enumerate(tokens.tolist()):
             written = vocabulary.decode(row)
             if stop and stop in written:
@@ -261,7 +261,7 @@ def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
         )
 
 
-def _encoded(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
+def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
     """The tokens of each document. Documents without any (a blank without a line end) are left out."""
     encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
     return {name: tokens for name, tokens in encoded.items() if len(tokens)}
@@ -272,7 +272,7 @@ def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles:
     for split in SPLITS:
         documents, given = splits[split], split in found.given
         source = "" if given else ", a share of train" if found.given else ", a share of the files"
-        yield f"{split:5}  {_said(documents, '' if split == 'train' else source, articles)}"
+        yield f"{split:5}  {_describe(documents, '' if split == 'train' else source, articles)}"
     if found.left_out:
         yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
 
@@ -300,7 +300,7 @@ def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, sour
     yield f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"
 
 
-def _said(documents: dict[str, Document], source: str = "", articles: bool = False) -> str:
+def _describe(documents: dict[str, Document], source: str = "", articles: bool = False) -> str:
     """How many files or articles and bytes, and their names."""
     files = f"{len(documents):,} {'article' if articles else 'file'}{'s' if len(documents) != 1 else ''}"
     return f"{files}, {_bytes(documents):,} bytes{source}: {first_names(list(documents))}"
@@ -406,10 +406,10 @@ def written_texts(
         stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
         tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
     decode = vocabulary.decode
-    return [_decoded(decode(given), decode(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
+    return [_decode_pair(decode(given), decode(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
 
 
-def _decoded(given: bytes, wrote: bytes) -> dict[str, str]:
+def _decode_pair(given: bytes, wrote: bytes) -> dict[str, str]:
     """The two parts as text. A character that is cut between them belongs to the second one."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return {"given": _visible(decoder.decode(given)), "wrote": _visible(decoder.decode(wrote, final=True))}

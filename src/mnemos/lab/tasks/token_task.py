@@ -259,7 +259,7 @@ def sampling_generator(sampling: Sampling) -> torch.Generator:
     return torch.Generator().manual_seed(sampling.seed)
 
 
-def generated(
+def generate_tokens(
     model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[list[Tensor]], bool] | None = None
 ) -> tuple[Tensor, Statistics | None]:
     """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one.

@@ -59,7 +59,7 @@ class Cleaning:
         """The pairs that are trained on."""
         return self.read - self.empty - self.long - self.uneven
 
-    def said(self, limits: Limits) -> str:
+    def describe(self, limits: Limits) -> str:
         """The counts as a line of text."""
         if self.kept == self.read:
             return f"{self.read:,} pairs, none left out"
@@ -166,7 +166,7 @@ class Corpus:
         """Whether a pair is within the limits; counts it if it is not."""
         shorter, longer = sorted(map(len, rows))
         if strict and not 0 < shorter <= longer <= limits.longest:
-            raise _unscored(pair, rows, limits)
+            raise _cannot_be_scored(pair, rows, limits)
         if not shorter:
             self.cleaning.empty += 1
         elif longer > limits.longest:
@@ -178,7 +178,7 @@ class Corpus:
         return False
 
 
-def _unscored(pair: SentencePair, rows: tuple[list[int], ...], limits: Limits) -> InputError:
+def _cannot_be_scored(pair: SentencePair, rows: tuple[list[int], ...], limits: Limits) -> InputError:
     """The error of a held-out pair with an empty side, or with one that is too long, at the place of that side."""
     places = zip((pair.source_place, pair.target_place), map(len, rows), strict=True)
     (path, line), found = next((place, count) for place, count in places if not 0 < count <= limits.longest)
@@ -218,7 +218,7 @@ class TokenBatches:
                 "or lower data.longest"
             )
         self._starts = self._cut(-np.sort(-self._long), tokens, rows)
-        self._epoch = lru_cache(maxsize=2)(self._shuffled)
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)
 
     @staticmethod
     def _cut(descending: NDArray[np.int32], tokens: int, rows: int) -> list[int]:
@@ -254,7 +254,7 @@ class TokenBatches:
     def _rows(self, order: NDArray[np.int64], number: int) -> NDArray[np.int64]:
         return order[self._starts[number] : self._starts[number + 1]]
 
-    def _shuffled(self, epoch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _shuffle(self, epoch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(all rows, sorted by length; the order of the batches) in an epoch."""
         random = generator(seed, ORDER, epoch)
         order = np.lexsort((-self._short - _NOISE * random.random(len(self._short)), -self._long))

@@ -61,7 +61,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
                 f"{folder}: expected one {split} split, found {first_names(found)}; choose one with data.{split}"
             )
         if found:
-            return [_paired(folder, name, texts[name], languages) for name in found]
+            return [_pair(folder, name, texts[name], languages) for name in found]
     if stem:
         source, target = languages
         raise InputError(
@@ -127,17 +127,17 @@ def _table(path: Path) -> Iterator[SentencePair]:
                 f"{path}: line {line:,}: expected two columns with a tab between them, found {len(columns)}; correct "
                 "the line"
             )
-        yield SentencePair(_spaced(columns[0]), _spaced(columns[1]), (path, line), (path, line))
+        yield SentencePair(_normalise_spaces(columns[0]), _normalise_spaces(columns[1]), (path, line), (path, line))
 
 
 def _sentences(path: Path, kind: str) -> Iterator[_Sentence]:
     for number, line in enumerate(read_lines(path), start=1):
         if kind == "xml":
-            yield from (_Sentence(_spaced(text), number) for text in _of_xml(path, number, line))
+            yield from (_Sentence(_normalise_spaces(text), number) for text in _of_xml(path, number, line))
             continue
         text = line.strip() if kind == "lines" else _of_tags(line)
         if text is not None:
-            yield _Sentence(_spaced(text), number)
+            yield _Sentence(_normalise_spaces(text), number)
 
 
 def _of_xml(path: Path, number: int, line: str) -> list[str]:
@@ -160,7 +160,7 @@ def _of_tags(line: str) -> str | None:
     return match[2] if match else None
 
 
-def _spaced(text: str) -> str:
+def _normalise_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -176,14 +176,14 @@ def lines_of(blocks: Iterator[bytes], path: str | Path) -> Iterator[str]:
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             number += 1
-            yield _decoded(path, number, line)
+            yield _decode(path, number, line)
         if len(rest) > MOST_LINE:
-            _decoded(path, number + 1, rest)
+            _decode(path, number + 1, rest)
     if rest:
-        yield _decoded(path, number + 1, rest)
+        yield _decode(path, number + 1, rest)
 
 
-def _decoded(path: str | Path, number: int, line: bytes) -> str:
+def _decode(path: str | Path, number: int, line: bytes) -> str:
     if len(line) > MOST_LINE:
         raise InputError(
             f"{path}: line {number:,}: expected a sentence of at most {MOST_LINE:,} bytes, found a longer line; give "
@@ -236,7 +236,7 @@ def _texts(folder: Path, languages: tuple[str, str]) -> dict[str, dict[str, Path
     return found
 
 
-def _paired(folder: Path, stem: str, sides: dict[str, Path], languages: Sequence[str]) -> PairedFiles:
+def _pair(folder: Path, stem: str, sides: dict[str, Path], languages: Sequence[str]) -> PairedFiles:
     if "tsv" in sides:
         if len(sides) > 1:
             raise InputError(

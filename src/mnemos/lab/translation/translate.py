@@ -100,9 +100,9 @@ class Translator:
         with torch.no_grad(), evaluating(self.model):
             for batch in batches:
                 chosen = [full[place] for place in batch]
-                tokens, mask = padded([rows[number] for number in chosen], END)
+                tokens, mask = pad([rows[number] for number in chosen], END)
                 mask = None if mask is None else mask.to(device)
-                found = decoded(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
+                found = search(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
                 for number, best in zip(chosen, found, strict=True):
                     yield number, [self._text(one) for one in best]
 
@@ -114,7 +114,7 @@ class Translator:
         return Translation(self.vocabularies.target.decode(found.tokens.tolist()), found.score)
 
 
-def padded(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor, Tensor | None]:
+def pad(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Rows of tokens as ([B, S] int64, padded with <pad> on the right; mask [B, S], None without padding).
 
     last: a token that is added to each row.
@@ -127,7 +127,7 @@ def padded(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tens
     return tokens, None if bool(mask.all()) else mask
 
 
-def decoded(
+def search(
     model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: Step | None = None
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for each row of sources [B, S].

@@ -26,7 +26,7 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 
 from .parallel_corpus import Corpus, Limits, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
-from .translate import Decoding, TranslationPreprocessing, Translator, decoded, padded
+from .translate import Decoding, TranslationPreprocessing, Translator, pad, search
 from .translation_scores import BLEU, CHRF, NAMES, TOKENISED, TRANSLATIONS, Scorer
 from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
 
@@ -100,7 +100,7 @@ class TranslationConfig(DataConfig):
         Raises InputError for settings out of range, missing files, and text that is not as it must be, with its line.
         """
         self._check()
-        texts = {split: self._needed(split) for split in STEMS}
+        texts = {split: self._find_needed(split) for split in STEMS}
         vocabularies = self._vocabularies(tuple(texts["train"]))
         limits = Limits(self.longest, self.ratio)
         corpora = {split: Corpus() for split in STEMS}
@@ -122,7 +122,7 @@ class TranslationConfig(DataConfig):
         A folder that has no files of the split by the usual names must be scored by their stem, data.test STEM.
         """
         self._check()
-        texts = self._needed(split)
+        texts = self._find_needed(split)
         if isinstance(trained, TranslationPreprocessing) and not self.tokenizer:
             vocabularies = trained.vocabularies()
         else:
@@ -159,7 +159,7 @@ class TranslationConfig(DataConfig):
     def _find(self, split: Split) -> list[PairedFiles]:
         return find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
 
-    def _needed(self, split: Split) -> list[PairedFiles]:
+    def _find_needed(self, split: Split) -> list[PairedFiles]:
         """The texts of a split; [] for a validation split that is taken from the training split."""
         if split == "valid" and self.held_out:
             return []
@@ -186,7 +186,7 @@ class TranslationConfig(DataConfig):
             return Vocabularies(made[0], made[-1])
         state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])
         sides = [(0, 1)] if self.joint else [(0,), (1,)]
-        made = [_learned(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
+        made = [_learn(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
         return Vocabularies(made[0], made[-1])
 
     def _task(
@@ -217,7 +217,7 @@ class TranslationConfig(DataConfig):
         """What the splits hold, and how many pairs were left out."""
         for split, found in texts.items():
             stems = ", ".join(text.stem for text in found) or f"one pair in {self.held_out} of train"
-            yield f"{split}: {stems}, {corpora[split].cleaning.said(Limits(self.longest, self.ratio))}"
+            yield f"{split}: {stems}, {corpora[split].cleaning.describe(Limits(self.longest, self.ratio))}"
         source, target = vocabularies
         where = self.tokenizer or "learned from the training split"
         size = f"{source.size:,}, shared" if vocabularies.joint else f"{source.size:,} and {target.size:,}"
@@ -225,7 +225,7 @@ class TranslationConfig(DataConfig):
 
 
 @lru_cache(maxsize=4)  # runs that are compared open the same data one after the other
-def _learned(
+def _learn(
     texts: tuple[PairedFiles, ...],
     state: tuple[Any, ...],
     sides: tuple[int, ...],
@@ -340,8 +340,8 @@ class TranslationTask(Task):
                 whole = tokens.row(int(row)).tolist()
                 other = whole if divide is None else divide(side, whole)
                 sides[side].append(other if len(other) <= self.config.longest else whole)
-        source, source_mask = padded(sides[0], END)
-        targets, mask = padded(sides[1], END)
+        source, source_mask = pad(sides[0], END)
+        targets, mask = pad(sides[1], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
@@ -423,7 +423,7 @@ class TranslationTask(Task):
         mask = batch.inputs.mask
         source, mask = batch.inputs.source[chosen], None if mask is None else mask[chosen]
         decoding = Decoding(int(batch.beams[chosen[0]]), 1, self.decoding.length_penalty)
-        found = decoded(model, source, mask, decoding, self.max_length)
+        found = search(model, source, mask, decoding, self.max_length)
         texts = [self.vocabularies.target.decode(one[0].tokens.tolist()) for one in found]
         return list(zip(batch.rows[chosen].tolist(), texts, strict=True))
 

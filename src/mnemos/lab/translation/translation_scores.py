@@ -51,10 +51,10 @@ class Scorer:
         """A score of a whole corpus, by its name. 0 for a corpus without sentences."""
         if not translations:
             return 0.0
-        given = [self._prepared(name, side) for side in (translations, references)]
+        given = [self._prepare(name, side) for side in (translations, references)]
         return float(self._metrics[name].corpus_score(given[0], [given[1]]).score)
 
-    def _prepared(self, name: str, sentences: Sequence[str]) -> list[str]:
+    def _prepare(self, name: str, sentences: Sequence[str]) -> list[str]:
         return [self.tokens(sentence) for sentence in sentences] if name == TOKENISED else list(sentences)
 
     @functools.cached_property
@@ -67,7 +67,7 @@ class Scorer:
         found[TOKENISED] += f"|moses:sacremoses-{sacremoses().__version__}-{self.language}"
         return found
 
-    def compared(
+    def compare(
         self, baseline: Sequence[str], other: Sequence[str], references: Sequence[str], samples: int = 1000
     ) -> dict[str, "Difference"]:
         """The paired bootstrap of two systems' translations of the same sentences (Koehn 2004), by sacreBLEU.
@@ -81,10 +81,8 @@ class Scorer:
 
         found = {}
         for name, metric in self._metrics.items():
-            systems = [
-                (label, self._prepared(name, side)) for label, side in (("baseline", baseline), ("other", other))
-            ]
-            test = paired(systems, {name: metric}, [self._prepared(name, references)], "bs", samples)
+            systems = [(label, self._prepare(name, side)) for label, side in (("baseline", baseline), ("other", other))]
+            test = paired(systems, {name: metric}, [self._prepare(name, references)], "bs", samples)
             _, results = test()
             one, two = (next(iter(value for key, value in results.items() if key != "System")))[:2]
             # sacrebleu counts draws above the difference. Equal systems have none, and would get the least p there is.
@@ -157,16 +155,16 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
         scores[str(one.folder)] = {name: scorer.score(name, one.translations, one.references) for name in NAMES}
         print(f"{one.folder}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[str(one.folder)].items()))
         if one is not first:
-            test = scorer.compared(first.translations, one.translations, first.references, samples)
+            test = scorer.compare(first.translations, one.translations, first.references, samples)
             compared[str(one.folder)] = {name: difference._asdict() for name, difference in test.items()}
-            print(*(f"  {_said(name, difference)}" for name, difference in test.items()), sep="\n")
+            print(*(f"  {_describe(name, difference)}" for name, difference in test.items()), sep="\n")
             if first.search and one.search and first.search != one.search:
                 print(f"  searched with {one.search}, and the first with {first.search}: this adds to the difference")
     print(*(f"{name}: {signature}" for name, signature in scorer.signatures.items()), sep="\n")
     return {"signatures": scorer.signatures, "scores": scores, "compared": compared}
 
 
-def _said(name: str, found: Difference) -> str:
+def _describe(name: str, found: Difference) -> str:
     return (
         f"{name} {found.other - found.baseline:+.2f} against the first; p = {found.p_value:.3f} by paired bootstrap; "
         f"mean over the draws with its 95 % interval: first {found.baseline_mean:.2f} ± {found.baseline_interval:.2f}, "

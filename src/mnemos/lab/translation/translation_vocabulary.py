@@ -172,12 +172,12 @@ class BPEDropout:
         word: list[int] = []
         for token in tokens:
             if self._first[token] and word:
-                found += self._divided(word, random)
+                found += self._divide(word, random)
                 word = []
             word += self._letters(token)
-        return found + self._divided(word, random)
+        return found + self._divide(word, random)
 
-    def _divided(self, word: list[int], random: np.random.Generator) -> list[int]:
+    def _divide(self, word: list[int], random: np.random.Generator) -> list[int]:
         """A word's characters, merged until every merge that is left was dropped."""
         merges = self._merges
         while len(word) > 1:
@@ -253,7 +253,7 @@ def convert_sentencepiece(content: bytes, special: tuple[str, ...], mark: str, s
 def _normalizer(library: Any, spec: Any, mark: str, replaces: bool) -> Any:
     """What the model does before it looks for pieces: its map of characters, spaces, and ▁ before the text."""
     normal = library.normalizers
-    parts = _mapped(normal, spec, mark) if spec.precompiled_charsmap else []
+    parts = _map_characters(normal, spec, mark) if spec.precompiled_charsmap else []
     before = [normal.Prepend(" ")] if spec.add_dummy_prefix else []
     if spec.remove_extra_whitespaces:
         spaces = [normal.Replace(library.Regex(rf"\A +|[ {mark}]+\z"), ""), normal.Replace(library.Regex(" {2,}"), " ")]
@@ -263,7 +263,7 @@ def _normalizer(library: Any, spec: Any, mark: str, replaces: bool) -> Any:
     return normal.Sequence([*parts, *([normal.Replace("<", LESS)] if replaces else [])])
 
 
-def _mapped(normal: Any, spec: Any, mark: str) -> list[Any]:
+def _map_characters(normal: Any, spec: Any, mark: str) -> list[Any]:
     """The model's map of characters. The library's own loses marks after a character that the map changes.
 
     So that it finds none, NFKC and lower case come first, without what the maps of sentencepiece leave as it is.

@@ -61,10 +61,10 @@ class TrainedDetector:
         files = files_below([Path(photo) for photo in photos], ENDINGS, "photos")
         if not files:
             raise InputError("photos: expected at least one file or folder, found none; name some")
-        drawn = None if out is None else _drawn_files(files, [Path(photo) for photo in photos], Path(out))
-        return self._found(files, score, drawn, out)
+        drawn = None if out is None else _output_files(files, [Path(photo) for photo in photos], Path(out))
+        return self._detect(files, score, drawn, out)
 
-    def _found(
+    def _detect(
         self, files: list[Path], score: float, drawn: list[Path] | None, out: str | Path | None
     ) -> Iterator[tuple[Photo, int]]:
         every: list[Annotation] = []
@@ -78,8 +78,8 @@ class TrainedDetector:
             every += found
             if drawn is not None:
                 drawn[number].parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(drawn[number], jpeg(overlay(pixels, found, self.about.named), _QUALITY))
-            yield Photo(file, found, self.about.said(found), drawn[number] if drawn else None), len(files)
+                write_bytes(drawn[number], jpeg(overlay(pixels, found, self.about.names_by_id), _QUALITY))
+            yield Photo(file, found, self.about.describe(found), drawn[number] if drawn else None), len(files)
         if out is not None:
             Path(out).mkdir(parents=True, exist_ok=True)
             write_json(Path(out) / DETECTIONS, every)
@@ -131,7 +131,7 @@ def _image_ids(files: Sequence[Path]) -> list[int]:
     return list(range(1, len(files) + 1))
 
 
-def _drawn_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
+def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
     """The file in `out` for each photo: its place below the named folder, as .jpg, with a number if that is taken."""
     folders = [folder for folder in named if folder.is_dir()]
     inside = next((f for f in folders if out.resolve() == f.resolve() or f.resolve() in out.resolve().parents), None)

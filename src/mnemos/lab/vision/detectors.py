@@ -229,7 +229,7 @@ class FeaturePyramid(nn.Module):
         torchvision()
         from torchvision.ops import feature_pyramid_network as library
 
-        widths, alike = _described(backbone)
+        widths, alike = _describe(backbone)
         self.channels_last = _channels_last(backbone)
         self.backbone_widths = list(widths)
         self.simple = _SimplePyramid(widths[-1]) if alike else None
@@ -348,7 +348,7 @@ class _SimplePyramid(nn.Module):
         return [self.twice(x), self.once(x), x, self.coarser(x)]
 
 
-def _described(backbone: Any) -> tuple[list[int], bool]:
+def _describe(backbone: Any) -> tuple[list[int], bool]:
     """(widths of the maps, whether they are all of one size)."""
     info = getattr(backbone, "feature_info", None)
     if info is not None and hasattr(info, "channels"):  # timm, features_only=True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mnemos.lab.vision.detection.batch import flipped
+from mnemos.lab.vision.detection.batch import mirror
 from mnemos.lab.vision.detection.files import COCOConfig, find_split, read_coco, read_voc
 from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
 from mnemos.lab.vision.detection.task import DetectionTask
@@ -66,17 +66,17 @@ def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
     scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
     assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7]]
     assert objects(scenes, 0).masks is None
-    assert scenes.said() == (
+    assert scenes.describe() == (
         "1 picture with 2 objects of 1 class, boxes cut at the edge: 1, boxes without an area in the picture: 2"
     )
-    assert "1 picture without an object" in read_coco(*write(tmp_path, [])).said()
+    assert "1 picture without an object" in read_coco(*write(tmp_path, [])).describe()
 
 
 def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(tmp_path):
     found = [annotation(1, None, (-3.2, 5, 3.2000000000000006, 4)), annotation(2, None, (1, 5, 0.02, 4))]
     scenes = read_coco(*write(tmp_path, found))
     assert len(scenes.annotations(0)) == 1
-    mirrored = flipped(scenes.picture(0), objects(scenes, 0))[1].boxes
+    mirrored = mirror(scenes.picture(0), objects(scenes, 0))[1].boxes
     assert (mirrored[:, 2:] > mirrored[:, :2]).all()
 
 
@@ -100,7 +100,7 @@ def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
     areas = [one["area"] for one in scenes.annotations(0)]
     assert 25 < areas[0] < 35
     assert areas[1:] == [60, 60, 60]
-    assert "objects without an area, measured here: 3" in scenes.said()
+    assert "objects without an area, measured here: 3" in scenes.describe()
 
 
 def test_a_held_out_split_without_an_object_is_refused(tmp_path):
@@ -115,7 +115,7 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
     with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) or difficult objects alone; set iscrowd"):
         settings.build()
-    assert "1 object of 1 class, 1 of the objects groups or difficult" in read_coco(file, places).said()
+    assert "1 object of 1 class, 1 of the objects groups or difficult" in read_coco(file, places).describe()
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
@@ -125,7 +125,7 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     scenes = read_coco(*write(tmp_path, found))
     assert scenes.has_masks
     assert [one["id"] for one in scenes.annotations(0)] == [0]
-    assert "objects whose segmentation encloses nothing: 4" in scenes.said()
+    assert "objects whose segmentation encloses nothing: 4" in scenes.describe()
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
     with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
@@ -263,7 +263,7 @@ def voc(folder, text=VOC):
 def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
     scenes = read_voc(voc(tmp_path), "train")
     assert scenes.classes == ("cat", "dog")
-    assert "measured here" not in scenes.said()  # the format has no areas
+    assert "measured here" not in scenes.describe()  # the format has no areas
     assert not scenes.has_masks
     some = objects(scenes, 0)
     assert (some.boxes.tolist(), some.labels.tolist()) == ([[10, 5, 25, 9]], [2])

@@ -23,8 +23,8 @@ from mnemos.lab.run.scored_batches import part
 from mnemos.lab.run.session import run
 from mnemos.lab.run.weights import Start
 from mnemos.lab.vision.classifiers import PVTConfig
-from mnemos.lab.vision.detection.batch import flipped, together
-from mnemos.lab.vision.detection.detector_outputs import Detected, detect
+from mnemos.lab.vision.detection.batch import collate, mirror
+from mnemos.lab.vision.detection.detector_outputs import DetectorOutputs, run_detector
 from mnemos.lab.vision.detection.files import COCOConfig, VOCConfig
 from mnemos.lab.vision.detection.scenes import Objects, ground_truth, objects
 from mnemos.lab.vision.detection.shapes import ShapesConfig
@@ -65,7 +65,7 @@ def test_batches_are_padded_and_come_back_whole():
         Objects(np.array([[2, 1, 5, 3]], np.float32), np.array([3]), masks),
         Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5, 3), np.bool_)),
     ]
-    batch = together(pictures, some, [4, 8])
+    batch = collate(pictures, some, [4, 8])
     assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 1))
     images, targets = batch.images(torch.float64), batch.targets()
     assert [tuple(image.shape) for image in images] == [(3, 4, 6), (3, 5, 3)]
@@ -73,10 +73,10 @@ def test_batches_are_padded_and_come_back_whole():
     assert targets[0]["boxes"].tolist() == [[2, 1, 5, 3]]
     assert torch.equal(targets[0]["masks"], torch.from_numpy(masks.astype(np.uint8)))
     assert len(targets[1]["boxes"]) == 0
-    mirrored, turned = flipped(pictures[0], some[0])
+    mirrored, turned = mirror(pictures[0], some[0])
     assert turned.boxes.tolist() == [[1, 1, 4, 3]]
     assert np.nonzero(turned.masks[0].any(0))[0].tolist() == [1, 2, 3]
-    assert np.array_equal(flipped(mirrored, turned)[1].masks, masks)
+    assert np.array_equal(mirror(mirrored, turned)[1].masks, masks)
 
 
 def test_training_batches_are_functions_of_their_number_and_mirror_half():
@@ -131,12 +131,12 @@ def test_the_figures_of_perfect_detections_are_100():
     for one in batch.targets():
         scores = torch.ones(len(one["labels"]))
         perfect.append({**one, "scores": scores, "masks": one["masks"][:, None].float()})
-    records = task.found(None, Detected({}, perfect), batch)
+    records = task.collect(None, DetectorOutputs({}, perfect), batch)
     assert {m.name: round(m.value(records), 6) for m in task.metrics if "AP" in m.name} == {
         f"{kind} {figure}": 100.0 for kind in ("box", "mask") for figure in ("AP", "AP50", "AP75", "AP small")
     }
     nothing = [{key: one[key][:0] for key in ("boxes", "labels", "masks", "scores")} for one in perfect]
-    none = task.found(None, Detected({}, nothing), batch)
+    none = task.collect(None, DetectorOutputs({}, nothing), batch)
     assert task.metrics[0].value(none) == 0
 
 
@@ -197,7 +197,7 @@ def test_losses_of_an_evaluation_leave_the_generators_and_modes():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with torch.no_grad():
-        first, second = detect(model, batch), detect(model, batch)
+        first, second = run_detector(model, batch), run_detector(model, batch)
     assert {k: v.item() for k, v in first.losses.items()} == {k: v.item() for k, v in second.losses.items()}
     assert len(first.losses) == 5
     assert torch.equal(torch.get_rng_state(), before)
@@ -274,7 +274,7 @@ def test_retinanet_can_begin_with_the_finest_map():
 def test_what_does_not_fit_is_refused(tmp_path):
     (batch,) = replace(SHAPES, masks=False).build().batches("valid", 3)
     with pytest.raises(InputError, match="expected masks for MaskRCNN, found data without them"):
-        detect(replace(detector(), classes=4).build().eval(), batch)
+        run_detector(replace(detector(), classes=4).build().eval(), batch)
     for kind, masks, message in (("mask-rcnn", False, "data without them"), ("retinanet", True, "finds no masks")):
         with pytest.raises(InputError, match=message):
             run(recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
@@ -291,7 +291,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for one in boxes:
         del one["masks"]
     with pytest.raises(InputError, match="expected a mask of every detection, found one without"):
-        task.scored("mask", task.found(None, Detected({}, boxes), batch))
+        task.evaluate("mask", task.collect(None, DetectorOutputs({}, boxes), batch))
     for fields, message in (
         ({"classes": 0}, "classes: expected at least 1"),
         ({"classes": 1, "sides": ()}, "sides: expected at least one"),

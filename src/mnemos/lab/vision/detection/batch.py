@@ -44,12 +44,12 @@ class DetectionBatch(NamedTuple):
             some = self.labels[i] > 0
             one = {"boxes": self.boxes[i, some].float(), "labels": self.labels[i, some]}
             if self.masks is not None:
-                one["masks"] = _unpacked(self.masks[i, some, :height])[..., :width]
+                one["masks"] = _unpack(self.masks[i, some, :height])[..., :width]
             found.append(one)
         return found
 
 
-def together(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], rows: Sequence[int]) -> DetectionBatch:
+def collate(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], rows: Sequence[int]) -> DetectionBatch:
     """The batch of pictures [H_i, W_i, 3]. Cost: copies, of B·N·H·W/8 bytes for masks."""
     sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
     (height, width), most = sizes.max(0).tolist(), max(1, *(len(one.labels) for one in objects))
@@ -75,13 +75,13 @@ def together(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], 
     )
 
 
-def _unpacked(masks: Tensor) -> Tensor:
+def _unpack(masks: Tensor) -> Tensor:
     """Masks [..., W/8] of bits as [..., W] uint8 of 0 and 1."""
     bits = torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
     return ((masks[..., None] >> bits) & 1).flatten(-2)
 
 
-def flipped(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
+def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
     """A picture and its objects mirrored from left to right."""
     width = picture.shape[1]
     boxes = objects.boxes.copy()
@@ -118,6 +118,6 @@ class BatchMaker:
         if key.mirrors is not None:
             seed, index = key.mirrors
             mirrored = generator(seed, AUGMENT, index).random(len(rows)) < self._share
-            read = [flipped(*one) if turn else one for one, turn in zip(read, mirrored.tolist(), strict=True)]
+            read = [mirror(*one) if turn else one for one, turn in zip(read, mirrored.tolist(), strict=True)]
         pictures, found = zip(*read, strict=True)
-        return together(pictures, found, [row + key.before for row in rows])
+        return collate(pictures, found, [row + key.before for row in rows])

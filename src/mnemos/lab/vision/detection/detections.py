@@ -65,12 +65,12 @@ def class_figures(scenes: Scenes, scored: Mapping[str, AveragePrecision], figure
         if figure.startswith("AP")
     }
     return [
-        {"class": name} | {what: _rounded(values[category]) for what, values in columns.items()}
+        {"class": name} | {what: _round(values[category]) for what, values in columns.items()}
         for name, category in zip(scenes.classes, scenes.categories, strict=True)
     ]
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     return round(value, 2) if math.isfinite(value) else None
 
 

@@ -16,14 +16,14 @@ from .scenes import Annotation, encode
 _PARTS = ("rpn", "roi_heads")  # parts of R-CNN detectors that compute losses in training mode only
 
 
-class Detected(NamedTuple):
+class DetectorOutputs(NamedTuple):
     """losses: scalars by name, means over a batch. detections: of each picture, in evaluation; None in training."""
 
     losses: dict[str, Tensor]
     detections: list[dict[str, Tensor]] | None
 
 
-def detect(model: nn.Module, batch: DetectionBatch) -> Detected:
+def run_detector(model: nn.Module, batch: DetectionBatch) -> DetectorOutputs:
     """Run a detector on a batch. In eval mode also its losses are computed, which costs a second forward.
 
     model: a detector of torchvision, or a module with one as `host`. Raises InputError as `check_masks`.
@@ -33,12 +33,12 @@ def detect(model: nn.Module, batch: DetectionBatch) -> Detected:
     dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
     images, targets = batch.images(dtype), batch.targets()
     if detector.training:
-        return Detected(detector(images, targets), None)
+        return DetectorOutputs(detector(images, targets), None)
     detections = detector(images)
     # Which anchors and boxes the losses sample is random: the same in each evaluation, without changing the generators.
-    with torch.no_grad(), generators.kept(), _computing_losses(detector):
+    with torch.no_grad(), generators.kept(), _compute_losses(detector):
         torch.manual_seed(0)
-        return Detected(detector(images, targets), detections)
+        return DetectorOutputs(detector(images, targets), detections)
 
 
 def check_masks(model: nn.Module, masks: bool) -> None:
@@ -78,7 +78,7 @@ def check_classes(model: nn.Module, classes: int) -> None:
 
 
 @contextlib.contextmanager
-def _computing_losses(detector: Any) -> Iterator[None]:
+def _compute_losses(detector: Any) -> Iterator[None]:
     """Inside, a detector in eval mode returns its losses; its backbone, heads and transform stay in eval mode."""
     parts = [detector, *(part for name in _PARTS if (part := getattr(detector, name, None)) is not None)]
     try:

@@ -78,7 +78,7 @@ class COCOConfig(DataConfig):
         known = dict(zip(train.categories, train.classes, strict=True))
         same = self.test != "" and self.test == self.train
         test = train if same else read_coco(*find_split(self.folder, self.test, training=False), known)
-        return _opened(train, test, self.valid_size, self.masks, self.flip, self.workers)
+        return _build_task(train, test, self.valid_size, self.masks, self.flip, self.workers)
 
 
 @register
@@ -108,11 +108,11 @@ class VOCConfig(DataConfig):
         train = read_voc(self.folder, self.train)
         known = dict(zip(train.categories, train.classes, strict=True))
         test = read_voc(self.folder, self.test, known)
-        return _opened(train, test, self.valid_size, False, self.flip, self.workers)
+        return _build_task(train, test, self.valid_size, False, self.flip, self.workers)
 
 
 @dataclass
-class Listed:
+class ListedPicture:
     """A picture that an annotation file names, with its entries in COCO's format."""
 
     path: Path
@@ -132,7 +132,7 @@ class FileScenes:
     Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
     """
 
-    def __init__(self, listed: Sequence[Listed], categories: dict[int, str], where: str) -> None:
+    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], where: str) -> None:
         if not listed:
             raise InputError(f"{where}: expected at least one picture, found none; check the annotations")
         self.classes: Sequence[str] = tuple(categories.values())
@@ -146,7 +146,7 @@ class FileScenes:
         self.has_masks = bool(every) and all(a.get("segmentation") for a in every)
         self.sizes = np.array([(one.height, one.width) for one in listed], np.int64)
 
-    def _keeps(self, annotation: Annotation, of: Listed, where: str) -> bool:
+    def _keeps(self, annotation: Annotation, of: ListedPicture, where: str) -> bool:
         """Whether an annotation is of use. Raises InputError for one that is wrong."""
         name = f"{where}: annotation {annotation.get('id', '?')} of {of.path.name}"
         if annotation.get("category_id") not in self.categories:
@@ -210,16 +210,16 @@ class FileScenes:
         """The entries of the annotation file."""
         return self._listed[index].annotations
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """How many pictures, objects and classes there are, and what was left out."""
         counts = Counter(a["category_id"] for one in self._listed for a in one.annotations)
         groups = sum(a["iscrowd"] for one in self._listed for a in one.annotations)
         empty = sum(not one.annotations for one in self._listed)
-        classes = _counted(len(counts), "class", "classes")
-        objects = _counted(sum(counts.values()), "object", "objects")
-        parts = [f"{_counted(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
+        classes = _count(len(counts), "class", "classes")
+        objects = _count(sum(counts.values()), "object", "objects")
+        parts = [f"{_count(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
         parts += [f"{groups:,} of the objects groups or difficult"] if groups else []
-        parts += [f"{_counted(empty, 'picture', 'pictures')} without an object"] if empty else []
+        parts += [f"{_count(empty, 'picture', 'pictures')} without an object"] if empty else []
         parts += [f"{what}: {n:,}" for what, n in sorted(self.skipped.items())]
         return ", ".join(parts)
 
@@ -272,7 +272,7 @@ def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] |
             )
     names = [_file_name(image, file) for image in content["images"]]
     photos = next((place for place in places if (place / names[0]).is_file()), places[0]) if names else places[0]
-    listed: dict[int, Listed] = {}
+    listed: dict[int, ListedPicture] = {}
     for image, name in zip(content["images"], names, strict=True):
         number = _integer(image, "id", file)
         if number in listed:
@@ -284,7 +284,7 @@ def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] |
                 f"{file}: expected a height and width of at least 1, found {height} and {width} of {path.name}; "
                 "correct them"
             )
-        listed[number] = Listed(path, number, height, width)
+        listed[number] = ListedPicture(path, number, height, width)
     for one in content["annotations"]:
         number = _integer(one, "image_id", file)
         if number not in listed:
@@ -333,7 +333,7 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
         size = tree.find("size")
         if size is None:
             raise InputError(f"{path}: expected the photo's <size>, found none; add it")
-        one = Listed(photo, number, _whole(size, "height", path), _whole(size, "width", path))
+        one = ListedPicture(photo, number, _whole(size, "height", path), _whole(size, "width", path))
         for entry in tree.iter("object"):
             box = entry.find("bndbox")
             if box is None:
@@ -359,7 +359,7 @@ def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None =
     return FileScenes(listed, categories, str(listing))
 
 
-def _opened(
+def _build_task(
     train: FileScenes, test: FileScenes, valid_size: int, masks: bool, flip: bool, workers: int
 ) -> DetectionTask:
     """The task of two splits of files, and a line about each."""
@@ -403,14 +403,14 @@ def _figures(*held: Scenes) -> list[str]:
 
 def _about(train: FileScenes, test: FileScenes, valid_size: int, empty: int) -> Iterator[str]:
     left = f"; {empty:,} without an object are not trained on" if empty else ""
-    yield f"train  {train.said()}{left}"
+    yield f"train  {train.describe()}{left}"
     chosen = f"{valid_size:,} of the training photos, chosen at random"
     held = chosen if valid_size else "the test split, so nothing may be chosen by it"
     yield f"valid  {held}"
-    yield f"test   {test.said()}"
+    yield f"test   {test.describe()}"
 
 
-def _counted(count: int, one: str, several: str) -> str:
+def _count(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
 
 
@@ -424,7 +424,7 @@ def _check_files(paths: Sequence[str], where: str) -> None:
     check_image_files(paths)
 
 
-def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
+def _encloses(annotation: Annotation, of: ListedPicture, name: str) -> bool:
     """Whether a segmentation encloses pixels; its polygons that have no extent in the picture are removed.
 
     Raises InputError unless it is polygons, or run lengths of the picture's pixels.
@@ -451,7 +451,7 @@ def _encloses(annotation: Annotation, of: Listed, name: str) -> bool:
         ) from None
 
 
-def _area(annotation: Annotation, of: Listed) -> float:
+def _area(annotation: Annotation, of: ListedPicture) -> float:
     """The pixels of an object's segmentation, which is COCO's `area`; of its box if it has none."""
     found = annotation.get("segmentation")
     if found:
@@ -459,7 +459,7 @@ def _area(annotation: Annotation, of: Listed) -> float:
     return float(annotation["bbox"][2] * annotation["bbox"][3])
 
 
-def _has_extent(polygon: list[float], of: Listed) -> bool:
+def _has_extent(polygon: list[float], of: ListedPicture) -> bool:
     """Whether a polygon has three points, and its bounding box an area in the picture."""
     x, y = polygon[::2], polygon[1::2]
     return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)

@@ -39,7 +39,7 @@ class DetectionPreprocessing(Preprocessing):
     categories: tuple[int, ...]
 
     @property
-    def named(self) -> dict[int, str]:
+    def names_by_id(self) -> dict[int, str]:
         """{id of a category: name}."""
         return dict(zip(self.categories, self.names, strict=True))
 
@@ -51,11 +51,11 @@ class DetectionPreprocessing(Preprocessing):
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
-            yield Predicted(str(path), self.said(found), {"objects": found})
+            yield Predicted(str(path), self.describe(found), {"objects": found})
 
-    def said(self, found: Sequence[Annotation]) -> str:
+    def describe(self, found: Sequence[Annotation]) -> str:
         """The names and scores of objects on one line."""
-        return "  ".join(f"{self.named[one['category_id']]} {one['score']:.2f}" for one in found) or "no object"
+        return "  ".join(f"{self.names_by_id[one['category_id']]} {one['score']:.2f}" for one in found) or "no object"
 
     def objects_in(
         self, model: Any, path: Path, image_id: int, score: float
@@ -88,7 +88,7 @@ class DetectionPreprocessing(Preprocessing):
             (found,) = detector([image])
         results = [one for one in as_results(found, image_id, self.categories) if one["score"] >= score]
         if shrunk < 1.0:
-            results = [_enlarged(one, pixels.shape[:2], height, width) for one in results]
+            results = [_enlarge(one, pixels.shape[:2], height, width) for one in results]
         return sorted(results, key=lambda one: -float(one["score"]))
 
 
@@ -124,7 +124,7 @@ def _scores_from(detector: Any, score: float) -> Iterator[None]:
         part.score_thresh = own
 
 
-def _enlarged(one: Annotation, size: Sequence[int], height: int, width: int) -> Annotation:
+def _enlarge(one: Annotation, size: Sequence[int], height: int, width: int) -> Annotation:
     """A detection in a picture of `size` (height, width), in the pixels of the photo from which it was made."""
     down, across = height / size[0], width / size[1]
     x, y, w, h = one["bbox"]

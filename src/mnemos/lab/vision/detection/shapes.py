@@ -107,7 +107,7 @@ class ShapeScenes:
         return drawn.pixels, [_annotation(drawn, number) for number in range(len(drawn.kinds))]
 
 
-class Drawn(NamedTuple):
+class Drawing(NamedTuple):
     """A picture [side, side, 3] uint8, and its shapes: kinds [N] from 0, masks [N, side, side] of what is visible."""
 
     pixels: NDArray[np.uint8]
@@ -115,7 +115,7 @@ class Drawn(NamedTuple):
     masks: NDArray[np.bool_]
 
 
-def _annotation(drawn: "Drawn", number: int) -> Annotation:
+def _annotation(drawn: "Drawing", number: int) -> Annotation:
     mask = drawn.masks[number]
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     top, left = int(rows[0]), int(columns[0])
@@ -128,7 +128,7 @@ def _annotation(drawn: "Drawn", number: int) -> Annotation:
     }
 
 
-def draw(random: np.random.Generator, side: int, most: int) -> Drawn:
+def draw(random: np.random.Generator, side: int, most: int) -> Drawing:
     """A picture of 1 to `most` shapes in front of a background with a gradient, noise and distractors.
 
     Distractors are lines, rings and crosses, which are not to be found. A shape hides what was drawn before it, but at
@@ -156,13 +156,13 @@ def draw(random: np.random.Generator, side: int, most: int) -> Drawn:
         masks = [old & ~mask for old in masks] + [mask]
         kinds.append(kind)
         whole.append(int(np.count_nonzero(mask)))
-        canvas[mask] = _contrasting(random, canvas[mask].mean(0))
+        canvas[mask] = _contrasting_colour(random, canvas[mask].mean(0))
     noise = random.normal(0, random.uniform(2, 12), canvas.shape)
     pixels = (canvas + noise).clip(0, 255).astype(np.uint8)
-    return Drawn(pixels, np.array(kinds, np.int64), np.stack(masks))
+    return Drawing(pixels, np.array(kinds, np.int64), np.stack(masks))
 
 
-def _contrasting(random: np.random.Generator, behind: NDArray[np.float32]) -> NDArray[np.float64]:
+def _contrasting_colour(random: np.random.Generator, behind: NDArray[np.float32]) -> NDArray[np.float64]:
     """A random colour that differs from the one behind the shape."""
     while True:
         colour = random.uniform(0, 255, 3)

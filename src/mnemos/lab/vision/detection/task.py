@@ -25,7 +25,7 @@ from mnemos.types import InputError, JSONObject
 from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
 from .batch import BatchMaker, DetectionBatch, Key, keys_from
 from .detections import class_figures, write_detections
-from .detector_outputs import Detected, as_results, check_classes, check_masks, detect
+from .detector_outputs import DetectorOutputs, as_results, check_classes, check_masks, run_detector
 from .preprocessing import DetectionPreprocessing
 from .scenes import Annotation, Scenes, ground_truth
 
@@ -64,7 +64,7 @@ class DetectionTask(Task):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found {_unmasked(scenes)}; add "
+                    f"{split} split: expected a segmentation of every object, found {_describe_unmasked(scenes)}; add "
                     "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
@@ -84,7 +84,7 @@ class DetectionTask(Task):
         of = {"box": "boxes", "mask": "masks"}[kind]
         form = "{name} {value:.2f}" if figure in _PRINTED else ""
         value = partial(self._value, kind, figure)
-        return CorpusMetric(f"{kind} {figure}", True, f"{about} In per cent, of {of}.", form, self.found, value)
+        return CorpusMetric(f"{kind} {figure}", True, f"{about} In per cent, of {of}.", form, self.collect, value)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -137,15 +137,15 @@ class DetectionTask(Task):
 
     # Loss and metrics.
 
-    def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> tuple[Detected, None]:
+    def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> tuple[DetectorOutputs, None]:
         """The detector's losses; in eval mode its detections too."""
-        return detect(model, batch), None
+        return run_detector(model, batch), None
 
-    def loss(self, model: nn.Module, outputs: Detected, batch: DetectionBatch) -> Tensor:
+    def loss(self, model: nn.Module, outputs: DetectorOutputs, batch: DetectionBatch) -> Tensor:
         """The sum of the detector's losses, times the number of pictures: they are means over a batch."""
         return torch.stack(list(outputs.losses.values())).sum() * len(batch.pictures)
 
-    def found(self, model: nn.Module, outputs: Detected, batch: DetectionBatch) -> list[Record]:
+    def collect(self, model: nn.Module, outputs: DetectorOutputs, batch: DetectionBatch) -> list[Record]:
         """(number of the picture, its detections in COCO's result format) of each row: the records of the metrics."""
         assert outputs.detections is not None  # metrics are computed in eval mode
         rows = batch.rows.tolist()
@@ -158,9 +158,9 @@ class DetectionTask(Task):
         return self.splits["train"].categories
 
     def _value(self, kind: Kind, figure: str, records: list[Record]) -> float:
-        return self.scored(kind, records).figures[figure]
+        return self.evaluate(kind, records).figures[figure]
 
-    def scored(self, kind: Kind, records: list[Record]) -> AveragePrecision:
+    def evaluate(self, kind: Kind, records: list[Record]) -> AveragePrecision:
         """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
         kept = self._scored.get(kind)
         if kept is None or kept[0] is not records:
@@ -210,7 +210,9 @@ class DetectionTask(Task):
                     records.append((row, as_results(found, row, self._categories)))
         write_detections(folder, scenes, [(row - before, found) for row, found in records])
         kinds: tuple[Kind, ...] = ("box", "mask") if self._masks else ("box",)
-        return {"by_class": class_figures(scenes, {kind: self.scored(kind, records) for kind in kinds}, self._figures)}
+        return {
+            "by_class": class_figures(scenes, {kind: self.evaluate(kind, records) for kind in kinds}, self._figures)
+        }
 
     def pictured(self, model: nn.Module) -> "tuple[Backbone, Squares] | None":
         """The model's backbone, and squares of the photos, to show what its caches do; None for a model without one."""
@@ -224,7 +226,7 @@ class DetectionTask(Task):
         return Backbone(backbone), Squares(self.splits, side, colours)
 
 
-def _unmasked(scenes: Scenes) -> str:
+def _describe_unmasked(scenes: Scenes) -> str:
     """The first object without a segmentation, by the ids of the annotation file."""
     for row in range(len(scenes)):
         for one in scenes.annotations(row):
