@@ -265,7 +265,8 @@ def test_an_exported_model_is_the_model():
         pytest.param("torch_padded", "mnemos", "layers", marks=pytest.mark.exhaustive),
         pytest.param("timm_vit", "official", "blocks", marks=pytest.mark.exhaustive),
         pytest.param("hf_pvt", "mnemos", "", marks=pytest.mark.exhaustive),
-        ("hf_bert", "paper", "encoder.layer"),
+        ("torch_mha", "paper", ""),
+        pytest.param("hf_bert", "paper", "encoder.layer", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled_equals_eager(fresh_compiler, name, preset, layers):
