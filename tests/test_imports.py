@@ -19,7 +19,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 LIBRARY = [
     "errors",
     "_compat",
-    "states",
     "types",
     "json_text",
     "atomic",

@@ -15,8 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.config import check_fields
-from mnemos.states import Rows, taken
-from mnemos.types import Branching, InputError, Likelihood, LogProbLikelihood, Output, State, likelihood_of, select
+from mnemos.types import (
+    Branching,
+    InputError,
+    Likelihood,
+    LogProbLikelihood,
+    Output,
+    Rows,
+    State,
+    likelihood_of,
+    select,
+    taken,
+)
 
 from .decoder_step import DecoderStep
 from .sampling import draw

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mnemos import libraries
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
-from mnemos.states import reset
-from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state
+from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
 from .functional_cache import FunctionalCache, FunctionalState, Layout, Padding
 from .recurrent_layers import add_steps

@@ -14,8 +14,7 @@ from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
 from mnemos.registry import register
-from mnemos.states import reset
-from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids
+from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
 
 if TYPE_CHECKING:
     from .functional_cache import FunctionalState

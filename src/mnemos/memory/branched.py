@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
-from mnemos.states import Rows, SharedRows
+from mnemos.types import Rows, SharedRows
 
 from .key_values import Buffer, KeyValues, appended, with_room
 
