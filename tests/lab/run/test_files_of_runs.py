@@ -7,18 +7,16 @@ import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import processes
 import pytest
 import torch
 from train_standins import Toys, train
 
-from mnemos import atomic, tree_file
+from mnemos import atomic
 from mnemos.errors import TrainingFailed, one_line
 from mnemos.lab.cli import main
 from mnemos.lab.run import checkpoint, checks, folder, provenance
-from mnemos.lab.run.checkpoint import check_snapshot
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.lab.run.folder import RunFolder
 from mnemos.types import InputError
@@ -182,26 +180,15 @@ def test_a_damaged_run_json_is_one_line(tmp_path, text):
         Result.read(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["counters", "tally", "model", "optimiser", "generators", "states", "tree"])
-def test_a_checkpoint_made_by_hand_is_one_line(finished, part, monkeypatch):
+@pytest.mark.parametrize("part", ["recipe", "model", "optimiser", "generators"])
+def test_a_checkpoint_without_a_part_is_one_line(finished, part):
     path = checkpoint.path_of(finished / "checkpoints", 4)
     saved = checkpoint.read(path)
-    for wrong in ({}, {"a": 1}, [], 5, torch.ones(3)):
-        if part == "tree":
-            foreign = SimpleNamespace(dumps=lambda tree: '{"tensor": "missing"}')
-            monkeypatch.setattr(tree_file, "json", foreign)
-        checkpoint.write(path, {**saved, part: wrong})
-        monkeypatch.undo()
-        if part == "tree":
-            with pytest.raises(InputError, match="tree cannot be read"):
-                checkpoint.read(path)
-            return
-        checkpoint.prune(finished / "checkpoints", 4, 1)
-        with pytest.raises(InputError) as refused:
-            train(SHORT.recipe(), finished, resume=True, quiet=True)
-        assert "\n" not in str(refused.value)
-    with pytest.raises(InputError, match="one of update 4"):
-        check_snapshot(path, saved, 3)
+    checkpoint.write(path, {name: value for name, value in saved.items() if name != part})
+    checkpoint.prune(finished / "checkpoints", 4, 1)
+    with pytest.raises(InputError) as refused:
+        train(SHORT.recipe(), finished, resume=True, quiet=True)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +231,6 @@ def test_a_run_whose_first_update_needs_too_much_memory_leaves_no_folder(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-MISSING = object()
-
-
 @pytest.fixture(scope="module")
 def complete_run(tmp_path_factory):
     """A finished run of the command line, with every file that reports and resumed runs read."""
@@ -257,10 +241,8 @@ def complete_run(tmp_path_factory):
 
 
 def changed(text: str, field: str, value: object) -> str:
-    """A JSON text with another value in a field, or with the field removed (`MISSING`)."""
-    found = json.loads(text)
-    found.pop(field) if value is MISSING else found.update({field: value})
-    return json.dumps(found)
+    """A JSON text with another value in a field."""
+    return json.dumps(json.loads(text) | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -274,7 +256,7 @@ def changed(text: str, field: str, value: object) -> str:
         ("report", "run.json", lambda text: changed(text, "resumed", 5.0)),
         ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "step", 10**30)),
         ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "loss", 10**400)),
-        ("--resume", "result.json", lambda text: changed(text, "recipe", MISSING)),
+        ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "kind", [])),
         ("--resume", "result.json", lambda text: changed(text, "test", {})),
         ("--resume", "result.json", lambda text: changed(text, "controls", {"emptied": 5})),
         ("--resume", "result.json", lambda text: changed(text, "epoch_seconds", "a minute")),
@@ -292,19 +274,10 @@ def test_a_damaged_file_of_a_run_is_one_line(complete_run, tmp_path, capsys, com
     assert said.count("\n") == 1, said
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("result.json", "steps", float("nan")),
-        ("result.json", "seed", "\udcff"),  # as the name of a file that is not UTF-8
-        ("metrics.jsonl", "kind", []),
-    ],
-)
-def test_a_report_of_odd_values_is_written(complete_run, tmp_path, name, field, value):
+def test_a_report_of_a_number_that_is_none_is_written(complete_run, tmp_path):
     shutil.copytree(complete_run, tmp_path / "run")
-    path = tmp_path / "run" / name
-    whole = path.read_text()
-    path.write_text(changed(whole if name == "result.json" else whole.splitlines()[0], field, value))
+    path = tmp_path / "run/result.json"
+    path.write_text(changed(path.read_text(), "steps", float("nan")))
     assert main(["report", str(tmp_path / "run")]) == 0
 
 

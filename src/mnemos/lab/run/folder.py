@@ -205,8 +205,8 @@ class RunFolder:
         step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
         if saved is not None:
             path = checkpoint.path_of(self.checkpoints, step)
-            checkpoint.check_snapshot(path, saved, step)
-            if _but_steps(as_written(saved["recipe"])) != _but_steps(as_json(self._recipe)):
+            checkpoint.weights(path, saved)  # there are any
+            if _but_steps(as_written(saved.get("recipe"))) != _but_steps(as_json(self._recipe)):
                 raise InputError(
                     f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
                 )
