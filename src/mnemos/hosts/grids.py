@@ -53,8 +53,8 @@ class GridReader(NamedTuple):
 class Grids:
     """The grid of the present call, between the module that shows it and the attentions below.
 
-    Each thread has its own. A repeated forward (activation checkpointing) takes the grid that its first one had with
-    tokens of the same shape. Copies and pickles start empty.
+    Each thread has its own, because threads may share a model. A repeated forward (activation checkpointing) takes the
+    grid that its first one had with tokens of the same shape. Copies and pickles start empty.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ RECORD = "_mnemos_record"  # attribute of the same model: the settings of each c
 
 
 class _Noted(threading.local):
-    """A call, between the hook on an attention and the one on its carrier: of each thread its own."""
+    """A call, between the hook on an attention and the one on its carrier. Threads may share a model."""
 
     call: Call | None = None
 
