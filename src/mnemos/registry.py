@@ -252,6 +252,8 @@ def load(kind: str, name: str, file: object = None) -> Any:
         near = difflib.get_close_matches(name, known, 1)
         listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
         hint = _RENAMED.get((kind, name)) or (f"did you mean {near[0]!r}?" if near else listed)
+        if kind == "recipe" and any(name == default_name(place.rpartition(":")[2]) for place in FAMILIES):
+            hint = f"this is a family: mnemos list {name} prints its recipes"
         if file is not None:
             hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
             if is_loaded(str(file)):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 @pytest.mark.exhaustive
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), image_tables.AUTO, replace(image_tables.AUTO, ratio=1.0)]
-    plain, *cached = image_tables.costs("PVT-Tiny", grcs)
+    plain, *cached = image_tables.costs("PVT-Tiny", tuple(grcs))
     host = image_tables.config("PVT-Tiny").build().host
     for grc, one in zip(grcs, cached, strict=True):
         assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
@@ -99,7 +99,7 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, caps
 
 def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
     cost = image_tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
-    monkeypatch.setattr(figures, "costs", lambda name, grcs: [cost, cost._replace(training=1.2)])
+    monkeypatch.setattr(figures, "costs", lambda name: (cost, cost._replace(training=1.2), cost))
 
     def trained(options, name, recipes):
         rows = [

@@ -45,6 +45,11 @@ def test_each_combination_of_values_is_a_recipe(removed, capsys):
     assert all(f"    {name} " in said for name in names)
 
 
+def test_a_family_is_no_recipe():
+    with pytest.raises(InputError, match=r"'small-images'.*mnemos list small-images"):
+        registry.load("recipe", "small-images")
+
+
 def test_what_is_no_family_is_refused(removed):
     def silent(memory: str) -> Recipe:
         """A family whose recipes say nothing of themselves."""

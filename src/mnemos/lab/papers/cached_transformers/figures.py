@@ -22,7 +22,6 @@ from ..reproduce import Options
 from ..small_runs import caution, runs
 from . import comparisons
 from .claims import CACHED_TRANSFORMERS
-from .image_recipes import PAPER_CACHE
 from .image_tables import commands, costs
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
     for family, names in FAMILIES.items():
         curves[family] = [[], []]
         for name in names:
-            plain, cached = costs(name, [PAPER_CACHE])
+            plain, cached, _ = costs(name)
             table.add(name, plain.training, cached.training, *values[name][:2])
             for curve, one, accuracy in zip(curves[family], (plain, cached), values[name], strict=False):
                 curve.append((one.training, accuracy))

@@ -4,8 +4,9 @@ G is 10⁹ multiply-adds per sample, counted in full and as the paper counts; th
 """
 
 import copy
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,7 +54,6 @@ _COUNTS = (
 
 
 _ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of two activations
-_KEPT: dict[tuple[str, GRC | None], "Cost"] = {}
 
 
 class Cost(NamedTuple):
@@ -76,34 +76,28 @@ def config(name: str) -> ImageConfig:
     return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
 
 
-def costs(name: str, grcs: Sequence[GRC]) -> list[Cost]:
+@functools.cache
+def costs(name: str, grcs: tuple[GRC, ...] = (PAPER_CACHE, AUTO)) -> tuple[Cost, ...]:
     """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
-    wanted = [None, *grcs]
-    if any((name, grc) not in _KEPT for grc in wanted):
-        made = config(name)
-        model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
-        training, inference, papers = _count(model, x)
-        _KEPT[name, None] = Cost(_parameters(model), training, inference, 0.0, papers)
-        for grc in grcs:
-            report = cache(model.host, grc)
-            training, inference, papers = _count(model, x)
-            _KEPT[name, grc] = Cost(_parameters(model), training, inference, report.flops / 2e9, papers)
-            uncache(model.host)
-    return [_KEPT[name, grc] for grc in wanted]
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    made = config(name)
+    model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
+    found = [_cost(model, x, 0.0)]
+    for grc in grcs:
+        added = cache(model.host, grc).flops / 2e9
+        found.append(_cost(model, x, added))
+        uncache(model.host)
+    return tuple(found)
 
 
 @torch.no_grad()
-def _count(model: nn.Module, x: Tensor) -> tuple[float, float, float]:
-    """G of a forward pass in training and in evaluation, and in training without attention products."""
-    found = flops_by_operation(lambda: model.train()(x))
+def _cost(model: nn.Module, x: Tensor, added: float) -> Cost:
+    training = flops_by_operation(lambda: model.train()(x))
     model.eval()(x)  # a frozen cache's keys and values are projected once
     inference = flops_by_operation(lambda: model(x))
-    apart = sum(n for operation, n in found.items() if operation.startswith(_ATTENTION))
-    return sum(found.values()) / 2e9, sum(inference.values()) / 2e9, (sum(found.values()) - apart) / 2e9
+    whole = sum(training.values())
+    apart = sum(n for operation, n in training.items() if operation.startswith(_ATTENTION))
+    parameters = sum(p.numel() for p in model.parameters())
+    return Cost(parameters, whole / 2e9, sum(inference.values()) / 2e9, added, (whole - apart) / 2e9)
 
 
 def classification(claim: Claim, options: Options) -> Finding:
@@ -144,7 +138,7 @@ def cost(claim: Claim, options: Options) -> Finding:
     for field, unit, title in _ADDED:
         table = Table(title, ["", "without", "+ %", "+ %, auto"])
         for name in RECIPES:
-            plain, *cached = (getattr(one, field) for one in costs(name, [PAPER_CACHE, AUTO]))
+            plain, *cached = (getattr(one, field) for one in costs(name))
             table.add(name, plain / unit, *(100 * (one / plain - 1) for one in cached))
         found.tables.append(table)
     return found
@@ -157,7 +151,7 @@ def table9(claim: Claim, options: Options) -> Finding:
     ours = [f"as the paper counts{kind}" for kind in ("", " cached", " cached, auto")]
     flops = Table("Parameters and FLOPs", ["", *_SIZES, *ours, "paper G", "paper G cached"])
     for name, values in claim.values.items():
-        all_three = costs(name, [PAPER_CACHE, AUTO])
+        all_three = costs(name)
         flops.add(name, *_sizes(*all_three), *(one.papers for one in all_three), *values[4:])
     found = Finding([flops], [_COUNTS])
     speed = Table(
@@ -183,7 +177,7 @@ def table10(claim: Claim, options: Options) -> Finding:
     columns = ["ratio", "params M", "G", "+ formula", "G in eval", "G, auto"]
     columns += ["as the paper counts", "as the paper counts, auto", *_papers(claim)]
     table = Table("PVT-Tiny", columns)
-    plain, *cached = costs("PVT-Tiny", [replace(grc, ratio=r) for grc in (PAPER_CACHE, AUTO) for r in RATIOS])
+    plain, *cached = costs("PVT-Tiny", tuple(replace(grc, ratio=r) for grc in (PAPER_CACHE, AUTO) for r in RATIOS))
     both = [(plain, plain), *zip(cached[: len(RATIOS)], cached[len(RATIOS) :], strict=True)]
     for (name, values), (one, auto) in zip(claim.values.items(), both, strict=True):
         sizes = one.parameters / 1e6, one.training, one.added or None, one.inference, auto.training
@@ -238,7 +232,7 @@ def _costs_table(claim: Claim) -> Table:
     """A table of parameters and FLOPs next to the paper's accuracies."""
     table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
     for name, values in claim.values.items():
-        table.add(name, *_sizes(*costs(name, [PAPER_CACHE, AUTO])), *values)
+        table.add(name, *_sizes(*costs(name)), *values)
     return table
 
 
