@@ -4,7 +4,6 @@ Filterbanks are the features of a waveform that a speech recogniser reads.
 """
 
 import functools
-import gzip
 import io
 import os
 import re
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mnemos.lab.tasks.files import Unpacked, members, most_unpacked, read_bytes, skipped
+from mnemos.lab.tasks.files import archive_members, read_bytes, skipped
 from mnemos.types import InputError
 
 RATES = 8_000, 16_000
@@ -158,23 +157,11 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _archived_wavs(archive: Path) -> Iterator[tuple[str, bytes]]:
     limit = int(2 * max(RATES) * LONGEST) + 2**16  # checked before a member is unpacked
-    try:
-        with open(archive, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            content = Unpacked(gzip.GzipFile(fileobj=file) if packed else file, archive, most_unpacked(size))
-            for member in members(content, archive, _is_recording):
-                name = f"{archive}: {member.name}"
-                if member.size > limit:
-                    raise InputError(
-                        f"{name}: expected at most {LONGEST:g} seconds, found {member.size} bytes; trim it"
-                    )
-                yield name, member.read()
-    except OSError as error:
-        raise InputError(
-            f"{archive}: expected a tar archive, but it cannot be opened ({error.strerror}); check the path"
-        ) from None
+    for member in archive_members(archive, _is_recording):
+        name = f"{archive}: {member.name}"
+        if member.size > limit:
+            raise InputError(f"{name}: expected at most {LONGEST:g} seconds, found {member.size} bytes; trim it")
+        yield name, member.read()
 
 
 def _is_recording(name: str) -> bool:

@@ -5,8 +5,7 @@ planes of red, green and blue. Pictures are in SPLIT/CLASS/*.jpg, unpacked or in
 release in pickles is not read, because a pickle is a program.
 """
 
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .files import download, members, read_bytes, skipped
+from .files import archive_members, download, read_bytes, skipped
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, parse_image
 from .row_order import held_out
@@ -202,22 +201,12 @@ def _picture_places(folder: Path, about: Official) -> list[Path]:
 
 def _members(archive: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The files `names` of an archive, in whatever folder of it they are."""
-    found = {Path(name).name: data for name, data in _unpacked(archive, lambda name: Path(name).name in names)}
+    wanted = archive_members(archive, lambda name: Path(name).name in names)
+    found = {Path(member.name).name: member.read() for member in wanted}
     for name in names:
         if name not in found:
             raise InputError(f"{archive}: expected it to contain {name}, found no such file; fetch the archive again")
     return found
-
-
-def _unpacked(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of the wanted files of an archive."""
-    data = read_bytes(archive)
-    if len(data) < 1024 or any(data[-1024:]):  # tarfile reads a truncated archive as a smaller one
-        raise InputError(
-            f"{archive}: expected a complete tar file, found a truncated one or another format; fetch the file again"
-        )
-    for member in members(io.BytesIO(data), archive, wanted):
-        yield member.name, member.read()
 
 
 def _parse_records(data: bytes, where: str, variant: Variant) -> Labelled:
@@ -253,7 +242,7 @@ def _labelled_pictures(place: Path, classes: int) -> tuple[Labelled, tuple[str, 
     if place.is_dir():
         files = ((path.relative_to(place).as_posix(), read_bytes(path)) for path in _pictures_below(place))
     else:
-        files = _unpacked(place, _is_picture)
+        files = ((member.name, member.read()) for member in archive_members(place, _is_picture))
     found: list[tuple[str, NDArray[np.uint8]]] = []
     for name, data in files:
         pixels = np.array(parse_image(data, f"{place}: {name}"))

@@ -171,13 +171,29 @@ class Member(NamedTuple):
     read: Callable[[], bytes]
 
 
-def members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
-    """The files of an open, uncompressed tar file whose names are wanted, in their order.
+def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
+    """The files of a tar file, gzipped or not, whose names are wanted, in their order.
 
     Nothing is written to disk, and no link is followed. Memory: one member at a time.
-    Raises InputError for a damaged archive, and for a wanted name that is no regular file: a link, which may lead to
-    itself, a named pipe, a device, or a file with holes, which has more bytes than the archive.
+    Raises InputError for a damaged or truncated archive, for one that expands to more than `most_unpacked`, and for a
+    wanted name that is no regular file: a link, which may lead to itself, a named pipe, a device, or a file with holes,
+    which has more bytes than the archive.
     """
+    try:
+        with open(archive, "rb") as file:
+            is_packed, size = file.read(2) == b"\x1f\x8b", file.seek(0, os.SEEK_END)
+            file.seek(0)
+            content = Unpacked(gzip.GzipFile(fileobj=file) if is_packed else file, archive, most_unpacked(size))
+            yield from _members(content, archive, wanted)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"{archive}: expected a tar file, but it cannot be opened ({error.strerror}); check the path"
+        ) from None
+
+
+def _members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as packed:
             while (member := packed.next()) is not None:
@@ -196,6 +212,10 @@ def members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator
                 content = packed.extractfile(member)
                 assert content is not None
                 yield Member(member.name, member.size, partial(_content, content, archive))
+            # Two blocks of zeros end a tar file. Without them tarfile reads a truncated one as a smaller one.
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise InputError(f"{archive}: expected a complete tar file, found a truncated one; fetch it again")
+            file.read()  # to the end, where gzip has its checksum
     except InputError:
         raise
     except Exception as error:  # a damaged archive can raise any exception

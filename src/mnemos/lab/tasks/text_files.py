@@ -288,7 +288,7 @@ def _share_of_each(
 ) -> dict[Split, dict[str, Document]]:
     """Divide each document: its beginning for train, then a share of its end for each held-out split.
 
-    cut: the place at which the document is divide_into_articles instead of a given one.
+    cut: the place at which the document is divided instead of a given one.
     """
     parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *held_out)}
     for name, text in documents.items():
