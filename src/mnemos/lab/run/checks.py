@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,15 @@ ANY = "any"  # `inputs` of a model that accepts every kind of input
 # What the trainer and `evaluate` write beside the metrics; a metric of such a name would replace it.
 RESERVED = {"kind", "step", "loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens", "count", "layers"}
 AT_LEAST = ("vocab_size", "max_length")  # the model's value may exceed the data's; all other sizes must be equal
-
+_LEAST = {  # of the settings of training: the least value, and what to do below it
+    **dict.fromkeys(("steps", "batch_size", "accumulate", "devices", "num_nodes", "rollout.segments"), (1, "raise it")),
+    **dict.fromkeys(("log_every", "eval_every", "checkpoint_every", "keep"), (1, "raise it")),
+    **dict.fromkeys(("seed", "rollout.segment_length", "rollout.slide", "rollout.horizon"), (0, "raise it")),
+    **dict.fromkeys(("valid_rows", "test_rows"), (-1, "use 0 for all rows")),
+    "threads": (0, "use 0"),
+    "patience": (0, "use 0 to train all steps"),
+    "average": (0, "use 0 for no average"),
+}
 MOST_MODULES = 30_000  # the deepest published models have some thousand; building more takes minutes
 _BYTES = {"bf16-true": 2, "64-true": 8}  # of a weight, by precision; 4 for the others
 _TRAINED = 3  # tensors beside each trained weight: its gradient and two moments of the optimiser
@@ -33,18 +42,15 @@ _GIB = 2**30
 
 
 def unresolved(recipe: Recipe) -> bool:
-    """Whether `complete` may take something from the data: an integer field of the model that is 0, or rows of -1."""
-    if min(recipe.train.valid_rows, recipe.train.test_rows) < 0:
-        return True
-    values = [getattr(recipe.model, field.name) for field in dataclasses.fields(recipe.model)]
-    return any(type(value) is int and value == 0 for value in values)
+    """Whether `complete` may take something from the data: any size of the model, or rows of -1."""
+    rows = min(recipe.train.valid_rows, recipe.train.test_rows)
+    return rows < 0 or bool(recipe.from_data([field.name for field in dataclasses.fields(recipe.model)]))
 
 
 def complete(recipe: Recipe, task: Task) -> Recipe:
-    """Fill in the model's fields that are 0 from the task's `sizes` (vocabulary, classes, …), and rows that are -1."""
+    """Fill in what the recipe takes from its data: the model's sizes (`Task.sizes`), and rows that are -1."""
     recipe = limited(recipe, task)
-    fields = {field.name for field in dataclasses.fields(recipe.model)}
-    found = {k: v for k, v in task.sizes.items() if k in fields and getattr(recipe.model, k) == 0 and v}
+    found = {name: task.sizes[name] for name in recipe.from_data(task.sizes) if task.sizes[name]}
     if not found:
         return recipe
     _check_inputs(recipe, task)
@@ -53,22 +59,10 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 
 def check_settings(recipe: Recipe, processes: int) -> None:
     """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
-    train = recipe.train
-    counts = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
-    for name in (*counts, "devices", "num_nodes"):
-        if getattr(train, name) < 1:
-            raise InputError(f"train.{name}: expected at least 1, found {getattr(train, name)}; raise it")
-    for name, least, fix in (
-        ("valid_rows", -1, "use 0 for all rows"),
-        ("test_rows", -1, "use 0 for all rows"),
-        ("threads", 0, "use 0"),
-    ):
-        if getattr(train, name) < least:
-            raise InputError(f"train.{name}: expected at least {least}, found {getattr(train, name)}; {fix}")
-    if train.patience < 0:
-        raise InputError(f"train.patience: expected at least 0, found {train.patience}; use 0 to train all steps")
-    if train.average < 0:
-        raise InputError(f"train.average: expected at least 0, found {train.average}; use 0 for no average")
+    train, rollout = recipe.train, recipe.train.rollout
+    for name, (least, fix) in _LEAST.items():
+        if (found := operator.attrgetter(name)(train)) < least:
+            raise InputError(f"train.{name}: expected at least {least}, found {found}; {fix}")
     if train.average and train.keep_best:
         raise InputError(
             f"train.average: expected 0 beside train.keep_best, found {train.average}; use 0, or leave "
@@ -79,14 +73,6 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     if train.ema and (train.average or train.strategy == "fsdp"):
         beside = "train.average" if train.average else "train.strategy fsdp"
         raise InputError(f"train.ema: expected 0 beside {beside}, found {train.ema}; use one of the two")
-    if train.seed < 0:
-        raise InputError(f"train.seed: expected at least 0, found {train.seed}; raise it")
-    rollout = train.rollout
-    for name, least in (("segment_length", 0), ("segments", 1), ("slide", 0), ("horizon", 0)):
-        if getattr(rollout, name) < least:
-            raise InputError(
-                f"train.rollout.{name}: expected at least {least}, found {getattr(rollout, name)}; raise it"
-            )
     if rollout.slide > rollout.segments:
         raise InputError(
             f"train.rollout.slide: expected at most train.rollout.segments, {rollout.segments}, found {rollout.slide}; "

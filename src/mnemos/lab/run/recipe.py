@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, overload
 
@@ -15,7 +15,8 @@ from mnemos.memory.written import never_written
 from mnemos.types import JSON, InputError
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
-# Fields of models that depend on the data. A recipe may leave them 0; a run then fills them in from its data.
+FROM_DATA = 0  # a size of a recipe's model that a run takes from its data; no model has a size of 0
+# The fields of models that may be `FROM_DATA`. Tasks of other packages may give others too (`Task.sizes`).
 SIZES = ("vocab_size", "max_length", "classes", "image", "channels", "bands")
 
 
@@ -212,9 +213,10 @@ class Recipe:
         """What continues a run of the recipe: an argument of `mnemos.fit`, or an option of `mnemos train`."""
         return "resume=True" if self.model.name == OWN else "--resume"
 
-    def from_data(self) -> list[str]:
-        """The names of the model's sizes that are 0, which a run fills in from its data."""
-        return [f.name for f in fields(self.model) if f.name in SIZES and getattr(self.model, f.name) == 0]
+    def from_data(self, names: Collection[str] = SIZES) -> list[str]:
+        """Those of the model's fields, among these names, that a run takes from its data (`FROM_DATA`)."""
+        known = {f.name: getattr(self.model, f.name) for f in fields(self.model) if f.name in names}
+        return [name for name, value in known.items() if type(value) is int and value == FROM_DATA]
 
 
 Made = Callable[[], Recipe]
