@@ -31,14 +31,7 @@ _TRACKS = {
     "15-en-vi": "IWSLT15.TED.tst2012*",
     "15-cs-en": "IWSLT15.TED.dev2010*",
 }
-_LANGUAGES = {
-    "cs": "Czech",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "vi": "Vietnamese",
-}
+_LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "vi": "Vietnamese"}
 
 
 @family("iwslt{track}-{memory}", track=_TRACKS, memory=("", "cached"))
