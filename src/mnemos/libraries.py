@@ -6,7 +6,6 @@ from types import ModuleType
 
 import torch
 
-from mnemos._compat import torchvision_operators
 from mnemos.types import InputError
 
 TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
@@ -57,6 +56,8 @@ def torchvision() -> ModuleType:
     except RuntimeError as error:
         if "torchvision::" not in str(error) or "does not exist" not in str(error):
             raise
+    from mnemos._compat import torchvision_operators
+
     global _declared
     if _declared is None:
         _declared = torchvision_operators.declare()
