@@ -65,7 +65,7 @@ class ReplayPasses:
             raise InputError("replay: expected gradient to be enabled, found it switched off; leave no_grad first")
         self.plan = plan
         self.generators = plan.generators
-        self.compared = StateComparison(plan.tolerance, plan.advance is not None, plan.module, self._sensitivity)
+        self.comparison = StateComparison(plan.tolerance, plan.advance is not None, plan.module, self._sensitivity)
         broadcast_buffers(plan.module)
         self.buffers = Buffers(plan.module)
         self.given, structure = pytree.tree_flatten(state)
@@ -74,12 +74,12 @@ class ReplayPasses:
             step_states.check_leaves(self.given, 0)
         self.given = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in self.given]
         taken = self.generators.take()
-        self.start = self.end = StepStart(_detached(self.given), structure, taken, self.buffers.taken())
+        self.start = self.end = StepStart(_detach(self.given), structure, taken, self.buffers.take())
         count = len(plan.segments)
-        self.losses, self.passed = _Losses(count), _Losses(count)  # of the replayed steps; of the first pass
+        self.losses, self.first_losses = _Losses(count), _Losses(count)  # of the replayed steps; of the first pass
         self.aux: list[Any] = [None] * count
         self.gradients: list[Tensor | None] = []  # of the given state
-        self.differentiated = False
+        self.has_gradient = False
 
     def run(self) -> None:
         """Run the rollout, in parts of `every` steps between which no gradient flows."""
@@ -92,7 +92,7 @@ class ReplayPasses:
             if first == 0:
                 self.gradients = later.gradients
             self._put(self.end)
-        if not self.differentiated:
+        if not self.has_gradient:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
 
     def result(self) -> tuple[Tensor, Tensor, State, State, State, list[Any]]:
@@ -126,7 +126,7 @@ class ReplayPasses:
         kept = self._forward(saved, starts)
         for first in reversed(starts):
             later = self._sweep(first, min(first + width, stop), kept.pop(), later)
-        self.compared.settle()  # what is not compared yet keeps its states in memory
+        self.comparison.settle()  # what is not compared yet keeps its states in memory
         assert later is not None
         return later
 
@@ -137,23 +137,23 @@ class ReplayPasses:
         kept, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
         state, pool = pytree.tree_unflatten(leaves, structure), self.store.pool(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
-            versions, incoming, before = step_states.versions_of(leaves), leaves, structure
+            versions, incoming, before = step_states.count_writes(leaves), leaves, structure
             state = self._reset(t, state, leaves, structure)
             if self.plan.advance is None:
-                loss, state, _ = self._called(t, state)
+                loss, state, _ = self._call_step(t, state)
                 if self.plan.compares:
-                    self.passed.note(t, loss)
+                    self.first_losses.note(t, loss)
             else:
-                state = self._advanced(t, state)
+                state = self._call_advance(t, state)
             leaves, structure = self._leaves(t, state, incoming, structure)
             step_states.check_untouched(incoming, versions, leaves, t)
             if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
-                leaves = _detached(leaves)  # a step may enable gradient inside
+                leaves = _detach(leaves)  # a step may enable gradient inside
                 state = pytree.tree_unflatten(leaves, structure)
             if t + 1 in starts:
                 # The pool has memory for states of one structure.
                 stored = self.store.keep(compact(leaves, incoming, pool if structure == before else None))
-                buffers = self.buffers.taken(kept[-1].buffers)
+                buffers = self.buffers.take(kept[-1].buffers)
                 kept.append(StepStart(stored, structure, self.generators.take(), buffers))
         return kept
 
@@ -167,35 +167,35 @@ class ReplayPasses:
         with self.plan.suspended() if self.plan.suspended is not None and not final else nullcontext():
             state = pytree.tree_unflatten(leaves, saved.structure)
             state = self._reset(t, state, leaves, saved.structure)
-            versions, given = step_states.versions_of(leaves), pytree.tree_leaves(state)
-            loss, state, aux = self._called(t, state)
+            versions, given = step_states.count_writes(leaves), pytree.tree_leaves(state)
+            loss, state, aux = self._call_step(t, state)
             outgoing, structure = self._leaves(t, state, leaves, saved.structure)
             step_states.check_untouched(leaves, versions, outgoing, t)
             step_states.check_attached(given, outgoing, t)
             self.losses.note(t, loss)
-            self.aux[t] = _kept(aux, t)
+            self.aux[t] = _detach_outputs(aux, t)
             if t + 1 == self.plan.slide:
-                self.next_state = pytree.tree_unflatten(compact(_detached(outgoing), leaves), structure)
+                self.next_state = pytree.tree_unflatten(compact(_detach(outgoing), leaves), structure)
             if later is None:
                 later = _Later([], structure, [None] * len(outgoing), [])
                 self.end = StepStart(
-                    compact(_detached(outgoing), leaves),
+                    compact(_detach(outgoing), leaves),
                     structure,
                     self.generators.take(),
-                    self.buffers.taken(saved.buffers),
+                    self.buffers.take(saved.buffers),
                 )
             else:
                 step_states.check_repeated(structure, later.structure, t)
                 if self.plan.compares:
                     self._compare(t, loss.detach(), outgoing, later, saved)
             if t == self.first:
-                self.compared.settle()  # before the last gradients are added and reduced
+                self.comparison.settle()  # before the last gradients are added and reduced
             del state, aux, given
             self._differentiate(t, loss, outgoing, later.gradients, reduced)
             del loss, outgoing
         torch.clear_autocast_cache()
         gradients = [x.grad if isinstance(x, Tensor) and x.requires_grad else None for x in leaves]
-        values = _detached(leaves) if self.plan.compares else []
+        values = _detach(leaves) if self.plan.compares else []
         return _Later(values, saved.structure, gradients, saved.buffers)
 
     def _incoming(self, t: int, saved: StepStart) -> list[object]:
@@ -222,7 +222,7 @@ class ReplayPasses:
             if "through the graph a second time" in str(error):
                 error.add_note("one graph is shared by several steps: make a segment's tensors inside the step")
             raise
-        self.differentiated |= done
+        self.has_gradient |= done
         if reduced and not done:
             raise InputError(
                 f"step {t}: expected a loss or a state that requires gradient, as its backward pass reduces the "
@@ -230,11 +230,12 @@ class ReplayPasses:
             )
 
     def _compare(self, t: int, loss: Tensor, outgoing: list[object], later: _Later, start: StepStart) -> None:
-        self.compared.add(t, "state", outgoing, later.leaves, start)
-        if self.passed.values is not None:
-            self.compared.add(t, "loss", [loss], [self.passed.values[t].to(loss)], start)  # in this step's dtype
-        for name, found, expected in self.buffers.changed(later.buffers):
-            self.compared.add(t, name, [found], [expected], start)
+        self.comparison.add(t, "state", outgoing, later.leaves, start)
+        if self.first_losses.values is not None:
+            first = self.first_losses.values[t].to(loss)  # in this step's dtype
+            self.comparison.add(t, "loss", [loss], [first], start)
+        for name, found, expected in self.buffers.find_changed(later.buffers):
+            self.comparison.add(t, name, [found], [expected], start)
 
     def _sensitivity(self, t: int, start: StepStart) -> dict[Place, float] | None:
         """How far rounding may move the results of step t; None if it is not known.
@@ -251,14 +252,14 @@ class ReplayPasses:
             lend(start.buffers)
             leaves = Store.fetch(start.leaves)
             state = pytree.tree_unflatten(leaves, start.structure)
-            loss, state, _ = self._called(t, self._reset(t, state, leaves, start.structure))
+            loss, state, _ = self._call_step(t, self._reset(t, state, leaves, start.structure))
             found: dict[Place, object] = {("loss", 0): loss}
             found |= {("state", i): x for i, x in enumerate(pytree.tree_leaves(state))}
             found |= {(name, 0): x for name, x in self.buffers.tensors()}
             return {place: x for place, x in found.items() if isinstance(x, Tensor) and step_states.differentiable(x)}
 
         try:
-            with self.buffers.borrowed() as lend:
+            with self.buffers.borrow() as lend:
                 return sensitivity(run, precision if tolerance is None else lambda dtype: tolerance)
         except Exception:  # a step that does not run under the mode of the measurement: nothing is known
             return None
@@ -270,21 +271,21 @@ class ReplayPasses:
             return state
         return pytree.tree_unflatten(self.plan.rows.reset(t, leaves, structure, state), structure)
 
-    def _called(self, t: int, state: State) -> tuple[Tensor, State, Any]:
+    def _call_step(self, t: int, state: State) -> tuple[Tensor, State, Any]:
         """The loss, with its auxiliary losses, the state and the auxiliary outputs of step t."""
-        found, auxiliary = self._ran(t, self.plan.step, state)
+        found, auxiliary = self._call(t, self.plan.step, state)
         if not isinstance(found, tuple) or len(found) not in (2, 3):
-            raise InputError(f"step {t}: expected (loss, state) or (loss, state, aux), found {_said(found)}")
+            raise InputError(f"step {t}: expected (loss, state) or (loss, state, aux), found {_describe(found)}")
         step_states.check_loss(found[0], t)
         return add_auxiliary(found[0].reshape(()), auxiliary), found[1], found[2] if len(found) == 3 else None
 
-    def _advanced(self, t: int, state: State) -> State:
+    def _call_advance(self, t: int, state: State) -> State:
         assert self.plan.advance is not None
-        found, _ = self._ran(t, self.plan.advance, state)
+        found, _ = self._call(t, self.plan.advance, state)
         step_states.check_advanced(found, t)
         return found
 
-    def _ran(self, t: int, function: Callable[[Any, State], object], state: State) -> tuple[Any, AuxiliaryLosses]:
+    def _call(self, t: int, function: Callable[[Any, State], object], state: State) -> tuple[Any, AuxiliaryLosses]:
         self.buffers.forget()
         try:
             with collect_auxiliary_losses() as auxiliary:
@@ -303,7 +304,7 @@ class ReplayPasses:
             step_states.check_structure(structure, before, t)
         if structure == before:
             step_states.check_kinds(incoming, leaves, t)
-        if not step_states.alike(incoming, leaves):
+        if not step_states.have_equal_shapes(incoming, leaves):
             self.plan.rows.check(self.plan.segments[t], incoming, leaves, structure, t)
         return leaves, structure
 
@@ -337,20 +338,20 @@ def add_auxiliary(loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
     return loss
 
 
-def _said(found: object) -> str:
+def _describe(found: object) -> str:
     return f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
 
 
-def _kept(aux: Any, t: int) -> Any:
+def _detach_outputs(aux: Any, t: int) -> Any:
     """Auxiliary outputs, detached and without the memory of other tensors."""
     if aux is None:
         return None
     leaves, structure = pytree.tree_flatten(aux)
     step_states.check_auxiliary(leaves, t)
-    return pytree.tree_unflatten(compact(_detached(leaves), []), structure)
+    return pytree.tree_unflatten(compact(_detach(leaves), []), structure)
 
 
-def _detached(leaves: list[object]) -> list[object]:
+def _detach(leaves: list[object]) -> list[object]:
     return [x.detach() if isinstance(x, Tensor) else x for x in leaves]
 
 

@@ -209,13 +209,13 @@ class Buffers:
         """Note that a step is about to run, which may write."""
         self._current = ()
 
-    def taken(self, before: Sequence[object] = ()) -> list[object]:
+    def take(self, before: Sequence[object] = ()) -> list[object]:
         """The values of all entries; those that equal `before` are shared with it."""
         self.find()
         found: list[object] = []
         for i, ((_, name), (_, holder, _)) in enumerate(self._places.items()):
             value = holder.get(name, _ABSENT)
-            if i < len(before) and _same(value, before[i]):
+            if i < len(before) and _are_equal(value, before[i]):
                 found.append(before[i])
             else:
                 found.append(value.detach().clone() if isinstance(value, Tensor) else value)
@@ -229,7 +229,7 @@ class Buffers:
                 self._put(values)
 
     def _put(self, values: Sequence[object]) -> None:
-        wanted, current = self._whole(values), self._current
+        wanted, current = self._complete(values), self._current
         for i, (((_, name), (_, holder, own)), value) in enumerate(zip(self._places.items(), wanted, strict=True)):
             if i < len(current) and current[i] is value and holder.get(name) is own and isinstance(own, Tensor):
                 continue
@@ -246,7 +246,7 @@ class Buffers:
         self._current = wanted
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Callable[[Sequence[object]], None]]:
+    def borrow(self) -> Iterator[Callable[[Sequence[object]], None]]:
         """A context that ends with the entries, and the tensors in them, as they were.
 
         Yields a function that sets the entries to copies of values, so that a step can run from them.
@@ -254,7 +254,7 @@ class Buffers:
         before = [(holder, name, holder.get(name, _ABSENT)) for (_, name), (_, holder, _) in self._places.items()]
 
         def lend(values: Sequence[object]) -> None:
-            for ((_, name), (_, holder, _)), value in zip(self._places.items(), self._whole(values), strict=True):
+            for ((_, name), (_, holder, _)), value in zip(self._places.items(), self._complete(values), strict=True):
                 if value is _ABSENT:
                     holder.pop(name, None)
                 else:
@@ -277,14 +277,14 @@ class Buffers:
             if isinstance(value, Tensor):
                 yield called, value
 
-    def changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
+    def find_changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
         """(name, value now, value then) of every entry that differs from `values`."""
-        now = self.taken(values)
-        for (called, _, _), found, then in zip(self._places.values(), now, self._whole(values), strict=True):
+        now = self.take(values)
+        for (called, _, _), found, then in zip(self._places.values(), now, self._complete(values), strict=True):
             if found is not then:
                 yield called, None if found is _ABSENT else found, None if then is _ABSENT else then
 
-    def _whole(self, values: Sequence[object]) -> list[object]:
+    def _complete(self, values: Sequence[object]) -> list[object]:
         """`values`, followed by the values at the start of the entries that were not known then."""
         return [*values, *(own for _, _, own in list(self._places.values())[len(values) :])]
 
@@ -298,7 +298,7 @@ def _kind(x: Tensor) -> tuple[object, ...]:
     return x.shape, x.dtype, x.device
 
 
-def _same(a: object, b: object) -> bool:
+def _are_equal(a: object, b: object) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b
     return _kind(a) == _kind(b) and torch.equal(a, b)

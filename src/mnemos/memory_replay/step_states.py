@@ -42,7 +42,7 @@ def check_auxiliary(leaves: list[object], t: int) -> None:
 
 def check_structure(found: Any, expected: Any, t: int) -> None:
     """Raise InputError if a step returns a state of another structure than it was given; lists may grow."""
-    if found != expected and not _grown(found, expected):
+    if found != expected and not _only_grows(found, expected):
         raise InputError(
             f"step {t}: expected a state of the same structure at every step, or with longer lists, found "
             f"{_short(found)} after {_short(expected)}; return what was given"
@@ -58,12 +58,12 @@ def check_repeated(found: Any, expected: Any, t: int) -> None:
         )
 
 
-def _grown(found: Any, expected: Any) -> bool:
+def _only_grows(found: Any, expected: Any) -> bool:
     """Whether the structures differ only by lists that are longer."""
     new, old = found.children(), expected.children()
     if found.type is not expected.type or (found.type is not list and len(new) != len(old)) or len(new) < len(old):
         return False
-    return found.context == expected.context and all(map(_grown, new, old))
+    return found.context == expected.context and all(map(_only_grows, new, old))
 
 
 def _short(structure: Any) -> str:
@@ -72,7 +72,7 @@ def _short(structure: Any) -> str:
     return said if len(said) <= 80 else said[:77] + "..."
 
 
-def alike(before: list[object], after: list[object]) -> bool:
+def have_equal_shapes(before: list[object], after: list[object]) -> bool:
     """Whether tensors have the shapes that they had."""
     if len(before) != len(after):
         return False
@@ -130,10 +130,10 @@ def check_untouched(leaves: list[object], versions: list[int | None], after: lis
     Writing to the buffer beyond it is allowed: the states of a growing memory are longer and longer views of one
     buffer, which share one count of writes.
     """
-    if versions_of(leaves) == versions:
+    if count_writes(leaves) == versions:
         return
     parts = {_part(x) for x in after if isinstance(x, Tensor)}
-    for x, now, before in zip(leaves, versions_of(leaves), versions, strict=True):
+    for x, now, before in zip(leaves, count_writes(leaves), versions, strict=True):
         if (
             isinstance(x, Tensor)
             and now != before
@@ -150,7 +150,7 @@ def _part(x: Tensor) -> tuple[object, ...]:
     return x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape)
 
 
-def versions_of(leaves: list[object]) -> list[int | None]:
+def count_writes(leaves: list[object]) -> list[int | None]:
     """How often each tensor was written; None for other leaves."""
     return [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
 
@@ -175,7 +175,7 @@ class BatchRows:
                     f"found {axis!r:.60} in it"
                 )
         self.masks: list[Tensor | None] = one_per_step("resets", resets, count)
-        self._computed = callable(start)
+        self._computes_start = callable(start)
         self._start: Callable[[], State] = start if callable(start) else lambda: start
         if start is not None and resets is None:
             raise InputError("replay: expected resets with reset_to, found none; give the rows that start again")
@@ -188,7 +188,7 @@ class BatchRows:
 
     def given_starts(self) -> list[object]:
         """The leaves of a given `reset_to` that is not a function."""
-        return [] if self._computed else list(pytree.tree_leaves(self._start()))
+        return [] if self._computes_start else list(pytree.tree_leaves(self._start()))
 
     def reset(self, t: int, leaves: list[object], structure: Any, state: State) -> list[object]:
         """The leaves of the incoming state with the rows of step t's mask started again."""
@@ -204,7 +204,7 @@ class BatchRows:
             axes = self._per_leaf(structure)
             starts = self._starts(structure)
             return [
-                _fresh(x, axis, mask, start) if isinstance(x, Tensor) and axis is not None else x
+                _restart_rows(x, axis, mask, start) if isinstance(x, Tensor) and axis is not None else x
                 for x, axis, start in zip(leaves, axes, starts, strict=True)
             ]
         except InputError as error:
@@ -280,7 +280,7 @@ def _unambiguous(state: State, rows: int) -> None:
             )
 
 
-def _fresh(x: Tensor, axis: int, mask: Tensor, start: object) -> Tensor:
+def _restart_rows(x: Tensor, axis: int, mask: Tensor, start: object) -> Tensor:
     """x with the rows of the mask along the axis set to `start`."""
     if not -x.dim() <= axis < x.dim():
         raise InputError(

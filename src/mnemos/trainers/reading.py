@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 Step = Callable[[Segment, State], tuple[Tensor, State]]
-Begun = tuple[Segment, Tensor | None]  # a segment, and the rows [B] that begin a document with it
+Piece = tuple[Segment, Tensor | None]  # a segment, and the rows [B] that begin a document with it
 
 
 class RowStates:
@@ -55,13 +55,13 @@ class RowStates:
         last batch of their set left, without gradient to it. Raises InputError for a batch that does not follow the
         last one.
         """
-        own, given = self._begun(batch)
+        own, given = self._split(batch)
 
-        def read(given: Sequence[Begun], state: State) -> tuple[Tensor, list[State]]:
+        def read(given: Sequence[Piece], state: State) -> tuple[Tensor, list[State]]:
             losses, states = read_in_turn(step, given, state)
             return torch.stack(losses).sum(), states
 
-        def skip(one: Begun, state: State) -> State:
+        def skip(one: Piece, state: State) -> State:
             assert advance is not None
             return read_in_turn(lambda segment, state: (None, advance(segment, state)), [one], state)[1][0]
 
@@ -71,13 +71,13 @@ class RowStates:
 
     def read(self, step: Step, batch: Rollout) -> Tensor:
         """The sum of the losses of a batch, without gradient; the rows go on."""
-        own, given = self._begun(batch)
+        own, given = self._split(batch)
         with torch.no_grad():
             losses, states = read_in_turn(step, given, self._states[own])
         self._go_on(own, detach_contiguous(states[-1]))
         return torch.stack(losses).sum()
 
-    def _begun(self, batch: Rollout) -> tuple[int, list[Begun]]:
+    def _split(self, batch: Rollout) -> tuple[int, list[Piece]]:
         """The number of the batch's set of rows, and its segments with the rows that begin a document."""
         index = int(batch["index"])
         if index == 0:
