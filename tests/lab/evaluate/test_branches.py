@@ -5,8 +5,7 @@ from cached_images import PVT, SWIN, VIT, cached, layers, seen
 
 import mnemos
 from mnemos import GRC
-from mnemos.lab.evaluate.branches import BranchOutputs, maps, observe_branches
-from mnemos.lab.evaluate.places import Places, places
+from mnemos.lab.evaluate.branches import BranchOutputs, Places, maps, observe_branches, places
 from mnemos.libraries import timm, transformers
 
 
@@ -144,19 +143,19 @@ def test_numbers_of_maps():
     with torch.no_grad():
         numbers, own, memory = maps(layer, place, BranchOutputs(o_self, o_self, o_mem))
     torch.testing.assert_close(own, o_self[:, 1:].mean(-1).view(5, 4, 4))
-    assert numbers["memory_own"] == pytest.approx(0, abs=1e-6)
-    assert numbers["self_own"] > 0.8
+    assert numbers.memory_own == pytest.approx(0, abs=1e-6)
+    assert numbers.self_own > 0.8
     expected = [np.corrcoef(a, b)[0, 1] for a, b in zip(own.flatten(1), memory.flatten(1), strict=True)]
-    assert numbers["correlation"] == pytest.approx(expected, abs=1e-4)
+    assert list(numbers.correlation) == pytest.approx(expected, abs=1e-4)
     share = torch.sigmoid(layer.mix.detach()).repeat_interleave(8)
     sizes = [float((s * o).square().mean().sqrt()) for s, o in ((share, o_mem), (1 - share, o_self))]
-    assert numbers["weight"] == pytest.approx(sizes[0] / sum(sizes))
+    assert numbers.weight == pytest.approx(sizes[0] / sum(sizes))
     # As much of its own as all have in common.
     wide = Places((40, 40), 0, torch.arange(1600)[None])
     o_mem = (torch.randn(1, 1600, 1) + torch.randn(3, 1600, 1)).expand(-1, -1, 16)
-    assert maps(layer, wide, BranchOutputs(o_mem, o_mem, o_mem))[0]["memory_own"] == pytest.approx(0.5, abs=0.04)
+    assert maps(layer, wide, BranchOutputs(o_mem, o_mem, o_mem))[0].memory_own == pytest.approx(0.5, abs=0.04)
     against = maps(layer, place, BranchOutputs(o_self, o_self, -2 * o_self))[0]
-    assert against["correlation"] == pytest.approx([-1] * 5)
+    assert against.correlation == pytest.approx((-1,) * 5)
 
 
 def test_large_maps_are_averaged_down():

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 import mnemos
 from mnemos import GRC
 from mnemos.lab.evaluate import explain as module
-from mnemos.lab.evaluate.explain import explain, patches
-from mnemos.lab.evaluate.places import places
+from mnemos.lab.evaluate.branches import places
+from mnemos.lab.evaluate.explain import patches
+from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.images import DigitsConfig
@@ -18,6 +19,11 @@ from mnemos.lab.tasks.token_task import TokenTask
 from mnemos.lab.vision.classifiers import ViTConfig
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.gated_cache.cost import Shape, parameters, training_macs
+
+
+def explain(*arguments):
+    """What is recorded, as JSON."""
+    return to_json(module.explain(*arguments))
 
 
 @pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
@@ -69,7 +75,7 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, sl
         given[layer] = tokens, slot, image
         return "stopped here"
 
-    monkeypatch.setattr(module, "holdings", spy)
+    monkeypatch.setattr(module, "compare_slots", spy)
     found = explain(model, task, tmp_path)
     assert found["layers"][0]["slots"] == {"left": "stopped here"}
     inputs = torch.cat([normalise(task.picture("train", i)[None], *COLOURS) for i in range(task.size("train"))])

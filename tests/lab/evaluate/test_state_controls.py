@@ -9,7 +9,10 @@ from torch.nn import functional as F
 import mnemos
 from mnemos import GRC, Memformer, SlotsConfig, Transformer
 from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
-from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE, control_lines, state_controls
+from mnemos.lab.evaluate import controls
+from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE, control_lines
+from mnemos.lab.evaluate.recorded import Left, StateControls
+from mnemos.lab.evaluate.records import from_json, to_json
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import Task
@@ -19,6 +22,11 @@ from mnemos.models.transformer import HeadConfig
 
 T, VOCABULARY = 4, 11
 SIZES = {"vocab_size": VOCABULARY, "dim": 8, "layers": 2, "num_heads": 2, "mlp": 8, "max_length": T}
+
+
+def state_controls(*arguments, **options):
+    """What the controls score, as JSON."""
+    return to_json(controls.state_controls(*arguments, **options))
 
 
 def transformer(**fields):
@@ -287,10 +295,10 @@ def test_every_registered_memory_has_a_name():
 
 def test_what_was_found_is_printed_with_the_reasons():
     given = task(2 * T)
-    (line,) = control_lines({"left": "the model keeps no state"}, given)
+    (line,) = control_lines(Left("the model keeps no state"), given)
     assert line.strip() == "state: the model keeps no state"
     found = state_controls(built("sums"), given)
-    head, carried, emptied, exchanged, frozen = control_lines(found, given)
+    head, carried, emptied, exchanged, frozen = control_lines(from_json(StateControls, found, "found", ""), given)
     assert "segment 2 of 1 row:" in head
     before, after = (found["carried"]["scores"]["loss"], found["memories"][0]["emptied"]["scores"]["loss"])
     assert f"loss {before:.4f}" in carried

@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds, record_write_attention, summary
+from mnemos.lab.evaluate import write_attention
+from mnemos.lab.evaluate.records import to_json
+from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds
 from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
 from mnemos.models.transformer import Transformer
+
+
+def record_write_attention(*arguments):
+    """What is recorded, as JSON; None for nothing."""
+    return to_json(write_attention.record_write_attention(*arguments))
 
 
 def text_task(segment=8):
@@ -89,7 +96,7 @@ def test_only_the_middle_half_of_what_a_document_has_counts():
     read = torch.ones(2, 8, dtype=torch.bool)
     read[1, 1:] = False  # and one of a single segment, all of which is its middle
     itself[1, 1:] = 0.5
-    found = summary(itself, read, torch.tensor([1.0, 2.0, 3.0]))
+    found = to_json(write_attention.summary(itself, read, torch.tensor([1.0, 2.0, 3.0])))
     assert found["counts"] == [2, 1, 1, 1, 1, 1, 1, 1]
     assert found["shares"]["holds"] == [1, 1, 0, 0, 0, 0, 1, 1]
     assert found["middle"] == pytest.approx({"holds": 0.2, "mixes": 0.0, "overwrites": 0.8})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mnemos.lab.evaluate.write_attention import KINDS
+from mnemos.lab.evaluate.recorded import KINDS
 from mnemos.lab.papers.claim import Claim
 from mnemos.lab.papers.memformer import forgetting, lengths, model_costs
 from mnemos.lab.papers.memformer.forgetting import figure4

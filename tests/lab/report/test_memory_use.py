@@ -82,10 +82,10 @@ def test_runs_of_before_the_controls_have_no_section(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"segments": [2]}, 'expected 1 numbers in "carried.by_segment", found 3'),
-        ({"memories": []}, '"memories" to be a list'),
-        ({"rows": None}, '"rows" to be a number'),
-        ({"metric": 3}, '"metric" to be a name'),
+        ({"segments": [2]}, "expected a score of each segment"),
+        ({"memories": 3}, '"memory.memories" to be a list'),
+        ({"rows": None}, '"memory.rows" to be an integer'),
+        ({"metric": 3}, '"memory.metric" to be a text'),
         ({"carried": {"scores": {"loss": "x"}, "by_segment": [1, 1, 1]}}, "carried.scores.loss"),
     ],
 )

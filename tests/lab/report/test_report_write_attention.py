@@ -83,10 +83,10 @@ def test_without_the_file_there_is_no_section(tmp_path):
     ("spoil", "word"),
     [
         (lambda found: found.pop("shares"), "shares"),
-        (lambda found: found["shares"].update(mixes=[0.1]), "shares.mixes"),
+        (lambda found: found["shares"].update(mixes=[0.1]), "shares"),
         (lambda found: found["middle"].update(holds="many"), "middle.holds"),
         (lambda found: found["kinds"].update(holds=3), "kinds.holds"),
-        (lambda found: found["shown"].update(examples=[]), "shown.examples"),
+        (lambda found: found["shown"].update(examples=[]), "weights"),
         (lambda found: found["shown"]["examples"][0].update(kind="sleeps"), "sleeps"),
         (lambda found: found["shown"]["examples"][0].update(weights=[0.1]), "weights"),
         (lambda found: found["shown"].update(words=[["def", 3]]), "words"),

@@ -19,6 +19,7 @@ from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, re
 from mnemos.lab.compare.runs import RunsLeft, train_several
 from mnemos.lab.compare.significance import spread
 from mnemos.lab.evaluate.controls import STATE_CONTROLS
+from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
@@ -350,16 +351,14 @@ def most_bytes(model: torch.nn.Module, task: Task, length: int) -> int:
 
 def _controls(runs: Sequence[Path]) -> JSONObject:
     """The mean over runs of the scored segments as carried and under each control of the whole state."""
-    found = [
-        json.loads((run / "explain.json").read_text())["memory"] for run in runs if (run / "explain.json").is_file()
-    ]
-    known = [one for one in found if one and one["left"] is None]
+    found = [explanation.memory for run in runs if (explanation := read_explanation(run))]
+    known = [one for one in found if isinstance(one, StateControls)]
     if not known:
-        return {"left": found[0]["left"] if found and found[0] else "not recorded"}
-    metric = known[0]["metric"]
-    parts = {"carried": [one["carried"]["scores"][metric] for one in known]}
+        return {"left": next((one.left for one in found if one), "not recorded")}
+    metric = known[0].metric
+    parts = {"carried": [one.carried.scores[metric] for one in known]}
+    scored = [one.memories[0].scored() for one in known]
     for control in STATE_CONTROLS:
-        values = [one["memories"][0][control] for one in known]
-        if all("left" not in value for value in values):
-            parts[control] = [value["scores"][metric] for value in values]
+        if all(control in one for one in scored):
+            parts[control] = [one[control].scores[metric] for one in scored]
     return {name: statistics.fmean(values) for name, values in parts.items()}

@@ -23,6 +23,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +34,9 @@ from mnemos.lab.tasks.metrics import LOSS, Sums, called, sum_functions, values
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
-from mnemos.types import Advances, JSONObject, NamedMemory, State, leaves, reset, select
+from mnemos.types import Advances, NamedMemory, State, leaves, reset, select
 
+from .recorded import ControlledMemory, Left, ScoredSegments, StateControls
 from .scores import evaluate
 
 CONTROLS = {
@@ -123,14 +125,10 @@ def _noise(cache: Tensor, generator: torch.Generator) -> Tensor:
 @torch.no_grad()
 def state_controls(
     model: nn.Module, task: Task, split: Literal["valid", "test"] = "test", segment_length: int = 0
-) -> JSONObject:
+) -> StateControls | Left:
     """Score the later segments of some rows with the state as carried and under each control.
 
-    The result is {"left": reason} if no state passes between two scored segments, otherwise {"left": null, "split",
-    "rows", "segments": [numbers of the scored segments, from 1], "cut": tokens per segment if rows were cut for this,
-    else null, "targets", "metric": the task's first metric (or "loss" if that is not a sum), "carried": {"scores",
-    "by_segment"}, "memories": [{"name", "emptied", "exchanged", "frozen": {"scores", "by_segment"} or {"left": reason}}
-    ]}. "scores" has the loss and the task's metrics over all scored segments, "by_segment" the metric of each.
+    `Left` if no state passes between two scored segments.
 
     The first memory is the whole state. If the state also has parts that have a name (`NamedMemory`) and hold less than
     all of it, each of these is changed alone too. segment_length: that of the run's rollout.
@@ -138,7 +136,7 @@ def state_controls(
     random generators are unchanged.
     """
     if getattr(model, "state_kind", None) == "none":
-        return {"left": "the model keeps no state"}
+        return Left("the model keeps no state")
     with generators.kept(), evaluating(model):
         cut = None
         groups = [group for group in _groups(task, split, segment_length) if len(group) > 1]
@@ -146,7 +144,7 @@ def state_controls(
             cut = -(-task.max_length // PIECES)
             groups = [group for group in _groups(task, split, cut) if len(group) > 1]
         if not groups:
-            return {"left": "each row is read in one call; no state passes from one call to the next"}
+            return Left("each row is read in one call; no state passes from one call to the next")
         reading = _Reading(model, task)
         # A row that is alone in its batch has no other row's memory, so it is read only if all rows are alone.
         for group in [group for group in groups if row_count(group[0]) > 1] or groups:
@@ -154,23 +152,25 @@ def state_controls(
     return reading.result(split, cut)
 
 
-def control_lines(found: JSONObject, task: Task) -> list[str]:
+def control_lines(found: StateControls | Left, task: Task) -> list[str]:
     """What `state_controls` found, as lines for a terminal."""
-    if found["left"] is not None:
-        return [f"  state: {found['left']}"]
-    metric = next((m for m in task.metrics if m.name == found["metric"]), LOSS)
-    numbers = found["segments"]
+    if isinstance(found, Left):
+        return [f"  state: {found.left}"]
+    metric = next((m for m in task.metrics if m.name == found.metric), LOSS)
+    numbers = found.segments
     where = f"segments {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"segment {numbers[0]}"
-    carried = found["carried"]["scores"][metric.name]
+    carried = found.carried.scores[metric.name]
     rows = [("as carried", metric.text(carried))]
-    for memory in found["memories"]:
+    for memory in found.memories:
+        scored, unscored = memory.scored(), memory.unscored()
         for control, about in STATE_CONTROLS.items():
-            entry = memory[control]
-            value = None if "left" in entry else entry["scores"][metric.name]
-            text = entry.get("left") if value is None else f"{metric.text(value)} ({value - carried:+.4f})  {about}"
-            rows.append((f"{memory['name']} {control}", text))
+            text = unscored.get(control, "")
+            if control in scored:
+                value = scored[control].scores[metric.name]
+                text = f"{metric.text(value)} ({value - carried:+.4f})  {about}"
+            rows.append((f"{memory.name} {control}", text))
     width = max(len(name) for name, _ in rows)
-    rows_read = "1 row" if found["rows"] == 1 else f"{found['rows']} rows at once"
+    rows_read = "1 row" if found.rows == 1 else f"{found.rows} rows at once"
     head = f"  state, {where} of {rows_read}:"
     return [head, *(f"    {name:{width}}  {text}" for name, text in rows)]
 
@@ -264,39 +264,38 @@ class _Reading:
             sums[i] = sums[i] + vector if i in sums else vector
         return after
 
-    def result(self, split: str, cut: int | None) -> JSONObject:
+    def result(self, split: str, cut: int | None) -> StateControls | Left:
         """See `state_controls`."""
         carried = self.sums[_CARRIED]
         if not self.memories:
-            return {"left": "the model keeps no state"}
+            return Left("the model keeps no state")
         if not carried:
-            return {"left": "no segment after a row's first has a counted target"}
+            return Left("no segment after a row's first has a counted target")
         known = self._averages(next(iter(carried.values())))
         metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
         memories = []
         for label in self.memories:
-            entry: JSONObject = {"name": label}
+            found: dict[str, ScoredSegments | Left] = {}
             for control in STATE_CONTROLS:
                 left = _SHORT if control == "frozen" and max(carried) < 2 else None
                 left = _ALONE if control == "exchanged" and (label, control) not in self.sums else left
-                entry[control] = {"left": left} if left else self._entry((label, control), metric)
-            memories.append(entry)
-        return {
-            "left": None,
-            "split": split,
-            "rows": self.rows,
-            "segments": [i + 1 for i in sorted(carried)],
-            "cut": cut,
-            "targets": int(sum(vector[1] for vector in carried.values())),
-            "metric": metric,
-            "carried": self._entry(_CARRIED, metric),
-            "memories": memories,
-        }
+                found[control] = Left(left) if left else self._scores((label, control), metric)
+            memories.append(ControlledMemory(label, **found))
+        return StateControls(
+            rows=self.rows,
+            segments=tuple(i + 1 for i in sorted(carried)),
+            targets=int(sum(vector[1] for vector in carried.values())),
+            metric=metric,
+            carried=self._scores(_CARRIED, metric),
+            memories=tuple(memories),
+            cut=cut,
+            split=split,
+        )
 
-    def _entry(self, key: Key, metric: str) -> JSONObject:
+    def _scores(self, key: Key, metric: str) -> ScoredSegments:
         sums = self.sums[key]
         total = torch.stack(list(sums.values())).sum(0)
-        return {"scores": self._averages(total), "by_segment": [self._averages(sums[i])[metric] for i in sorted(sums)]}
+        return ScoredSegments(self._averages(total), np.array([self._averages(sums[i])[metric] for i in sorted(sums)]))
 
     def _averages(self, vector: Tensor) -> dict[str, float]:
         """The loss and the metrics that are sums, from the sums of some segments."""

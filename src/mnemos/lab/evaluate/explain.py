@@ -1,95 +1,93 @@
 """Record what a trained model's memory does: controls of its state, and what its gated caches do, hold and cost.
 
 Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
-split, and two files are written to the run folder for the report. `explain.json`:
+split, and two files are written to the run folder for the report (`recorded.Explanation`).
 
-    {"memory": what `state_controls` returns, "pictures": {"split", "index", "label", "guess", "names", and "about"
-     where the pictures are not the model's own inputs} or null, "left": the reason for null, or null,
-     "sizes": {"train", "valid", "test"}, "middle": the layer for Figure 4,
-     "layers": [{"name", "share": σ(λ) per head, "inference": "frozen" or "transient", "cost": {...} or null,
-     "maps": {...} or {"left": reason} or null, "slots": {...} or {"left": reason} or null}]}
+What slots hold: a slot C_i is a gated average of update candidates C̃ (eq. 5), not of tokens, so slots and tokens lie
+in different spaces. A token s is therefore compared with slot i by its candidate c_i(s) = C̃(s, C_i): the value of the
+slot after an update by this token alone with a fully open gate (g_u = 1). Let μ_i be the mean of c_i over all compared
+tokens. The similarity of s and C_i is cos(C_i − μ_i, c_i(s) − μ_i). At most one token per picture is among the nearest.
 
-`explain.safetensors`: pictures [N, height, width, 1 or 3] uint8; self.i and memory.i [N, h, w] of layer i: the mean of
-o_self and o_mem over heads and channels at every token, not scaled (Figure 4 scales each map to [0, 1]);
-patches.i [slots, K, side, side, 1 or 3] uint8: the training patches nearest to the slots; the patch itself is the
-central half of each side.
+The average of many tokens need not be near any one of them. So the numbers of each layer include
+- `cosine` and `chance`: the similarity of the nearest token, and the same for a random mixture of the candidates;
+- `distance`: ‖C_i − μ_i‖ in units of the candidates' spread about μ_i. Far below 1, the slot is closer to the mean
+  candidate than a typical candidate is;
+- `place`: the share of C_i − μ_i explained by the mean of the tokens at the positions that the slot is written from;
+  1 if the slot is the average of its position;
+- `distinct`: the effective number of different tokens that are nearest to some slot.
 """
 
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.atomic import write_json
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
-from mnemos.ops.gated_cache import resample
+from mnemos.ops.gated_cache import gated_update, resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
-from mnemos.types import JSONObject
 
-from .branches import first_calls, maps, rounded
+from .branches import Places, first_calls, maps, places, rounded
 from .controls import state_controls
-from .holdings import IMAGES, TOKENS, evenly_spaced, holdings
-from .places import Places, places
+from .recorded import NO_PICTURES, CachedLayer, Explanation, LayerCost, Left, Pictures, SlotContents
 
 PICTURES = 8  # of the test split, recorded
 SIDE = 96  # maximum side of a recorded picture, in pixels
 SEARCHED = 6  # layers whose slots are compared with tokens, evenly spaced
 PATCH = 32  # maximum side of a recorded patch, in pixels
 BATCH = 32
+IMAGES = 256  # training pictures used
+TOKENS = 8192  # tokens compared per layer, equally many per picture
+SLOTS = 32  # slots compared per layer, evenly spaced
+SHOWN = 8  # slots recorded with their patches
+NEAREST = 6
 
 
 @torch.no_grad()
-def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0) -> JSONObject:
-    """Write explain.json and explain.safetensors to a run folder. Returns the contents of explain.json.
+def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0) -> Explanation:
+    """Record a trained model's memory in explain.json and explain.safetensors of a run folder; what was recorded.
 
-    "layers" has the layers with a gated cache; for a task without pictures only their costs are recorded.
+    `layers` has the layers with a gated cache; for a task without pictures only their costs are recorded.
     segment_length: that of the run's rollout. The result is deterministic and smaller than 4 MB; the model and the
     random generators are unchanged.
     Cost: that of `state_controls`; with gated caches also forward passes for about 260 pictures, and about 10⁶·Dm²
     multiply-adds for the slots in each of at most six layers.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
-    tensors: dict[str, Tensor] = {}
+    caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
     with evaluating(model):
-        shapes = _shapes(model, layers, task) if layers else {}
-        entries = [
-            {
-                "name": name,
-                "share": torch.sigmoid(layer.mix.float()).tolist(),
-                "inference": layer.grc.inference,
-                "cost": cost(layer, *shapes[name]) if name in shapes else None,
-                "maps": None,
-                "slots": None,
-            }
-            for name, layer in layers.items()
-        ]
-        sizes = {split: task.size(split) for split in ("train", "valid", "test")}
-        found: JSONObject = {"memory": state_controls(model, task, "test", segment_length)}
-        found |= {"pictures": None, "left": None, "sizes": sizes, "middle": None, "layers": entries}
-        if not layers:
-            found["left"] = "the model has no gated cache"
-        elif (seen := task.pictured(model)) is not None:
-            _record_pictures(*seen, model, layers, found, tensors)
-        else:
-            found["left"] = "the task has no pictures"
-    if tensors:
-        from safetensors.torch import save_file
-
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / "explain.safetensors"))
-    write_json(folder / "explain.json", found)  # written last, so that the tensors exist when it does
+        memory = state_controls(model, task, "test", segment_length)
+        shapes = _shapes(model, caches, task) if caches else {}
+        layers = {
+            name: CachedLayer(
+                name,
+                tuple(torch.sigmoid(layer.mix.float()).tolist()),
+                layer.grc.inference,
+                cost(layer, *shapes[name]) if name in shapes else None,
+            )
+            for name, layer in caches.items()
+        }
+        pictures, left, middle = None, "the model has no gated cache", None
+        if caches and (seen := task.pictured(model)) is not None:
+            pictures, left, middle = _record_pictures(*seen, model, caches, layers)
+        elif caches:
+            left = NO_PICTURES
+    sizes = {split: task.size(split) for split in ("train", "valid", "test")}
+    found = Explanation(tuple(layers.values()), memory, pictures, None if pictures else left, middle, sizes)
+    found.write(folder)
     return found
 
 
-def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
+def cost(layer: GatedBranch, rows: int, tokens: int) -> LayerCost | None:
     """What a layer adds for one sample with `rows` rows of `tokens` tokens; None for a causal cache.
 
-    The result holds the layer's sizes, its parameters (counted), and by formula the multiply-adds of one forward pass
-    in training and one in evaluation.
+    Its parameters are counted; the multiply-adds of one forward pass in training and one in evaluation follow from a
+    formula.
     """
     if getattr(layer, "causal", False):
         return None
@@ -110,17 +108,17 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> JSONObject | None:
         not hasattr(layer, "inner"),
         getattr(layer, "pool", 1) > 1,
     )
-    return {
-        "rows": rows,
-        "tokens": tokens,
-        "slots": shape.length,
-        "width": shape.width,
-        "cache_width": shape.cache_width,
-        "heads": shape.heads,
-        "parameters": own,
-        "training_macs": training_macs(shape, layer.grc),
-        "inference_macs": inference_macs(shape, layer.grc),
-    }
+    return LayerCost(
+        rows=rows,
+        tokens=tokens,
+        slots=shape.length,
+        width=shape.width,
+        cache_width=shape.cache_width,
+        heads=shape.heads,
+        parameters=own,
+        training_macs=training_macs(shape, layer.grc),
+        inference_macs=inference_macs(shape, layer.grc),
+    )
 
 
 def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dict[str, tuple[int, int]]:
@@ -139,19 +137,16 @@ def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dic
 
 
 def _record_pictures(
-    run: nn.Module,
-    task: Any,
-    model: nn.Module,
-    layers: dict[str, GatedBranch],
-    found: JSONObject,
-    tensors: dict[str, Tensor],
-) -> None:
-    """Add the pictures, and each layer's maps and slots, to `found` and `tensors`. run, task: see `Task.pictured`."""
-    entries = {entry["name"]: entry for entry in found["layers"]}
+    run: nn.Module, task: Any, model: nn.Module, caches: dict[str, GatedBranch], layers: dict[str, CachedLayer]
+) -> tuple[Pictures | None, str, int | None]:
+    """Add maps and slots to `layers`; returns the pictures or why there are none, and the middle layer's number.
+
+    run, task: see `Task.pictured`.
+    """
     observed = {}
-    for name, layer in layers.items():
+    for name, layer in caches.items():
         if layer.grc.scope == "stream" or getattr(layer, "causal", False):
-            entries[name]["maps"] = {"left": "its cache changes along a stream"}
+            layers[name] = replace(layers[name], maps=Left("its cache changes along a stream"))
         else:
             observed[name] = layer
     index, label, inputs = _choose_pictures(task)
@@ -164,33 +159,31 @@ def _record_pictures(
             rows, tokens = calls[name].o_self.shape[0] // len(index), calls[name].o_self.shape[1]
             place = places(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
         if isinstance(place, str):
-            entries[name]["maps"] = {"left": place}
+            layers[name] = replace(layers[name], maps=Left(place))
             continue
         known[name] = place
-        number = list(layers).index(name)
-        entries[name]["maps"], tensors[f"self.{number}"], tensors[f"memory.{number}"] = maps(layer, place, calls[name])
-    if known:
-        found["middle"] = list(layers).index(list(known)[(len(known) - 1) // 2])
-        tensors["pictures"] = _smaller(shown, SIDE)
-        about = str(task.about) if run is not model else ""
-        guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
-        found["pictures"] = {"split": "test", "index": index, "label": label, "guess": guess, "names": list(task.names)}
-        found["pictures"] |= {"about": about} if about else {}
-        _compare_slots(run, task, layers, known, entries, tensors)
-    else:
-        found["left"] = "no layer's tokens have known positions in the picture"
+        numbers, own, memory = maps(layer, place, calls[name])
+        layers[name] = replace(layers[name], maps=numbers, self_map=own.numpy(), memory_map=memory.numpy())
+    if not known:
+        return None, "no layer's tokens have known positions in the picture", None
+    about = str(task.about) if run is not model else None
+    guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
+    pictures = Pictures(
+        tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=_smaller(shown, SIDE).numpy()
+    )
+    _compare_slots(run, task, caches, known, layers)
+    return pictures, "", list(caches).index(list(known)[(len(known) - 1) // 2])
 
 
 def _compare_slots(
     run: nn.Module,
     task: Any,
-    layers: dict[str, GatedBranch],
+    caches: dict[str, GatedBranch],
     known: dict[str, Places],
-    entries: dict[str, JSONObject],
-    tensors: dict[str, Tensor],
+    layers: dict[str, CachedLayer],
 ) -> None:
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
-    chosen = {list(known)[i]: layers[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
+    chosen = {list(known)[i]: caches[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
     index = evenly_spaced(task.size("train"), IMAGES).tolist()
     pictures = _pictures(task, "train", index)
     generator = torch.Generator().manual_seed(0)
@@ -217,20 +210,20 @@ def _compare_slots(
         image = torch.arange(len(index)).repeat_interleave(pick.shape[1])
         place = pick.flatten()
         length = layer.cache.shape[0]
-        held = holdings(layer, torch.cat(tokens[name]).flatten(0, 1), place % length, image)
-        if isinstance(held, str):
-            entries[name]["slots"] = {"left": held}
+        found = compare_slots(layer, torch.cat(tokens[name]).flatten(0, 1), place % length, image)
+        if isinstance(found, str):
+            layers[name] = replace(layers[name], slots=Left(found))
             continue
-        where = centres[name][place[held.token]]
-        cut = patches(pictures, image[held.token], where, known[name].grid)
-        tensors[f"patches.{list(layers).index(name)}"] = cut
-        entries[name]["slots"] = {
-            **held.numbers,
-            "shown": held.slots.tolist(),
-            "image": [[index[i] for i in row] for row in image[held.token].tolist()],
-            "centres": rounded(where),
-            "nearest": rounded(held.cosine),
-        }
+        where = centres[name][place[found.token]]
+        contents = SlotContents(
+            **found.numbers,
+            shown=tuple(found.slots.tolist()),
+            image=tuple(tuple(index[i] for i in row) for row in image[found.token].tolist()),
+            centres=rounded(where),
+            nearest=rounded(found.cosine),
+        )
+        cut = patches(pictures, image[found.token], where, known[name].grid)
+        layers[name] = replace(layers[name], slots=contents, patches=cut.numpy())
 
 
 def _centres(layer: GatedBranch, place: Places) -> Tensor:
@@ -295,3 +288,124 @@ def _inputs(task: Any, split: str, index: list[int], pictures: Tensor) -> Tensor
 
 def _pictures(task: Any, split: str, index: list[int]) -> Tensor:
     return torch.stack([torch.as_tensor(task.picture(split, i)) for i in index])
+
+
+class NearestTokens(NamedTuple):
+    """The tokens nearest to the slots of one layer, with the numbers of `SlotContents`.
+
+    slots [SHOWN]: indices of the recorded slots; token [SHOWN, K]: indices of their nearest tokens; cosine [SHOWN, K]:
+    the similarities.
+    """
+
+    numbers: dict[str, Any]
+    slots: Tensor
+    token: Tensor
+    cosine: Tensor
+
+
+def compare_slots(layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor) -> NearestTokens | str:
+    """Compare tokens [M, Dm], as the update reads them, with the stored slots; a str says why that is impossible.
+
+    slot [M]: the slot that each token is written to; image [M]: the picture it comes from. Cost: 4·M·Dm² multiply-adds
+    per compared slot.
+    """
+    cache = layer.cache.float()
+    if not cache.any():
+        return "its stored cache is empty"
+    generator = torch.Generator().manual_seed(0)
+    chosen = evenly_spaced(len(cache), SLOTS)
+    k = min(NEAREST, int(image.max()) + 1)
+    rows = [_compare_slot(layer, tokens, slot, image, int(i), k, generator) for i in chosen]
+    cosine, token = torch.stack([r.cosine for r in rows]), torch.stack([r.token for r in rows])
+    off_mean, off_place = sum(r.off_mean for r in rows), sum(r.off_place for r in rows)
+    # The same comparison with the tokens themselves, to show that slots lie in the space of candidates.
+    centred = tokens - tokens.mean(0)
+    raw = _cosines(cache[chosen] - cache.mean(0), centred).amax(1)
+    raw_chance = _cosines(_mixtures(centred, len(chosen), generator), centred).amax(1)
+    numbers = {
+        "compared": len(chosen),
+        "tokens": len(tokens),
+        "images": int(image.max()) + 1,
+        "cosine": float(cosine[:, 0].mean()),
+        "chance": float(torch.stack([r.chance for r in rows]).mean()),
+        "raw_cosine": float(raw.mean()),
+        "raw_chance": float(raw_chance.mean()),
+        "distance": float(torch.stack([r.distance for r in rows]).mean()),
+        "place": float(1 - off_place / off_mean) if off_mean > 0 else math.nan,
+        "distinct": _effective(token[:, 0]),
+        "distinct_images": _effective(image[token[:, 0]]),
+    }
+    shown = evenly_spaced(len(chosen), SHOWN)
+    return NearestTokens(numbers, chosen[shown], token[shown], cosine[shown])
+
+
+class _Nearest(NamedTuple):
+    token: Tensor  # [K]
+    cosine: Tensor  # [K]
+    chance: Tensor
+    distance: Tensor
+    off_mean: float  # ‖C_i − μ_i‖²
+    off_place: float  # ‖C_i − mean candidate of the tokens at its own position‖²
+
+
+def _compare_slot(
+    layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor, i: int, k: int, generator: torch.Generator
+) -> _Nearest:
+    """Compare slot i with all tokens."""
+    content = layer.cache[i].float()
+    candidates = candidates_for(layer, tokens, i)
+    mean = candidates.mean(0)
+    around = candidates - mean
+    cosines = _cosines((content - mean)[None], around)[0]
+    # The nearest token of each picture, then the nearest pictures.
+    best = cosines.new_full((int(image.max()) + 1,), -torch.inf).scatter_reduce(0, image, cosines, "amax")
+    value, picture = best.topk(k)
+    where = (image == picture[:, None]) & (cosines == value[:, None])
+    variance = around.square().sum(1).mean()
+    off_mean = float((content - mean).square().sum())
+    own = candidates[slot == i]
+    off_place = off_mean
+    if len(own) > 1:
+        # Subtract the sampling error of the mean of these tokens.
+        noise = own.var(0).sum() / len(own)
+        off_place = float(((content - own.mean(0)).square().sum() - noise).clamp(min=0))
+    chance = _cosines(_mixtures(around, 1, generator), around).amax()
+    return _Nearest(
+        where.float().argmax(1), value, chance, (off_mean / variance.clamp(min=1e-30)).sqrt(), off_mean, off_place
+    )
+
+
+def candidates_for(layer: GatedBranch, tokens: Tensor, i: int) -> Tensor:
+    """The candidates C̃ [M, Dm] of tokens [M, Dm] for slot i of the stored cache: the updated slot with g_u = 1."""
+    d = layer.cache_dim
+    norm = layer.candidate_norm
+    open_gate = tokens.new_zeros(d, 2 * d), tokens.new_full((d,), torch.inf)
+    new, _ = gated_update(
+        tokens[:, None].float(),
+        layer.cache[i][None].float(),
+        update=open_gate,
+        reset=(layer.reset_gate.weight.float(), layer.reset_gate.bias.float()),
+        candidate=(layer.candidate.weight.float(), layer.candidate.bias.float()),
+        norm=None if norm is None else (norm.weight.float(), norm.bias.float()),
+    )
+    return new[:, 0]
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+
+
+def _mixtures(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Random vectors [count, D] with the covariance of the centred `points` [M, D], up to scale."""
+    return torch.randn(count, len(points), generator=generator) @ points
+
+
+def _effective(values: Tensor) -> float:
+    """The effective number of different values: exp of the entropy of their frequencies."""
+    share = values.unique(return_counts=True)[1] / len(values)
+    return float(torch.exp(-(share * share.log()).sum()))
+
+
+def evenly_spaced(count: int, most: int) -> Tensor:
+    """At most `most` of the numbers 0 … `count` − 1, evenly spaced, including the first and the last."""
+    return torch.linspace(0, count - 1, min(count, most)).round().long().unique()

@@ -19,6 +19,7 @@ from mnemos.types import InputError, JSONObject
 
 Record = TypeVar("Record")
 OMITTED = {"omitted": True}  # metadata of a field that is not written where it is None
+APART = {"apart": True}  # metadata of an array that another file holds
 
 
 def to_json(value: object) -> Any:
@@ -27,7 +28,8 @@ def to_json(value: object) -> Any:
         return {
             field.name: to_json(part)
             for field in dataclasses.fields(value)
-            if (part := getattr(value, field.name)) is not None or not field.metadata.get("omitted")
+            if not field.metadata.get("apart")
+            and ((part := getattr(value, field.name)) is not None or not field.metadata.get("omitted"))
         }
     if isinstance(value, dict):
         return {name: to_json(part) for name, part in value.items()}
@@ -101,16 +103,22 @@ def _read(cls: Any, value: Any, name: str) -> Any:
 
 
 def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
-    """The value as the first of the types that it fits; an error of the only type that is not None names its field."""
+    """The value as the first of the types; of several dataclasses, as the first whose required fields are there."""
     if value is None and type(None) in kinds:
         return None
-    *others, last = (kind for kind in kinds if kind is not type(None))
-    for kind in others:
-        try:
-            return _read(kind, value, name)
-        except _WrongError:
-            continue
-    return _read(last, value, name)
+    others = [kind for kind in kinds if kind is not type(None)]
+    return _read(next((kind for kind in others if _has_required(kind, value)), others[0]), value, name)
+
+
+def _has_required(cls: Any, value: Any) -> bool:
+    """Whether a value has the required fields of a dataclass."""
+    if not (dataclasses.is_dataclass(cls) and isinstance(value, dict)):
+        return False
+    return all(field.name in value or _has_default(field) for field in dataclasses.fields(cls))
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _read_dataclass(cls: Any, value: Any, name: str) -> Any:
@@ -122,8 +130,7 @@ def _read_dataclass(cls: Any, value: Any, name: str) -> Any:
         if field.name in value:
             found[field.name] = _read(hints[field.name], value[field.name], inside)
         else:
-            given = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-            _checked(given, "none", inside, "given")
+            _checked(_has_default(field), "none", inside, "given")
     return cls(**found)
 
 

@@ -6,41 +6,31 @@ weight on itself decides its kind in a segment:
 
     above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
 
-`write_attention.json` has the fields
-- "split", "documents", "segment": tokens between two writes, "slots", "heads", "radius";
-- "thresholds": [OVERWRITES, HOLDS];
-- "counts" [S]: the number of documents that reach segment s;
-- "shares": {kind: [S]}: the share of slots of a kind in segment s, over these documents;
-- "middle": {kind: share of slots over the middle half of every document};
-- "kinds": {kind: {"slots", "bias", "least", "most"}}: the number of slots whose mean weight on themselves in the middle
-  halves is of that kind, and the mean, minimum and maximum of their ‖v_bias‖ (null if there are none);
-- "shown": the middle segment of the longest document: {"place": its index, "of": the number of segments,
-  "examples": the median slot of each kind, [{"slot", "kind", "itself": its weight on itself, "bias", "weights": one per
-  token of this and the following segments, up to `SHOWN` tokens}], "first": the number of tokens in the segment itself,
-  "words": [[text, number of tokens]], null if the task is not text}.
+The file is described by `recorded.WriteAttention`; a slot's kind by its mean weight in the middle halves of documents.
 """
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.atomic import write_json
 from mnemos.lab.tasks.task import Task
 from mnemos.models.memformer import Memformer
 from mnemos.modes import evaluating
-from mnemos.types import JSONObject
+
+from .recorded import KINDS, ShownSegment, SlotExample, SlotKind, WriteAttention
 
 HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
-KINDS = ("holds", "mixes", "overwrites")
 DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents, and their first segments
 SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 
 @torch.no_grad()
-def record_write_attention(model: nn.Module, task: Task, folder: Path) -> JSONObject | None:
-    """Write write_attention.json to a run folder. Returns its contents; None for a model that writes no slots.
+def record_write_attention(model: nn.Module, task: Task, folder: Path) -> WriteAttention | None:
+    """Write write_attention.json to a run folder. Returns its content; None for a model that writes no slots.
 
     The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
     """
@@ -55,22 +45,17 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path) -> JSONOb
     with evaluating(model):
         self_weight, shown = _weights(model, tokens, valid, range(place, end))
     bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, end * length)
-    found = {
-        "split": "test",
-        "documents": len(tokens),
-        "segment": length,
-        "slots": len(bias),
-        "heads": model.memory.num_heads,
-        "radius": model.memory.radius,
-        "thresholds": [OVERWRITES, HOLDS],
+    found = WriteAttention(
+        documents=len(tokens),
+        segment=length,
+        slots=len(bias),
+        radius=model.memory.radius,
+        thresholds=(OVERWRITES, HOLDS),
         **summary(self_weight, read, bias),
-        "shown": {
-            "place": place,
-            "of": count,
-            **_examples(task, tokens[0, span], valid[0, span], shown, bias),
-        },
-    }
-    write_json(folder / "write_attention.json", found)
+        shown=_shown(task, place, count, tokens[0, span], valid[0, span], shown, bias),
+        heads=model.memory.num_heads,
+    )
+    found.write(folder)
     return found
 
 
@@ -96,8 +81,8 @@ def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor
     return F.pad(tokens[:, :used], fill), F.pad(valid[:, :used], fill)
 
 
-def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> JSONObject:
-    """The fields counts, shares, middle and kinds of write_attention.json.
+def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
+    """The fields counts, shares, middle and kinds of `WriteAttention`.
 
     self_weight [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments of each document; bias [K].
     """
@@ -110,12 +95,12 @@ def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> JSONObject:
     shares, halves, by_kind = {}, {}, {}
     for i, name in enumerate(KINDS):
         share = (kind == i).float().mean(-1)  # [B, S]
-        shares[name] = rounded(share.masked_fill(~read, 0).sum(0) / counts)
+        shares[name] = np.array(rounded(share.masked_fill(~read, 0).sum(0) / counts))
         halves[name] = round(share[middle].mean().item(), 6)
         biases = bias[usual == i]
-        norms = [round(f(biases).item(), 6) if len(biases) else None for f in (torch.mean, torch.amin, torch.amax)]
-        by_kind[name] = {"slots": len(biases), **dict(zip(("bias", "least", "most"), norms, strict=True))}
-    return {"counts": counts.tolist(), "shares": shares, "middle": halves, "kinds": by_kind}
+        norms = [round(f(biases).item(), 6) for f in (torch.mean, torch.amin, torch.amax)] if len(biases) else []
+        by_kind[name] = SlotKind(len(biases), *norms)
+    return {"counts": tuple(counts.tolist()), "shares": shares, "middle": halves, "kinds": by_kind}
 
 
 def kinds(self_weight: Tensor) -> Tensor:
@@ -142,7 +127,9 @@ def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> 
     return torch.stack(self_weight, 1), torch.stack(shown)
 
 
-def _examples(task: Task, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor) -> JSONObject:
+def _shown(
+    task: Task, place: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor
+) -> ShownSegment:
     """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
     tokens, valid [n·L], weights [n, K, 1 + L + cls].
@@ -151,17 +138,17 @@ def _examples(task: Task, tokens: Tensor, valid: Tensor, weights: Tensor, bias: 
     on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
     first, tokens, self_weight = int(valid[:length].sum()), tokens[valid], weights[0, :, 0]
     words = task.words(tokens.tolist())
-    examples = [
-        {
-            "slot": slot,
-            "kind": KINDS[int(kinds(self_weight[slot]))],
-            "itself": round(self_weight[slot].item(), 6),
-            "bias": round(bias[slot].item(), 6),
-            "weights": rounded(on_tokens[slot]),
-        }
+    examples = tuple(
+        SlotExample(
+            slot=slot,
+            kind=KINDS[int(kinds(self_weight[slot]))],
+            itself=round(self_weight[slot].item(), 6),
+            bias=round(bias[slot].item(), 6),
+            weights=np.array(rounded(on_tokens[slot])),
+        )
         for slot in _median_slots(self_weight)
-    ]
-    return {"first": first, "examples": examples, "words": words and [list(word) for word in words]}
+    )
+    return ShownSegment(place, of, first, examples, None if words is None else tuple(words))
 
 
 def _median_slots(self_weight: Tensor) -> list[int]:

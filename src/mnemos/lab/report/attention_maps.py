@@ -1,13 +1,15 @@
 """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, CachedLayer, Explanation, Left, Pictures
+
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table
 from .read import Results
-from .results import NO_PICTURES, Cached, Explained
 from .style import INK, MUTED, panel, raster_image
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def section(comparison: Results) -> str:
     parts, whys = [], []
     for index, name in enumerate(comparison.names):
         found = [(run.label, run.explained) for run in comparison.runs_of(name) if run.explained]
-        drawn = [one for one in found if one[1].pictures is not None]
+        drawn = [(label, one, one.pictures) for label, one in found if one.pictures is not None]
         if drawn:
             parts.append(_variant(index, name, *drawn[0]))
         elif name in comparison.cached():
@@ -34,23 +36,23 @@ def section(comparison: Results) -> str:
     return "\n".join(parts + [missing(why) for why in whys])
 
 
-def _variant(index: int, name: str, label: str, found: Explained) -> str:
+def _variant(index: int, name: str, label: str, found: Explanation, pictures: Pictures) -> str:
     mapped = [layer for layer in found.layers if layer.self_map is not None]
     middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
     chosen = [layer for layer in mapped if layer in (mapped[0], middle, mapped[-1])]
     called = dict(zip((one.name for one in found.layers), shortened([one.name for one in found.layers]), strict=True))
     rows = listed([called[layer.name] for layer in chosen])
-    assert found.pictures is not None
-    count = len(found.pictures)
+    count = len(pictures.pixels)
     image = (WIDTH - LABELS - 0.1) / (count * (1 + GAP) - GAP)
     drawing = panel(
         f"maps-{index}",
         "",
-        partial(draw, found=found, chosen=chosen, called=called),
+        partial(draw, pictures=pictures, chosen=chosen, called=called),
         (WIDTH, _down(len(chosen)) * image + MARGINS),
         LABELS,
         f"Pictures and their maps of o_self and o_mem in {rows} of {name}",
     )
+    about = pictures.about or "An arrow names the predicted class where it is wrong"
     which = "the first, a middle and the last cached layer" if len(chosen) == 3 else "its cached layers"
     caption = (
         f"{name}: outputs of the two branches for {plural(count, 'test picture')} from different classes. "
@@ -58,64 +60,56 @@ def _variant(index: int, name: str, label: str, found: Explained) -> str:
         "and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so patterns can be "
         "compared "
         "but magnitudes cannot; dark means small. Figure 4 of Cached Transformers shows the same for middle layers. "
-        f"{_about(found)}. From {label}/explain.safetensors."
+        f"{about}. From {label}/explain.safetensors."
     )
-    left = [f"{called[one.name]}: {one.maps['left']}" for one in found.layers if one.maps and "left" in one.maps]
+    left = [f"{called[one.name]}: {one.maps.left}" for one in found.layers if isinstance(one.maps, Left)]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
     text = paragraph(_summary(name, mapped, middle, called))
     return "\n".join([text, figure([drawing], caption, kind="full"), _table(name, label, mapped, called), *notes])
 
 
-def _about(found: Explained) -> str:
-    """What is written above the pictures; for a detector, what its pictures are."""
-    return str(found.about.get("about") or "An arrow names the predicted class where it is wrong")
+def _maps(layer: CachedLayer) -> BranchMaps:
+    assert isinstance(layer.maps, BranchMaps)
+    return layer.maps
 
 
-def _numbers(layer: Cached, key: str) -> float:
-    return float(layer.maps[key]) if layer.maps else np.nan
-
-
-def _correlations(layer: Cached) -> np.ndarray:
-    return np.array(layer.maps["correlation"] if layer.maps else [], float)
-
-
-def _summary(name: str, mapped: list[Cached], middle: Cached, called: dict[str, str]) -> str:
+def _summary(name: str, mapped: list[CachedLayer], middle: CachedLayer, called: dict[str, str]) -> str:
     """What the numbers say about the paper's claim that the two branches are complementary."""
-    found = _correlations(middle)
+    found = np.array(_maps(middle).correlation)
     parts = [
         f"{name}: in the middle layer ({called[middle.name]}) the correlation between the two maps of a picture is "
         f"{decimal(found.mean(), signed=True)} on average and ranges from {decimal(found.min(), signed=True)} to "
         f"{decimal(found.max(), signed=True)}."
     ]
-    everywhere = np.concatenate([_correlations(layer) for layer in mapped])
+    everywhere = np.concatenate([np.array(_maps(layer).correlation) for layer in mapped])
     parts.append(
         f"Over all layers and pictures it is below −0.5 in {(everywhere < -0.5).mean():.0%} "
         f"and above 0.5 in {(everywhere > 0.5).mean():.0%} of the cases."
     )
-    weights = np.array([_numbers(layer, "weight") for layer in mapped])
+    weights = np.array([_maps(layer).weight for layer in mapped])
     low, high = f"{weights.min():.0%}", f"{weights.max():.0%}"
     span = low if low == high else f"{low} to {high}"
     parts.append(f"The cached branch contributes {span} of the magnitude of a layer's output.")
-    same = [called[layer.name] for layer in mapped if _numbers(layer, "memory_own") < 0.25]
+    same = [called[layer.name] for layer in mapped if _maps(layer).memory_own < 0.25]
     if same:
         parts.append(f"In {listed(same)} o_mem is nearly the same image for every picture.")
     return " ".join(parts)
 
 
-def _table(name: str, label: str, mapped: list[Cached], called: dict[str, str]) -> str:
+def _table(name: str, label: str, mapped: list[CachedLayer], called: dict[str, str]) -> str:
     rows = []
     for layer in mapped:
-        found = _correlations(layer)
+        found = np.array(_maps(layer).correlation)
         rows.append(
             [
                 f"<code>{escape(called[layer.name])}</code>",
-                " × ".join(str(n) for n in (layer.maps or {})["grid"]),
+                " × ".join(map(str, _maps(layer).grid)),
                 decimal(float(np.mean(layer.share))),
-                decimal(_numbers(layer, "weight")),
+                decimal(_maps(layer).weight),
                 decimal(found.mean(), signed=True),
                 f"{decimal(found.min(), signed=True)} to {decimal(found.max(), signed=True)}",
-                decimal(_numbers(layer, "self_own")),
-                decimal(_numbers(layer, "memory_own")),
+                decimal(_maps(layer).self_own),
+                decimal(_maps(layer).memory_own),
             ]
         )
     caption = (
@@ -145,15 +139,14 @@ def _down(layers: int) -> float:
     return TOP + 1 + layers * (BEFORE + 2 + BETWEEN)
 
 
-def draw(axes: "Axes", found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
+def draw(axes: "Axes", pictures: Pictures, chosen: list[CachedLayer], called: dict[str, str]) -> None:
     """Draw the pictures in a row and, below them, the maps of o_self and o_mem of each layer."""
-    assert found.pictures is not None
     step = 1 + GAP
     axes.set_axis_off()
-    labels, guesses, names = (found.about[key] for key in ("label", "guess", "names"))
-    for i, picture in enumerate(found.pictures):
+    for i, picture in enumerate(pictures.pixels):
         raster_image(axes, picture, (i * step, TOP))
-        _above(axes, i * step + 0.5, _class(names, labels[i]), _class(names, guesses[i]))
+        label, guess = (_class(pictures.names, found[i]) for found in (pictures.label, pictures.guess))
+        _above(axes, i * step + 0.5, label, guess)
     down = TOP + 1
     for layer in chosen:
         down += BEFORE
@@ -165,7 +158,7 @@ def draw(axes: "Axes", found: Explained, chosen: list[Cached], called: dict[str,
                 raster_image(axes, grey(one), (i * step, down))
             down += 1 + BETWEEN
         down -= BETWEEN
-    axes.set_xlim(0, len(found.pictures) * step - GAP)
+    axes.set_xlim(0, len(pictures.pixels) * step - GAP)
     axes.set_ylim(_down(len(chosen)), 0)
 
 
@@ -177,7 +170,7 @@ def grey(one: np.ndarray) -> np.ndarray:
     return ((one - low) / (high - low) * 255).round().astype(np.uint8)[..., None]
 
 
-def _class(names: list[str], label: int) -> str:
+def _class(names: Sequence[str], label: int) -> str:
     return str(names[label]) if 0 <= label < len(names) else str(label)
 
 

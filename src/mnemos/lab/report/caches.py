@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.lab.evaluate.recorded import NO_PICTURES, CachedLayer, Left, SlotContents
+
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, shortened, table
 from .read import Results
-from .results import NO_PICTURES, Cached
 from .run_records import RunRecord
 from .style import INK, MUTED, NEGATIVE, POSITIVE, RULE, nothing, panel, raster_image
 
@@ -172,14 +173,14 @@ def slot_section(comparison: Results) -> str:
     return "\n".join(parts + [missing(why) for why in whys])
 
 
-def _compared(run: RunRecord) -> list[Cached]:
+def _compared(run: RunRecord) -> list[CachedLayer]:
     return [layer for layer in run.explained.layers if layer.patches is not None] if run.explained else []
 
 
 def _why(runs: list[RunRecord]) -> str:
     if not runs or runs[0].explained is None:
         return "no run has an explain.json"
-    lefts = [layer.slots["left"] for layer in runs[0].explained.layers if layer.slots and "left" in layer.slots]
+    lefts = [layer.slots.left for layer in runs[0].explained.layers if isinstance(layer.slots, Left)]
     return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with training patches"))
 
 
@@ -199,15 +200,14 @@ def _slots(index: int, name: str, run: RunRecord) -> str:
         panels.append(
             panel(f"slots-{index}-{place}", called[layer.name], partial(draw_patches, layer=layer), size, LEFT, aloud)
         )
-    first = compared[0].slots or {}
     caption = (
         f"{name}: some slots of {listed([called[layer.name] for layer in chosen])}, one row per slot (number on the "
-        "left). "
-        f"The row shows the patches whose tokens are nearest to the slot among {first.get('images', 0):,.0f} training "
-        "pictures, at most one per picture, nearest first. The bright middle is the patch; the number on the right is "
-        "the cosine of the nearest. The distance compares what a token would write (the candidate of eq. 5 for that "
-        "slot, with the update gate at 1) with the slot, both minus the mean candidate. Some patch is always the "
-        f"nearest: the table below says whether it is nearer than chance. From {run.label}/explain.safetensors."
+        "left). The row shows the patches whose tokens are nearest to the slot among "
+        f"{_contents(compared[0]).images:,} training pictures, at most one per picture, nearest first. The bright "
+        "middle is the patch; the number on the right is the cosine of the nearest. The distance compares what a token "
+        "would write (the candidate of eq. 5 for that slot, with the update gate at 1) with the slot, both minus the "
+        "mean candidate. Some patch is always the nearest: the table below says whether it is nearer than chance. From "
+        f"{run.label}/explain.safetensors."
     )
     return "\n".join(
         [
@@ -222,18 +222,18 @@ def _steps(count: int) -> float:
     return count * (1 + GAP) - GAP
 
 
-def draw_patches(axes: "Axes", layer: Cached) -> None:
+def draw_patches(axes: "Axes", layer: CachedLayer) -> None:
     """Draw one row of patches per slot, with faded surroundings."""
     assert layer.patches is not None
-    assert layer.slots is not None
+    contents = _contents(layer)
     axes.set_axis_off()
     rows, columns = layer.patches.shape[:2]
-    for i, (slot, row) in enumerate(zip(layer.slots["shown"], layer.patches, strict=True)):
+    for i, (slot, row) in enumerate(zip(contents.shown, layer.patches, strict=True)):
         down = i * (1 + GAP)
         axes.text(-0.15, down + 0.5, str(slot), ha="right", va="center", fontsize=8, color=MUTED[0])
         for j, patch in enumerate(row):
             raster_image(axes, spotlit(patch), (j * (1 + GAP), down))
-        cosine = decimal(layer.slots["nearest"][i][0])[:-1]
+        cosine = decimal(contents.nearest[i][0])[:-1]
         axes.text(_steps(columns) + 0.12, down + 0.5, cosine, va="center", fontsize=8, color=MUTED[0])
     axes.set_xlim(0, _steps(columns) + 1)
     axes.set_ylim(_steps(rows), 0)
@@ -247,8 +247,9 @@ def spotlit(patch: np.ndarray) -> np.ndarray:
     return shown
 
 
-def _number(layer: Cached, key: str) -> float:
-    return float(layer.slots[key]) if layer.slots else math.nan
+def _contents(layer: CachedLayer) -> SlotContents:
+    assert isinstance(layer.slots, SlotContents)
+    return layer.slots
 
 
 def _span(values: list[float], percent: bool = False) -> str:
@@ -256,12 +257,12 @@ def _span(values: list[float], percent: bool = False) -> str:
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 
-def _summary(name: str, compared: list[Cached], run: RunRecord) -> str:
+def _summary(name: str, compared: list[CachedLayer], run: RunRecord) -> str:
     """Sentences, derived from the numbers, on whether slots hold single patches or averages, and averages of what."""
-    above = [layer for layer in compared if _number(layer, "cosine") > _number(layer, "chance") + CLEARLY]
-    places = [max(0.0, place) for layer in compared if math.isfinite(place := _number(layer, "place"))]
+    above = [layer for layer in compared if _contents(layer).cosine > _contents(layer).chance + CLEARLY]
+    places = [max(0.0, place) for layer in compared if math.isfinite(place := _contents(layer).place)]
     averages = bool(places) and float(np.median(places)) > MOSTLY
-    distance = _span([_number(layer, "distance") for layer in compared])
+    distance = _span([_contents(layer).distance for layer in compared])
     if averages:
         parts = [f"{name}: a slot holds the average over pictures of the position that it is written from."]
     elif len(above) > len(compared) / 2:
@@ -277,7 +278,7 @@ def _summary(name: str, compared: list[Cached], run: RunRecord) -> str:
         )
     where = f"{len(above)} of {len(compared)} layers" if above else "no layer"
     parts.append(f"Slots are clearly nearer to single training tokens than random mixtures of tokens are: in {where}.")
-    distinct = [_number(layer, "distinct") / _number(layer, "compared") for layer in compared]
+    distinct = [_contents(layer).distinct / _contents(layer).compared for layer in compared]
     if min(distinct) < 0.5:
         parts.append(
             f"Many slots hold the same: only {_span(distinct, percent=True)} of them have different nearest tokens."
@@ -304,22 +305,22 @@ def _lifetime(run: RunRecord) -> str:
     )
 
 
-def _table(name: str, label: str, compared: list[Cached], called: dict[str, str]) -> str:
+def _table(name: str, label: str, compared: list[CachedLayer], called: dict[str, str]) -> str:
     rows = [
         [
             f"<code>{escape(called[layer.name])}</code>",
-            f"{_number(layer, 'compared'):.0f}",
-            decimal(_number(layer, "cosine")),
-            decimal(_number(layer, "chance")),
-            decimal(_number(layer, "raw_cosine")),
-            decimal(_number(layer, "distance")),
-            decimal(_number(layer, "place")),
-            f"{_number(layer, 'distinct'):.1f}",
+            f"{_contents(layer).compared:.0f}",
+            decimal(_contents(layer).cosine),
+            decimal(_contents(layer).chance),
+            decimal(_contents(layer).raw_cosine),
+            decimal(_contents(layer).distance),
+            decimal(_contents(layer).place),
+            f"{_contents(layer).distinct:.1f}",
         ]
         for layer in compared
     ]
     caption = (
-        f"{name}: slots compared with {_number(compared[0], 'tokens'):,.0f} training tokens per layer, means over "
+        f"{name}: slots compared with {_contents(compared[0]).tokens:,.0f} training tokens per layer, means over "
         "slots. "
         "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
         "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "

@@ -1,5 +1,6 @@
 """What quality costs: what the runs spent, score against time and FLOPs, what the caches add, and measured times."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -10,19 +11,18 @@ import numpy as np
 from mnemos.lab.compare.budgets import budget_text
 from mnemos.lab.compare.comparison import UNNAMED_UNIT, Row
 from mnemos.lab.compare.significance import interval
+from mnemos.lab.evaluate.recorded import LayerCost
 from mnemos.types import JSONObject
 
 from .curves import mean_curve, quality
 from .markup import capital, count, duration, escape, figure, memory, missing, operations, shortened, table
 from .read import Results, finite_spread
-from .results import Cached
 from .run_records import RunRecord
 from .style import ROUND, curve, marker, panel, variant_colour, variant_legend, variant_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZES = ("rows", "tokens", "slots", "width", "cache_width", "heads", "parameters", "training_macs", "inference_macs")
 _SECONDS, _FLOPS = "seconds", "FLOPs"
 
 
@@ -185,63 +185,42 @@ def cost_section(results: Results) -> str:
 
 def _layers(name: str, run: RunRecord) -> str:
     """Costs by formula: one row for consecutive layers of one shape, and the sum."""
-    assert run.explained is not None
-    layers = [layer for layer in run.explained.layers if layer.cost]
-    every = [layer.name for layer in run.explained.layers]
-    called = dict(zip(every, shortened(every), strict=True))
-    groups: list[list[Cached]] = []
-    for layer in layers:
-        if groups and groups[-1][-1].cost == layer.cost:
-            groups[-1].append(layer)
-        else:
-            groups.append([layer])
+    every = run.explained.layers if run.explained else ()
+    called = dict(zip((layer.name for layer in every), shortened([layer.name for layer in every]), strict=True))
+    layers = [(layer, layer.cost) for layer in every if layer.cost]
     rows = []
-    for group in groups:
-        cost = group[0].cost or {}
-        ends = list(dict.fromkeys(called[one.name] for one in (group[0], group[-1])))
-        tokens = f"{cost['rows']:.0f} × {cost['tokens']:.0f}" if cost["rows"] > 1 else f"{cost['tokens']:.0f}"
-        rows.append(
-            [
-                f"<code>{escape(' … '.join(ends))}</code>",
-                str(len(group)),
-                tokens,
-                f"{cost['slots']:.0f} × {cost['cache_width']:.0f}",
-                f"{cost['heads']:.0f}",
-                *_sums(group),
-            ]
-        )
-    if len(groups) > 1:
-        rows.append(["all", str(len(layers)), "", "", "", *_sums(layers)])
+    for cost, members in itertools.groupby(layers, key=lambda one: one[1]):
+        names = [called[layer.name] for layer, _ in members]
+        tokens = f"{cost.rows} × {cost.tokens}" if cost.rows > 1 else str(cost.tokens)
+        ends = " … ".join(dict.fromkeys((names[0], names[-1])))
+        cells = [tokens, f"{cost.slots} × {cost.cache_width}", str(cost.heads), *_sums([cost] * len(names))]
+        rows.append([f"<code>{escape(ends)}</code>", str(len(names)), *cells])
+    costs = [cost for _, cost in layers]
+    if len(rows) > 1:
+        rows.append(["all", str(len(layers)), "", "", "", *_sums(costs)])
     caption = (
         f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
-        "Cache: "
-        "slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates the cache, and in "
-        f"eval(). {_share(run, layers)}From {run.label}/explain.json."
+        "Cache: slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates the cache, and in "
+        f"eval(). {_share(run, costs)}From {run.label}/explain.json."
     )
     head = ["layers", "count", "tokens", "cache", "heads", "parameters", "FLOPs, training", "FLOPs, eval"]
     return table(caption, head, rows)
 
 
-def _sums(layers: Sequence[Cached]) -> list[str]:
-    total = {key: sum((layer.cost or {})[key] for layer in layers) for key in SIZES}
-    return [
-        count(total["parameters"]),
-        operations(2 * total["training_macs"]),
-        operations(2 * total["inference_macs"]),
-    ]
+def _sums(costs: Sequence[LayerCost]) -> list[str]:
+    macs = (sum(cost.training_macs for cost in costs), sum(cost.inference_macs for cost in costs))
+    return [count(sum(cost.parameters for cost in costs)), *(operations(2 * one) for one in macs)]
 
 
-def _share(run: RunRecord, layers: list[Cached]) -> str:
+def _share(run: RunRecord, costs: Sequence[LayerCost]) -> str:
     """The sum relative to the rest of the model."""
-    added = {key: sum((layer.cost or {})[key] for layer in layers) for key in ("parameters", "training_macs")}
-    flops = 2 * added["training_macs"]
-    rest = {"parameters": run.cost("parameters") - added["parameters"], "flops": run.cost("flops") - flops}
-    if not all(math.isfinite(v) and v > 0 for v in rest.values()):
+    parameters, flops = sum(cost.parameters for cost in costs), 2 * sum(cost.training_macs for cost in costs)
+    rest = (run.cost("parameters") - parameters, run.cost("flops") - flops)
+    if not all(math.isfinite(value) and value > 0 for value in rest):
         return ""
     return (
-        f"That is {added['parameters'] / rest['parameters']:.1%} of the parameters and {flops / rest['flops']:.1%} of "
-        "the training forward's FLOPs that the rest of the model has (the paper: about 10% to 15% of both at ratio "
-        "0.5). "
+        f"That is {parameters / rest[0]:.1%} of the parameters and {flops / rest[1]:.1%} of the training forward's "
+        "FLOPs that the rest of the model has (the paper: about 10% to 15% of both at ratio 0.5). "
     )
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 from mnemos.types import JSONObject
 
 from .curves import extent
 from .markup import decimal, escape, figure, legend, listed, missing, paragraph, plural, short, table
 from .read import Results
-from .results import ControlledMemory, StateControls
 from .run_records import RunRecord
 from .style import INK, RULE, VARIANTS, panel, variant_name
 
@@ -34,9 +34,8 @@ _SAYS = (
 
 def section(comparison: Results) -> str:
     """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls."""
-    found = {name: runs for name in comparison.names if (runs := comparison.state_controls(name))}
-    scored = {name: runs for name, runs in found.items() if any(known.left is None for _, known in runs)}
-    whys = _not_scored({name: str(runs[0][1].left) for name, runs in found.items() if name not in scored}, comparison)
+    scored = {name: runs for name in comparison.names if (runs := comparison.state_controls(name))}
+    whys = _not_scored({name: why for name in comparison.names if (why := comparison.uncontrolled(name))}, comparison)
     if not scored:
         return "\n".join(whys)
     said = [paragraph(_summary(comparison, name)) for name in scored]
@@ -78,19 +77,19 @@ def _rounded(value: float) -> str:
 
 
 def _metric(comparison: Results, name: str) -> str:
-    known = next(one for _, one in comparison.state_controls(name) if one.left is None)
-    return comparison.metric if comparison.metric in known.carried else known.metric
+    known = comparison.state_controls(name)[0][1]
+    return comparison.metric if comparison.metric in known.carried.scores else known.metric
 
 
 def _drawing(comparison: Results, scored: Scored) -> str:
     """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
     panels, sources = [], []
     for name, runs in scored.items():
-        run, known = next((run, known) for run, known in runs if known.left is None)
+        run, known = runs[0]
         if len(known.segments) < 2:
             continue
         index = comparison.names.index(name)
-        courses = [course - known.course for memory in known.memories for course in memory.by_segment.values()]
+        courses = [change for memory in known.memories for change in _changes(known, memory).values()]
         for place, memory in enumerate(known.memories):
             drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
             aloud = f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed"
@@ -110,10 +109,14 @@ def _drawing(comparison: Results, scored: Scored) -> str:
 
 
 def _read(known: StateControls) -> str:
-    rows, targets = plural(int(known.about["rows"]), "row"), plural(int(known.about["targets"]), "target")
-    cut = known.about["cut"]
-    how = f"Rows are cut into segments of {cut:.0f} tokens for this. " if math.isfinite(cut) else ""
+    rows, targets = plural(known.rows, "row"), plural(known.targets, "target")
+    how = "" if known.cut is None else f"Rows are cut into segments of {known.cut} tokens for this. "
     return f"{how}{rows} at once, {targets} in {plural(len(known.segments), 'segment')}."
+
+
+def _changes(known: StateControls, memory: ControlledMemory) -> dict[str, np.ndarray]:
+    """By control the change of the metric in each segment [S]."""
+    return {kind: one.by_segment - known.carried.by_segment for kind, one in memory.scored().items()}
 
 
 def _limits(changes: list[np.ndarray]) -> tuple[float, float]:
@@ -126,8 +129,8 @@ def draw(axes: "Axes", known: StateControls, memory: ControlledMemory, limits: t
     from matplotlib.ticker import MaxNLocator
 
     few: JSONObject = {"marker": "o", "markersize": 3.4} if len(known.segments) <= 25 else {}
-    for kind, course in memory.by_segment.items():
-        axes.plot(known.segments, course - known.course, color=VARIANTS[_COLOURS[kind]][0], **few)
+    for kind, change in _changes(known, memory).items():
+        axes.plot(known.segments, change, color=VARIANTS[_COLOURS[kind]][0], **few)
     axes.axhline(0, color=INK[0], linewidth=1)
     axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
@@ -139,11 +142,10 @@ def _table(comparison: Results, scored: Scored) -> str:
     rows, whys = [], []
     for name, runs in scored.items():
         metric = _metric(comparison, name)
-        known = [one for _, one in runs if one.left is None]
-        carried = float(np.mean([one.carried.get(metric, math.nan) for one in known]))
+        carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
         for memory in _memories(comparison, name).values():
-            whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.left.items()]
-            for kind in memory.scores:
+            whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
+            for kind in memory.scored():
                 d = comparison.memory_effect(name, memory.name, kind)
                 if d is None:
                     continue
@@ -156,15 +158,15 @@ def _table(comparison: Results, scored: Scored) -> str:
                         decimal(carried + d.difference),
                         _rounded(d.difference),
                         interval,
-                        str(len(known)),
+                        str(len(runs)),
                     ]
                 )
-    first = next(known for runs in scored.values() for _, known in runs if known.left is None)
+    first = next(iter(scored.values()))[0][1]
     better = "higher" if comparison.higher_is_better else "lower"
     caption = (
         f"Controls of the state: test {_metric(comparison, next(iter(scored)))} ({better} is better) of some rows' "
-        f"segments after the first ({plural(int(first.about['rows']), 'row')} at once, "
-        f"{plural(int(first.about['targets']), 'target')}), so it differs from that of the whole split. Mean over "
+        f"segments after the first ({plural(first.rows, 'row')} at once, "
+        f"{plural(first.targets, 'target')}), so it differs from that of the whole split. Mean over "
         "seeds; the 95% interval of the change comes from the spread between seeds. From the runs' explain.json."
     )
     head = ["variant", "memory", "as carried", "changed", "change", "95% interval", "seeds"]

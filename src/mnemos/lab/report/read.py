@@ -11,13 +11,13 @@ from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
 from mnemos.lab.compare.comparison import FILE, Comparison, Row, controls_of, read_comparison, rows_of
 from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
+from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.run.files import Provenance, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import MAJORITY
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
-from .results import StateControls
 from .run_records import RunRecord, flat, read_run
 
 
@@ -71,9 +71,15 @@ class Results(Comparison):
         return None
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
-        """The runs of a row that recorded controls of their state, or why there are none."""
+        """The runs of a row that scored controls of their state."""
         found = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
-        return [(run, known) for run, known in found if known is not None]
+        return [(run, known) for run, known in found if isinstance(known, StateControls)]
+
+    def uncontrolled(self, name: str) -> str | None:
+        """Why no run of a row scored controls of its state; None if one did, or none recorded a reason."""
+        found = [run.explained.memory for run in self.runs_of(name) if run.explained]
+        reasons = [known.left for known in found if isinstance(known, Left)]
+        return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
         """What a control of one memory of the state changes, run by run; None where it was not run.
@@ -82,11 +88,10 @@ class Results(Comparison):
         """
         changes = []
         for _, known in self.state_controls(name):
-            metric = self.metric if self.metric in known.carried else known.metric
-            changed = [
-                one.scores[control][metric] for one in known.memories if one.name == memory and control in one.scores
-            ]
-            changes += [value - known.carried[metric] for value in changed]
+            carried = known.carried.scores
+            metric = self.metric if self.metric in carried else known.metric
+            scored = [one.scored() for one in known.memories if one.name == memory]
+            changes += [one[control].scores[metric] - carried[metric] for one in scored if control in one]
         return paired(changes)
 
 

@@ -8,13 +8,10 @@ import numpy as np
 
 from mnemos.json_text import parse
 from mnemos.lab.evaluate.probe import Gates
+from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
 from mnemos.lab.evaluate.records import from_json, number, read_object
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.types import InputError, JSONObject
-
-from .read_explained import read_explained
-from .read_write_attention import read_write_attention
-from .results import Explained, WriteAttention
 
 Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 # Measured by the trainer itself; every other number in a line of metrics.jsonl is a metric of the task.
@@ -64,7 +61,7 @@ class RunRecord:
     gates: GateCurves | None
     result: Result | None
     caches: dict[str, np.ndarray] | None
-    explained: Explained | None = None
+    explained: Explanation | None = None
     written: Written | None = None
     write_attention: WriteAttention | None = None
     detected: tuple[tuple[str, bytes], ...] = ()
@@ -108,7 +105,7 @@ def read_run(folder: Path, label: str) -> RunRecord:
         gates=gates,
         result=Result.read(folder) if Result.exists(folder) else None,
         caches=_caches(folder / "caches.safetensors"),
-        explained=read_explained(folder),
+        explained=read_explanation(folder),
         written=read_written(folder),
         write_attention=read_write_attention(folder),
         detected=_detected(folder / DETECTIONS),

@@ -1,14 +1,15 @@
 """What the slots attend to when they are written: kinds by segment, examples, words (Memformer, Figures 6 and 7)."""
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
+
 from .markup import decimal, escape, figure, legend, listed, paragraph, plural, table
 from .read import Results
-from .read_write_attention import KINDS
-from .results import SlotExample, WriteAttention
 from .run_records import RunRecord
 from .style import MUTED, RULE, VARIANTS, panel
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
-_COLOURS = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
+_COLOURS: dict[str, int] = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
 VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
@@ -37,8 +38,8 @@ def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> st
     panels = [
         panel(f"write-attention-{index}-share", "Share of the slots", partial(draw_shares, found=found), x="segment")
     ]
-    for place, one in enumerate(found.examples):
-        drawn = partial(draw_slot, one=one, first=found.first)
+    for place, one in enumerate(found.shown.examples):
+        drawn = partial(draw_slot, one=one, first=found.shown.first)
         slug, aloud = f"write-attention-{index}-{place}", f"Attention of slot {one.slot}"
         panels.append(panel(slug, heading(one), drawn, label=aloud, x="token of the segment", y="attention"))
     keys = legend((f"variant-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
@@ -46,9 +47,9 @@ def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> st
         f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."
     )
     parts = [paragraph(f"{name}: {summary(found)}"), figure(panels, caption, legend=keys), _table(name, found)]
-    shaded = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
-    if found.words is not None:
-        texts = [_text(one, found.words) for one in shaded]
+    shaded = [one for one in found.shown.examples if one.kind != "holds"] or list(found.shown.examples[-1:])
+    if found.shown.words is not None:
+        texts = [_text(one, found.shown.words) for one in shaded]
         caption = (
             f"{name}: the text from the start of that segment. The shade of a word is the slot's mean attention to its "
             "bytes, from none to the largest. The encoder reads a segment in both directions, so the output at a byte "
@@ -60,21 +61,21 @@ def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> st
 
 def about(found: WriteAttention) -> str:
     """What was measured and how the kinds are defined."""
-    low, high = found.about["thresholds"]
-    documents = plural(int(found.about["documents"]), "test document")
+    low, high = found.thresholds
+    documents = plural(found.documents, "test document")
     return (
         f"attention of the memory writer, mean over heads, in {documents} of up to {len(found.shares['holds'])} "
         "segments "
-        f"of {found.about['segment']:.0f} tokens. A slot holds if its weight on itself is above {high:g}, is "
+        f"of {found.segment} tokens. A slot holds if its weight on itself is above {high:g}, is "
         f"overwritten if it is below {low:g}, and mixes otherwise."
     )
 
 
 def explained(found: WriteAttention) -> str:
     """What the panels of single slots show."""
-    shown = found.about["shown"]
+    shown = found.shown
     return (
-        f"The other panels: segment {shown['place'] + 1:.0f} of {shown['of']:.0f} of the longest document, the slot "
+        f"The other panels: segment {shown.place + 1} of {shown.of} of the longest document, the slot "
         "with "
         "the median weight of each kind. The bar left of the line is its weight on itself, the others are its weights "
         "on the tokens."
@@ -83,14 +84,14 @@ def explained(found: WriteAttention) -> str:
 
 def summary(found: WriteAttention) -> str:
     """Sentences that compare the shares and the forgetting biases with the paper's."""
-    middle, kinds = found.about["middle"], found.about["kinds"]
+    middle, kinds = found.middle, found.kinds
     parts = []
     for i, kind in enumerate(KINDS):
         theirs = f" (the paper: {_span(PAPER[kind])})" if kind in PAPER else ""
         parts.append(f"{middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
     text = f"in the middle half of a document {listed(parts)}."
-    holds, writes = kinds["holds"]["bias"], kinds["overwrites"]["bias"]
-    if holds is not None and writes is not None:
+    holds, writes = kinds["holds"].bias, kinds["overwrites"].bias
+    if math.isfinite(holds) and math.isfinite(writes):
         text += (
             f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
             f"hold (the paper, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
@@ -165,20 +166,18 @@ def _text(one: SlotExample, words: tuple[tuple[str, int], ...]) -> str:
 def _table(name: str, found: WriteAttention) -> str:
     rows = []
     for kind in KINDS:
-        usual = found.about["kinds"][kind]
+        usual = found.kinds[kind]
         theirs = _span(PAPER[kind]) if kind in PAPER else "–"
         # ‖v_bias‖ is relative to the radius ρ of a slot, which is 1 in the paper.
-        norms = [usual[key] and usual[key] / found.about["radius"] for key in ("bias", "least", "most")]
-        said = "–" if norms[0] is None else f"{decimal(norms[0])} ({decimal(norms[1])} to {decimal(norms[2])})"
+        norms = [decimal(norm / found.radius) for norm in (usual.bias, usual.least, usual.most)]
+        said = "{} ({} to {})".format(*norms) if math.isfinite(usual.bias) else "–"
         bias = decimal(PAPER_BIAS[kind]) if kind in PAPER_BIAS else "–"
-        rows.append(
-            [escape(VERBS[kind]), f"{found.about['middle'][kind]:.1%}", theirs, f"{usual['slots']:.0f}", said, bias]
-        )
-    slots, radius = found.about["slots"], decimal(found.about["radius"])
+        rows.append([escape(VERBS[kind]), f"{found.middle[kind]:.1%}", theirs, str(usual.slots), said, bias])
+    slots, radius = found.slots, decimal(found.radius)
     caption = (
         f"{name}: slots by kind. Share: share of all slots, over the middle half of every document. Usually: how "
         "many of "
-        f"the {slots:.0f} slots are of the kind by their mean weight on themselves. ‖v_bias‖/ρ: norm of the forgetting "
+        f"the {slots} slots are of the kind by their mean weight on themselves. ‖v_bias‖/ρ: norm of the forgetting "
         f"bias, mean and range, divided by the radius ρ = {radius} of a slot (1 in the paper)."
     )
     return table(caption, ["slots that", "share", "paper", "usually", "‖v_bias‖/ρ", "paper, one slot"], rows)

@@ -215,7 +215,7 @@ def draw_seeds(axes: "Axes", results: Results, variants: list[str]) -> None:
 
 def _controls(results: Results) -> str:
     if not results.controls:
-        if any(results.state_controls(name) for name in results.names):
+        if any(results.state_controls(name) or results.uncontrolled(name) for name in results.names):
             return ""  # a section of its own has the controls of the state
         return missing("No control was run, so these results do not show whether the models use their memory.")
     score, rows = f"{results.split} {results.metric}", []

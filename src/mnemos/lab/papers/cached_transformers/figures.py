@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemos.lab.evaluate.explain import explain
+from mnemos.lab.evaluate.recorded import BranchMaps, CachedLayer, Explanation, Pictures
 from mnemos.lab.report import attention_maps, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.results import Cached, Explained
 from mnemos.lab.report.style import RULE, head, variant_colour
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
@@ -74,7 +74,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
         return Finding([], [commands(["ViT-S"])])
     run = _run(options, "vit")
     found = _explained(run)
-    if found.pictures is None:
+    if (pictures := found.pictures) is None:
         raise InputError(
             f"{run}: expected a run with gated caches on images, found none ({found.left}); choose another run with "
             "--run"
@@ -85,19 +85,14 @@ def figure4(claim: Claim, options: Options) -> Finding:
     names = [layer.name for layer in found.layers]
     called = dict(zip(names, shortened(names), strict=True))
     for layer in mapped:
-        maps = layer.maps or {}
-        correlations = maps["correlation"]
-        table.add(
-            called[layer.name],
-            sum(layer.share) / len(layer.share),
-            float(maps["weight"]),
-            sum(correlations) / len(correlations),
-        )
+        assert isinstance(layer.maps, BranchMaps)
+        correlation = sum(layer.maps.correlation) / len(layer.maps.correlation)
+        table.add(called[layer.name], sum(layer.share) / len(layer.share), layer.maps.weight, correlation)
     notes = [
         f"{called[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
         "pictures. It is negative if the branches complement each other, as the paper concludes from its figure."
     ]
-    path = png(options.out / "figure4.png", _size(found), lambda figure: _maps(figure, found, [middle], called))
+    path = png(options.out / "figure4.png", _size(pictures), lambda figure: _maps(figure, pictures, [middle], called))
     page = report([run], options.out / "figure4.html")
     return Finding([table], notes, [path, page], [run])
 
@@ -108,7 +103,7 @@ def figure5(claim: Claim, options: Options) -> Finding:
         return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
     runs = [options.run] if options.run else [_run(options, host) for host in ("vit", "pvt")]
     found = Finding()
-    drawn: list[tuple[str, Explained]] = []
+    drawn: list[tuple[str, Explanation]] = []
     for run in runs:
         one = _explained(run)
         name = read_run(run, run.name).recipe["name"]
@@ -135,7 +130,7 @@ def _run(options: Options, host: str) -> Path:
     return comparison["folder"] / comparison["runs"][name][0]
 
 
-def _explained(run: Path) -> Explained:
+def _explained(run: Path) -> Explanation:
     """The recorded branches of a run's caches. They are recorded now if the run has no explain.json."""
     if not (run / "explain.json").is_file():
         _, task, model = open_run(run)
@@ -190,19 +185,18 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
         axes.legend(frameon=False, fontsize=9)
 
 
-def _size(found: Explained) -> tuple[float, float]:
+def _size(pictures: Pictures) -> tuple[float, float]:
     """The size of figure 4 in inches at which every image is square: one row of pictures and two rows of maps."""
-    assert found.pictures is not None
-    across = len(found.pictures) * (1 + attention_maps.GAP) - attention_maps.GAP
+    across = len(pictures.pixels) * (1 + attention_maps.GAP) - attention_maps.GAP
     down = attention_maps.TOP + 1 + attention_maps.BEFORE + 2 + attention_maps.BETWEEN
     return 10.0, 10.0 * _BOX[2] / across * down / _BOX[3]
 
 
-def _maps(figure: "Figure", found: Explained, chosen: list[Cached], called: dict[str, str]) -> None:
-    attention_maps.draw(figure.add_axes(_BOX), found, chosen, called)
+def _maps(figure: "Figure", pictures: Pictures, chosen: list[CachedLayer], called: dict[str, str]) -> None:
+    attention_maps.draw(figure.add_axes(_BOX), pictures, chosen, called)
 
 
-def _shares(drawn: Sequence[tuple[str, Explained]], figure: "Figure") -> None:
+def _shares(drawn: Sequence[tuple[str, Explanation]], figure: "Figure") -> None:
     width = 0.92 / len(drawn)
     for i, (name, found) in enumerate(drawn):
         axes: Axes = figure.add_axes((0.06 + i * width, 0.14, width - 0.05, 0.74))

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mnemos.lab.evaluate.write_attention import KINDS, record_write_attention
+from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
+from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.recipes.text import text as text_recipe
 from mnemos.lab.report import report
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.results import SlotExample, WriteAttention
 from mnemos.lab.report.slot_attention import (
     NAMES,
     PAPER,
@@ -73,20 +73,20 @@ def figure6(claim: Claim, options: Options) -> Finding:
         return Finding([], [_COMMANDS])
     run = _run(options)
     found = _write_attention(run)
-    low, high = found.about["thresholds"]
+    low, high = found.thresholds
     table = Table(
-        f"Slots by kind, over the middle half of {found.about['documents']} test documents",
+        f"Slots by kind, over the middle half of {found.documents} test documents",
         ["", "own weight", "share, %", "paper share, %", "slots on average", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
     )
     bounds = {"holds": f"> {high:g}", "mixes": "between", "overwrites": f"< {low:g}"}
     for kind in KINDS:
-        usual, theirs = found.about["kinds"][kind], PAPER.get(kind)
-        bias = usual["bias"] and usual["bias"] / found.about["radius"]
+        usual, theirs = found.kinds[kind], PAPER.get(kind)
+        bias = usual.bias / found.radius if usual.slots else None
         said = "–" if theirs is None else f"{100 * theirs[0]:.0f} to {100 * theirs[1]:.0f}"
         paper = {"holds": 1.15, "overwrites": 3.2}.get(kind)
-        share = 100 * found.about["middle"][kind]
-        table.add(f"slots that {VERBS[kind]}", bounds[kind], share, said, int(usual["slots"]), bias, paper)
-    size = (10.0, 3.0 + 2.6 * ((len(found.examples) + 2) // 2 - 1))
+        share = 100 * found.middle[kind]
+        table.add(f"slots that {VERBS[kind]}", bounds[kind], share, said, usual.slots, bias, paper)
+    size = (10.0, 3.0 + 2.6 * ((len(found.shown.examples) + 2) // 2 - 1))
     path = png(options.out / "figure6.png", size, partial(_panels, found=found))
     notes = [f"{run}: {summary(found)}", f"Data: {about(found)}", explained(found)]
     return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
@@ -98,20 +98,22 @@ def figure7(claim: Claim, options: Options) -> Finding:
         return Finding([], [_COMMANDS])
     run = _run(options)
     found = _write_attention(run)
-    if found.words is None:
+    if found.shown.words is None:
         raise InputError(f"{run}: expected a run on text, found another task; choose a run on text with --run")
-    writers = [one for one in found.examples if one.kind != "holds"] or list(found.examples[-1:])
+    writers = [one for one in found.shown.examples if one.kind != "holds"] or list(found.shown.examples[-1:])
     tables = []
     for one in writers:
         columns = ["word", "attention per byte, relative to uniform", "% of its attention", "bytes"]
         table = Table(f"{heading(one)}: the words with most attention", columns)
-        pairs = sorted(zip(word_weights(one, found.words), found.words, strict=True), key=lambda pair: -pair[0])
+        pairs = sorted(
+            zip(word_weights(one, found.shown.words), found.shown.words, strict=True), key=lambda pair: -pair[0]
+        )
         for weight, (word, length) in [pair for pair in pairs if not pair[1][0].isspace()][:SHOWN]:
-            table.add(word, weight * found.first, 100 * weight * length, length)
+            table.add(word, weight * found.shown.first, 100 * weight * length, length)
         tables.append(table)
-    lines = len(_wrapped(found.words))
+    lines = len(_wrapped(found.shown.words))
     size = (10.0, 0.35 + len(writers) * (0.55 + 0.24 * lines))
-    path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.words))
+    path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.shown.words))
     notes = [f"{run}: {explained(found)} Uniform attention is equal on every byte of a segment.", _SAYS]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
@@ -148,7 +150,7 @@ def _panels(figure: "Figure", found: WriteAttention) -> None:
     """Draw the shares and each example, two panels per row."""
     from matplotlib.lines import Line2D
 
-    count = len(found.examples) + 1
+    count = len(found.shown.examples) + 1
     rows = (count + 1) // 2
     inches = figure.get_size_inches()[1]
     high = (inches - 0.55) / rows
@@ -157,12 +159,12 @@ def _panels(figure: "Figure", found: WriteAttention) -> None:
         bottom = inches - 0.55 - (row + 1) * high + 0.55
         axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
         if i:
-            draw_slot(axes, found.examples[i - 1], found.first)
-            axes.set_xlabel("byte of the segment" if found.words is not None else "token of the segment")
+            draw_slot(axes, found.shown.examples[i - 1], found.shown.first)
+            axes.set_xlabel("byte of the segment" if found.shown.words is not None else "token of the segment")
         else:
             draw_shares(axes, found)
             axes.set_xlabel("segment")
-        title = heading(found.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
+        title = heading(found.shown.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
         axes.set_title(title, loc="left", fontsize=13)
     keys = [Line2D([], [], color=colour(kind), label=f"slots that {VERBS[kind]}", linewidth=2.5) for kind in KINDS]
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)

@@ -4,7 +4,7 @@ from cached_images import VIT, cached, layers
 
 import mnemos
 from mnemos import GRC
-from mnemos.lab.evaluate.holdings import SHOWN, candidates_for, holdings
+from mnemos.lab.evaluate.explain import SHOWN, candidates_for, compare_slots
 from mnemos.ops.gated_cache.reference import reference_update
 
 
@@ -42,7 +42,7 @@ def test_slots_that_hold_a_token_are_found_to():
     layer, tokens, slot, image = planted()
     held = torch.tensor([(7 * i + 3) % len(tokens) for i in range(12)])
     layer.cache.copy_(candidates_for(layer, tokens[held], 0))
-    found = holdings(layer, tokens, slot, image)
+    found = compare_slots(layer, tokens, slot, image)
     assert found.slots.tolist() == [0, 2, 3, 5, 6, 8, 9, 11][:SHOWN]
     assert found.token[:, 0].tolist() == held[found.slots].tolist()
     assert found.numbers["cosine"] == pytest.approx(1, abs=1e-5)
@@ -58,16 +58,16 @@ def test_slots_that_average_their_place_are_found_to():
     layer, tokens, slot, image = planted()
     every = candidates_for(layer, tokens, 0)
     layer.cache.copy_(torch.stack([every[slot == i].mean(0) for i in range(12)]))
-    numbers = holdings(layer, tokens, slot, image).numbers
+    numbers = compare_slots(layer, tokens, slot, image).numbers
     assert numbers["place"] > 0.99
     assert numbers["cosine"] < 0.9
     assert numbers["distance"] < 0.6
     layer.cache.copy_(every.mean(0) + 1e-3 * torch.randn(12, 32))
-    numbers = holdings(layer, tokens, slot, image).numbers
+    numbers = compare_slots(layer, tokens, slot, image).numbers
     assert numbers["distance"] < 0.01
     assert numbers["place"] < 0.1
 
 
 def test_an_empty_cache_holds_nothing():
     layer, tokens, slot, image = planted()
-    assert holdings(layer, tokens, slot, image) == "its stored cache is empty"
+    assert compare_slots(layer, tokens, slot, image) == "its stored cache is empty"

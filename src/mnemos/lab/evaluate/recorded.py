@@ -1,0 +1,331 @@
+"""What is recorded of a trained model, in files of its run folder: each class writes and reads its file.
+
+explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do, hold and cost
+write_attention.json                 `WriteAttention`: what the slots of a Memformer attend to when they are written
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mnemos.atomic import write_json
+from mnemos.types import InputError
+
+from .records import APART, OMITTED, from_json, read_object, to_json
+
+NO_PICTURES = "the task has no pictures"
+Kind = Literal["holds", "mixes", "overwrites"]
+KINDS: tuple[Kind, ...] = ("holds", "mixes", "overwrites")  # of slots, by their weight on themselves
+_REMEDY = "delete the file to make the report without it"
+
+
+@dataclass(frozen=True)
+class Left:
+    """The reason why something was not measured."""
+
+    left: str
+
+
+@dataclass(frozen=True)
+class ScoredSegments:
+    """The loss and the metrics over all scored segments, and the metric of each segment [S]."""
+
+    scores: dict[str, float]
+    by_segment: np.ndarray
+
+
+@dataclass(frozen=True)
+class ControlledMemory:
+    """One memory of a state under each control (see `controls.state_controls`)."""
+
+    name: str
+    emptied: ScoredSegments | Left
+    exchanged: ScoredSegments | Left
+    frozen: ScoredSegments | Left
+
+    def scored(self) -> dict[str, ScoredSegments]:
+        """The controls that were scored."""
+        found = {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
+        return {name: one for name, one in found.items() if isinstance(one, ScoredSegments)}
+
+    def unscored(self) -> dict[str, str]:
+        """The controls that were not scored, with the reason."""
+        found = {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
+        return {name: one.left for name, one in found.items() if isinstance(one, Left)}
+
+
+@dataclass(frozen=True)
+class StateControls:
+    """Segments read with a changed state.
+
+    rows: read at once; segments: numbers of the scored ones, from 1; cut: tokens per segment if rows were cut for this;
+    targets: scored ones; metric: the task's first (or "loss" if that is not a sum); carried: the unchanged state.
+    """
+
+    rows: int
+    segments: tuple[int, ...]
+    targets: int
+    metric: str
+    carried: ScoredSegments
+    memories: tuple[ControlledMemory, ...]
+    cut: int | None = None
+    split: str = "test"
+    left: None = None
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What a cached layer adds for one sample with `rows` rows of `tokens` tokens: parameters, and multiply-adds."""
+
+    rows: int
+    tokens: int
+    slots: int
+    width: int
+    cache_width: int
+    heads: int
+    parameters: int
+    training_macs: int
+    inference_macs: int
+
+
+@dataclass(frozen=True)
+class BranchMaps:
+    """o_self and o_mem of a layer, as images (see `branches.maps`)."""
+
+    grid: tuple[int, int]
+    weight: float
+    correlation: tuple[float, ...]
+    self_own: float
+    memory_own: float
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What the stored slots of a layer hold (see `explain.compare_slots`).
+
+    shown: numbers of some slots; of each, image, centres and nearest: the training picture, the centre and the cosine
+    of the tokens that are nearest to it.
+    """
+
+    compared: int
+    tokens: int
+    images: int
+    cosine: float
+    chance: float
+    raw_cosine: float
+    raw_chance: float
+    distance: float
+    place: float
+    distinct: float
+    distinct_images: float
+    shown: tuple[int, ...]
+    image: tuple[tuple[int, ...], ...]
+    centres: tuple[tuple[tuple[float, float], ...], ...]
+    nearest: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """One layer with a gated cache. share: σ(λ) per head. None: not measured.
+
+    inference: "transient" if evaluation reads the slots after its own tokens updated them. self_map, memory_map
+    [N, h, w]: mean of o_self and o_mem over heads and channels at every token, not scaled. patches
+    [slots, K, side, side, C] uint8: the training patches nearest to the slots; the patch itself is the central half of
+    each side.
+    """
+
+    name: str
+    share: tuple[float, ...]
+    inference: str | None = None
+    cost: LayerCost | None = None
+    maps: BranchMaps | Left | None = None
+    slots: SlotContents | Left | None = None
+    self_map: np.ndarray | None = field(default=None, metadata=APART)
+    memory_map: np.ndarray | None = field(default=None, metadata=APART)
+    patches: np.ndarray | None = field(default=None, metadata=APART)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of a split that were shown. about: what they are, where they are not the model's own inputs.
+
+    pixels [N, H, W, 1 or 3] uint8.
+    """
+
+    label: tuple[int, ...]
+    guess: tuple[int, ...]
+    names: tuple[str, ...]
+    index: tuple[int, ...] = ()
+    split: str = "test"
+    about: str | None = field(default=None, metadata=OMITTED)
+    pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8), metadata=APART)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """explain.json: controls of the state, the pictures or the reason for none, and the layers with a gated cache.
+
+    middle: the layer that Figure 4 of Cached Transformers shows. sizes: of the splits.
+    """
+
+    layers: tuple[CachedLayer, ...]
+    memory: StateControls | Left | None = None
+    pictures: Pictures | None = None
+    left: str | None = None
+    middle: int | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write explain.json and, with pictures, explain.safetensors."""
+        arrays = {} if self.pictures is None else {"pictures": self.pictures.pixels}
+        for i, layer in enumerate(self.layers):
+            drawn = {"self": layer.self_map, "memory": layer.memory_map, "patches": layer.patches}
+            arrays |= {f"{name}.{i}": array for name, array in drawn.items() if array is not None}
+        if arrays:
+            from safetensors.numpy import save_file
+
+            contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            save_file(contiguous, str(folder / "explain.safetensors"))
+        write_json(folder / "explain.json", to_json(self))  # last, so that the arrays exist when it does
+
+
+def read_explanation(folder: Path) -> Explanation | None:
+    """The explanation in a run folder; None if there is none. Raises InputError for files that do not fit."""
+    path = folder / "explain.json"
+    if not path.is_file():
+        return None
+    found = from_json(Explanation, read_object(path, _REMEDY), path, _REMEDY)
+    if isinstance(known := found.memory, StateControls):
+        for one in (known.carried, *(one for memory in known.memories for one in memory.scored().values())):
+            _check(len(one.by_segment) == len(known.segments), path, "a score of each segment")
+    if found.pictures is None:
+        return found
+    arrays, count = _arrays(folder / "explain.safetensors"), len(found.pictures.label)
+    _check(len(found.pictures.guess) == count, path, f'a "guess" of each of {count} pictures')
+    pixels = _array(arrays, "pictures", (count, 0, 0, 0), path)
+    layers = tuple(_with_arrays(layer, i, count, arrays, path) for i, layer in enumerate(found.layers))
+    return replace(found, layers=layers, pictures=replace(found.pictures, pixels=pixels))
+
+
+def _with_arrays(layer: CachedLayer, i: int, count: int, arrays: dict[str, np.ndarray], path: Path) -> CachedLayer:
+    if isinstance(layer.maps, BranchMaps):
+        _check(len(layer.maps.correlation) == count, path, f'a "correlation" of each of {count} pictures')
+        own = _array(arrays, f"self.{i}", (count, 0, 0), path)
+        layer = replace(layer, self_map=own, memory_map=_array(arrays, f"memory.{i}", own.shape, path))
+    if isinstance(layer.slots, SlotContents):
+        nearest = layer.slots.nearest
+        _check(0 < len(nearest) == len(layer.slots.shown), path, '"nearest" of each slot that is "shown"')
+        layer = replace(layer, patches=_array(arrays, f"patches.{i}", (len(nearest), len(nearest[0]), 0, 0, 0), path))
+    return layer
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path) if path.is_file() else {}
+    except (SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path}: expected safetensors, found {error}; {_REMEDY}") from None
+
+
+def _array(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path) -> np.ndarray:
+    """The array `name`, checked against a shape where 0 means any size."""
+    path, found = path.with_suffix(".safetensors"), arrays.get(name)
+    if found is None:
+        raise InputError(f"{path}: expected {name!r} in it, found none; {_REMEDY}")
+    fits = found.ndim == len(shape) and all(n in (0, m) and m for n, m in zip(shape, found.shape, strict=True))
+    if not fits or (found.dtype == np.uint8 and found.shape[-1] not in (1, 3)):
+        raise InputError(
+            f"{path}: expected {name!r} of shape {list(shape)} (0: any), found {list(found.shape)}; {_REMEDY}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class SlotKind:
+    """The slots that are usually of a kind: their number, and mean, minimum and maximum of their ‖v_bias‖."""
+
+    slots: int
+    bias: float = math.nan
+    least: float = math.nan
+    most: float = math.nan
+
+
+@dataclass(frozen=True)
+class SlotExample:
+    """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
+
+    slot: int
+    kind: Kind
+    itself: float
+    bias: float
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class ShownSegment:
+    """Segment `place` of the `of` segments of the longest document, with the median slot of each kind.
+
+    first: the number of its tokens; the examples have weights on those of the following segments too. words: the text
+    as (text, number of tokens), None if the task has no text.
+    """
+
+    place: int
+    of: int
+    first: int
+    examples: tuple[SlotExample, ...]
+    words: tuple[tuple[str, int], ...] | None = None
+
+
+@dataclass(frozen=True)
+class WriteAttention:
+    """write_attention.json: what the slots attend to when they are written.
+
+    segment: tokens between two writes; thresholds: of a slot's weight on itself, below which it is overwritten and
+    above which it holds; counts [S]: the documents that reach segment s; shares: {kind: share of slots in segment s
+    [S], over these documents}; middle: {kind: share of slots over the middle half of every document}; kinds: by the
+    mean weight on themselves in the middle halves.
+    """
+
+    documents: int
+    segment: int
+    slots: int
+    radius: float
+    thresholds: tuple[float, float]
+    counts: tuple[int, ...]
+    shares: dict[str, np.ndarray]
+    middle: dict[str, float]
+    kinds: dict[str, SlotKind]
+    shown: ShownSegment
+    heads: int = 0
+    split: str = "test"
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        write_json(folder / "write_attention.json", to_json(self))
+
+
+def read_write_attention(folder: Path) -> WriteAttention | None:
+    """The content of the file in a run folder; None if there is none. Raises InputError if it is malformed."""
+    path = folder / "write_attention.json"
+    if not path.is_file():
+        return None
+    found = from_json(WriteAttention, read_object(path, _REMEDY), path, _REMEDY)
+    for name, part in (("shares", found.shares), ("middle", found.middle), ("kinds", found.kinds)):
+        _check(set(KINDS) <= part.keys(), path, f'"{name}" of {", ".join(KINDS)}')
+    _check(all(len(share) == len(found.counts) for share in found.shares.values()), path, '"shares" of each segment')
+    shown = found.shown
+    tokens = len(shown.examples[0].weights) if shown.examples else 0
+    alike = all(len(one.weights) == tokens for one in shown.examples)
+    _check(alike and 0 < shown.first <= tokens, path, '"first" of as many "weights" in every example')
+    _check(shown.words is None or sum(n for _, n in shown.words) == tokens, path, f'"words" of {tokens} tokens')
+    return found
+
+
+def _check(fits: bool, path: Path, expected: str) -> None:
+    if not fits:
+        raise InputError(f"{path}: expected {expected}, found others; {_REMEDY}")
