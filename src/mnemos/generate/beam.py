@@ -310,10 +310,10 @@ def beam_search(
     limits = torch.full_like(lengths, config.max_length) if limits is None else _checked_limits(limits, prefix, config)
     with torch.no_grad():
         search = _Search(model, prefix, (lengths, limits), config, generator)
-        search.start(state, step or stepping(model))
+        search.start(state, step or DecoderStep(model))
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
-        fast = isinstance(search.step, DecoderStep) and search.step.short
+        fast = isinstance(search.step, DecoderStep) and search.step.kernel.fused
         with torch.inference_mode() if fast else contextlib.nullcontext():
             found = search.run()
         return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in found]
@@ -510,14 +510,6 @@ class _Search:
                 )
                 if j < self.config.n_best and score > -torch.inf
             ]
-
-
-def stepping(model: nn.Module) -> Step:
-    """What computes single tokens: the fused kernel for few rows, the model with packed matrices for many.
-
-    A search makes its own. Searches by a model whose weights do not change can share one, which is packed only once.
-    """
-    return DecoderStep(model)
 
 
 def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:

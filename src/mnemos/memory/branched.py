@@ -57,22 +57,21 @@ class BranchedKeyValues(SharedRows):
     def append(self, k: Tensor, v: Tensor) -> "BranchedKeyValues":
         """The state after one more token of every row: k, v [G·K, 1, H, D/H]. Cost: O(G·K), amortised."""
         k, v = (x.squeeze(1).unflatten(0, (-1, self.copies)) for x in (k, v))
-        return self.extended(k, v, self.visible_after(), self.seen + 1)
+        buffer, end = None, 0
+        if self.k.shape[1]:
+            (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
+        return BranchedKeyValues((k, v), self.visible_after(), self.seen + 1, self.copies, self.shared, (buffer, end))
 
     def visible_after(self) -> Tensor:
         """`visible` after one more token, [G·K, E + K]: a row's own entry is visible to it."""
         own = torch.eye(self.copies, dtype=torch.bool, device=self.visible.device)
         return torch.cat([self.visible, own.repeat(len(self.visible) // self.copies, 1)], 1)
 
-    def extended(self, k: Tensor, v: Tensor, visible: Tensor, seen: Tensor) -> "BranchedKeyValues":
-        """`append` of k, v [G, K, H, D/H], where `visible` and `seen` after them are known from another layer."""
-        buffer, end = None, 0
-        if self.k.shape[1]:
-            (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
-        return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
-
     def with_room(self, visible: Tensor, seen: Tensor) -> "BranchedKeyValues":
-        """`extended`, E > 0, by keys and values that the caller writes into the last K entries of `k` and `v`."""
+        """`append`, E > 0, of keys and values that the caller writes into the last K entries of `k` and `v`.
+
+        visible, seen: those after it, which are the same in all layers.
+        """
         (k, v), buffer, end = with_room((self.k, self.v), self.copies, self._buffer, self._end)
         return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
 

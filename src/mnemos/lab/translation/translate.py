@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mnemos.generate.beam import BeamConfig, Hypothesis, Step, beam_search, stepping
+from mnemos.generate.beam import BeamConfig, Hypothesis, Step, beam_search
+from mnemos.generate.decoder_step import DecoderStep
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
@@ -108,7 +109,7 @@ class Translator:
 
     @cached_property
     def _step(self) -> Step:
-        return stepping(self.model)
+        return DecoderStep(self.model)
 
     def _text(self, found: Hypothesis) -> Translation:
         return Translation(self.vocabularies.target.decode(found.tokens.tolist()), found.score)
