@@ -381,7 +381,7 @@ def test_few_queries_read_the_memory_itself_and_find_the_same(t):
     module = layer(memory=40, compressed=20).eval()
     with torch.no_grad():
         _, _, state = called(module, tokens(130), sizes=[130])
-        found = [module._few, module._many]
+        found = [module.read_few, module.read_many]
         x, context = tokens(t, 5), torch.cat([state.slots, state.x, tokens(t, 5)], 1)
         valid = torch.cat([state.filled, state.valid, torch.ones(2, t, dtype=torch.bool)], 1)
         torch.testing.assert_close(*(way(x, context, valid) for way in found))
@@ -415,7 +415,7 @@ def test_equals_a_public_implementation_with_its_weights(training):
         theirs.to_out.bias.zero_()
         theirs.compress_mem_fn.conv.weight.copy_(ours.compressor.linear.weight.view(DIM, ratio, DIM).transpose(1, 2))
         theirs.compress_mem_fn.conv.bias.copy_(ours.compressor.linear.bias)
-        r = ours.position(ours._distances(slots + 2 * t, 0, tokens(1))).unflatten(-1, (HEADS, -1)).transpose(0, 1)
+        r = ours.position(ours.distances(slots + 2 * t, 0, tokens(1))).unflatten(-1, (HEADS, -1)).transpose(0, 1)
     state, memories, compressed = None, None, 0
     for n, x in enumerate(tokens(7 * t).split(t, 1)):
         with collect_auxiliary_losses() as losses:

@@ -87,7 +87,7 @@ def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
     context, x = tokens(30 + t).requires_grad_(), tokens(30 + t)[:, -t:].clone().requires_grad_()
     mask = torch.rand(2, 30 + t, generator=torch.Generator().manual_seed(3)) > 0.3
     results = []
-    for way in (module._few, module._many):
+    for way in (module.read_few, module.read_many):
         torch.manual_seed(4)
         y = way(x, context, mask)
         sources = [x, context, *(p for p in module.parameters() if p is not module.output.weight)]
@@ -101,13 +101,13 @@ def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
 def test_few_queries_go_the_way_that_projects_nothing_of_the_memory(monkeypatch):
     taken = []
     module = layer(memory=200).eval()
-    for way in ("_few", "_many"):
+    for way in ("read_few", "read_many"):
         method = getattr(module, way)
         monkeypatch.setattr(module, way, lambda *a, way=way, method=method: (taken.append(way), method(*a))[1])
     _, state = module(tokens(200))
     for t in (1, 5, 60):
         module(tokens(t), state)
-    assert taken == ["_many", "_few", "_few", "_many"]
+    assert taken == ["read_many", "read_few", "read_few", "read_many"]
 
 
 def test_the_memory_is_detached_unless_told_otherwise():
@@ -223,7 +223,7 @@ def test_equals_a_public_implementation_with_its_weights(monkeypatch):
             part.linear.weight.copy_(weight)
         theirs.output.weight.copy_(ours.output.weight)
         theirs.query_pos_bias.copy_(ours.content_bias)
-        r = ours.position(ours._distances(n, 0, tokens(1))).unflatten(-1, (HEADS, -1))
+        r = ours.position(ours.distances(n, 0, tokens(1))).unflatten(-1, (HEADS, -1))
         theirs.key_pos_embeddings[theirs.P - n + 1 : theirs.P + 1] = r
         theirs.key_pos_bias[theirs.P - n + 1 : theirs.P + 1] = (r * ours.position_bias).sum(-1)
     state, memory = None, tokens(0)

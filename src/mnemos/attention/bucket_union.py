@@ -53,6 +53,7 @@ class BucketUnionAttention(MultiHeadAttention[HashedKeys]):
     Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
     """
 
+    attend = staticmethod(attend)  # programs have another form of it
     rotations: Tensor
 
     def __init__(
@@ -85,11 +86,11 @@ class BucketUnionAttention(MultiHeadAttention[HashedKeys]):
         k = unit(q).to(q.dtype)
         dropout = self.dropout if self.training else 0.0
         if not self.causal:
-            return attend(q, k, v, place, self.chunk, False, self.scale, dropout), None
+            return self.attend(q, k, v, place, self.chunk, False, self.scale, dropout), None
         new = HashedKeys(k, v, place, held)
         if state is not None:
             new = state.append(k.to(state.k.dtype), v.to(state.v.dtype), place, held)
-        return attend(q, new.k, new.v, new.place, self.chunk, True, self.scale, dropout), new
+        return self.attend(q, new.k, new.v, new.place, self.chunk, True, self.scale, dropout), new
 
     def check_state(self, state: HashedKeys, batch_size: int) -> None:
         """Raise InputError unless the keys are [B, N, H, D/H], with counts of this layer's rounds and buckets."""

@@ -151,7 +151,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         k = self.config.compressed
         used = before.usage
         if self.compressor.uses:
-            received = F.pad(self._received(x, context, seen, valid), (first, 0))[:, k:]
+            received = F.pad(self.received(x, context, seen, valid), (first, 0))[:, k:]
             used = F.pad(used, (0, t)) + received.to(used.dtype)
         most = -(-k // (self.grid.block // self.config.ratio))
         if state is None:  # known without reading a tensor
@@ -215,15 +215,15 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         return (error * counted).sum() / counted.sum().clamp(min=1)
 
     @torch.no_grad()
-    def _received(self, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
+    def received(self, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
         """The attention that each input of the context [B, N, D] received, a mean over heads: [B, N]."""
         n, heads = context.shape[1], (self.num_heads, -1)
         q, k = (
             self.query(x).unflatten(-1, heads),
             F.linear(context, own_weight(self.key_value)[: self.dim]).unflatten(-1, heads),
         )
-        r = self.position(self._distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
-        weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask, self._window)
+        r = self.position(self.distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
+        weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask, self.window)
         return (weights.mean(0) * asking[..., None]).sum(1)
 
 

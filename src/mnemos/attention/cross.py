@@ -20,6 +20,8 @@ class CrossAttention(nn.Module):
     Cost: O(N·D²) for keys and values, O(T·D² + T·N·D) to attend. Raises InputError for shapes that do not fit.
     """
 
+    attend = staticmethod(attend)  # programs have another form of it
+
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         check_heads(dim, num_heads)
@@ -38,7 +40,7 @@ class CrossAttention(nn.Module):
         """See the class."""
         check_input(x, self.dim)
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        heads = attend(q, *source, visible, False, self.dropout if self.training else 0.0)
+        heads = self.attend(q, *source, visible, False, self.dropout if self.training else 0.0)
         return self.output(heads.flatten(2))
 
     if TYPE_CHECKING:

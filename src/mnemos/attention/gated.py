@@ -1,6 +1,6 @@
 """GRC attention (Cached Transformers, eq. 2 to 5): an attention of this library mixed with a gated recurrent cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import exportable
-from mnemos.memory.exported import changed_if_any, token_by_token, widened
 from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.memory.grid import Unfinished, stretches
@@ -26,6 +25,7 @@ from mnemos.types import (
 )
 
 from .gated_branch import GatedBranch
+from .multi_head import widened
 from .softmax import SoftmaxAttention
 
 
@@ -97,41 +97,6 @@ def walk(
             cache = new if all(done) else torch.where(rows[:, None, None], new, cache)
             unfinished = unfinished.emptied(done)
     return pieces, Walk(cache, *unfinished, state.seen + t), written
-
-
-def exported_walk(
-    source: Tensor,
-    inputs: Sequence[Tensor],
-    state: Walk,
-    start: Tensor,
-    block: int,
-    advance: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    read: Callable[..., Tensor],
-) -> tuple[Tensor, Walk]:
-    """`walk` and what its tokens read, in operators that an exported program can have: any T, rows at any places.
-
-    `read(cache, *inputs)` computes y [B, 1, ..] for a token of each row, from inputs [B, 1, ..]. Cost: that of T steps.
-    """
-
-    def token(before: Walk, given: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
-        new, *rest = given
-        place = before.seen % block
-        at = place[:, None] == torch.arange(block, device=place.device)
-        cache = torch.where((before.seen == 0)[:, None, None], start, before.cache)
-        y = read(cache, *rest)
-        partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
-        done = place == block - 1
-
-        def updated(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
-            # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
-            after = advance(partial, cache, valid | ~done[:, None])
-            return torch.where(done[:, None, None], after, cache)
-
-        cache = changed_if_any(done, updated, cache, partial, valid, done)
-        partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
-        return y, Walk(cache, partial, valid, before.seen + 1)
-
-    return token_by_token(token, state, (source, *inputs))
 
 
 @exportable
@@ -261,7 +226,7 @@ class GatedCacheAttention(GatedBranch):
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:
-                found, walked = self._walk(x, own, summary, walked, valid)
+                found, walked = self.walked(x, own, summary, walked, valid)
             elif self.grc.scope == "stream":
                 cache, walked = self._carried(summary, walked, valid)
                 found = self.answer(x, cache, own)
@@ -304,27 +269,18 @@ class GatedCacheAttention(GatedBranch):
         after = new if self.grc.write else before.expand_as(new)
         return new, Walk(after, *empty, seen + summary.shape[1])
 
-    def _walk(
+    def walked(
         self, x: Tensor, own: Tensor | None, summary: Tensor, walked: Walk | None, mask: Tensor | None
     ) -> tuple[Tensor, Walk]:
-        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`."""
+        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
+
+        Programs have another form of it.
+        """
         shared = self.grc.scope == "shared"
         start = self.contents()
 
         def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start, valid)
-
-        if walked is not None and torch.compiler.is_exporting() and not self.training:
-            inputs = (x,) if own is None else (x, own)
-            return exported_walk(
-                summary.to(start.dtype),
-                inputs,
-                walked,
-                start,
-                self.block,
-                advance,
-                lambda cache, *given: self.answer(given[0], cache, *given[1:]),
-            )
 
         pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, advance)
         if shared and self.training:

@@ -73,7 +73,7 @@ class GatedBranch(GatedCache):
 
     def queries(self, x: Tensor) -> Tensor:
         """q(X) [B, T, H, Dm/H] of the first Dm channels of the layer's input, x [B, T, Dm]."""
-        if torch.compiler.is_exporting():  # flattening strided rows would limit the program to some lengths
+        if not isinstance(x.shape[1], int):  # flattening strided rows would limit a program to some lengths
             return self.map("query")(x).unflatten(-1, (self.num_heads, -1))
         # A matrix whose rows are strided is multiplied without a copy.
         found = self.map("query")(x.flatten(0, 1))
@@ -147,6 +147,10 @@ class GatedBranch(GatedCache):
             key, value = key.expand(b, -1, -1, -1), value.expand(b, -1, -1, -1)
         elif key.shape[0] == 1 != b:  # one cache for all rows: the queries of all rows as one long row
             return self._attend(query.flatten(0, 1)[None], key, value).unflatten(1, (b, t)).squeeze(0)
+        return self.attend(query, key, value)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of queries [B, T, H, d] to all slots; programs have another form of it."""
         if self.grc.branch == "linear":
             return linear_attention(query, key, value, causal=False)[0]
         return attend(query, key, value, None, False)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, exported, linear_attention
-from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, favor, find, nearest, random_projection
+from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, linear_attention
+from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 from mnemos.types import Device, InputError
@@ -115,13 +115,14 @@ class LinearAttention(MultiHeadAttention[Sums]):
             "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None
         )
 
-    def _map(self) -> str | FeatureMap:
+    def phi(self) -> str | FeatureMap:
+        """The feature map, or its name."""
         return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
         """Sums over no tokens: zeros."""
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
-        sums = linear_attention(nothing, nothing, nothing, feature_map=self._map(), compensated=self.compensated)[1]
+        sums = linear_attention(nothing, nothing, nothing, feature_map=self.phi(), compensated=self.compensated)[1]
         seen = torch.zeros(batch_size, device=nothing.device, dtype=torch.int64)
         return sums if self.rotary is None else PlacedSums(sums, seen)
 
@@ -133,18 +134,14 @@ class LinearAttention(MultiHeadAttention[Sums]):
 
     def attended(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        given, turns, seen = self._map(), None, None
+        given, turns, seen = self.phi(), None, None
         if isinstance(state, PlacedSums):
             state, seen = state
         if self.rotary is not None:
             turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device)
-        if exported.active() and self.causal and isinstance(phi := find(given), Pointwise):
-            q, k, v = exported.projected(self.qkv(x), self.num_heads, phi, turns)
-            given = _identity
-        else:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-            if turns is not None:
-                q, k = rotate(q, turns), rotate(k, turns)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        if turns is not None:
+            q, k = rotate(q, turns), rotate(k, turns)
         if not self.causal:
             return linear_attention(q, k, v, False, given, None, mask, self.eps, self.backend)[0], None
         y, sums = linear_attention(
@@ -154,8 +151,3 @@ class LinearAttention(MultiHeadAttention[Sums]):
             return y, sums
         b, t, _ = x.shape
         return y, PlacedSums(sums, torch.full((b,), t, device=x.device) if seen is None else seen + t)
-
-
-def _identity(x: Tensor) -> Tensor:
-    """The feature map of queries and keys to which it was applied before."""
-    return x

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.ops.precision import full_precision
-from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_stateful
+from mnemos.types import Device, S, Splits, StateKind, Widening, check_heads, check_input, check_stateful
 
 
 class MultiHeadAttention(nn.Module, Generic[S]):
@@ -107,3 +107,9 @@ def queries_and_values(
     if mask is not None:
         q, v = (tensor.masked_fill(~mask[..., None, None], 0) for tensor in (q, v))
     return q, v
+
+
+def widened(part: object, state: S) -> S:
+    """The state of an attention or model, with what has a bound as long as it becomes; see `Widening`."""
+    found: S = part.widened(state) if state is not None and isinstance(part, Widening) else state
+    return found

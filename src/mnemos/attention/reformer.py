@@ -10,7 +10,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.reformer import bucket_factors, check_settings, draw_rotations, reformer_attention
 from mnemos.registry import register
-from mnemos.types import Device, InputError
+from mnemos.types import Device
 
 from .multi_head import MultiHeadAttention, queries_and_values
 
@@ -110,11 +110,6 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     def _attend(self, qk: Tensor, v: Tensor, valid: Tensor | None, last: int) -> Tensor:
         """Outputs of the last tokens. Where one chunk holds all tokens no rotation is drawn."""
         s, n = self.settings, qk.shape[1]
-        if not isinstance(n, int):
-            raise InputError(
-                "Reformer attention draws rotations for the number of tokens, which an exported program leaves open; "
-                "use another attention, such as bucket-union"
-            )
         unused = (qk.new_zeros(s.rounds, 1, qk.shape[3], 1),)
         rotations = self.rotations(n, qk.device) if n > s.chunk else unused
         dropout = self.dropout if self.training else 0.0

@@ -46,7 +46,7 @@ class RelativeHeads(MultiHeadAttention[S]):
             raise InputError(
                 f"expected memory and clamp of at least 0, found memory {memory}, clamp {clamp}; use 0 for none"
             )
-        self._memory, self._clamp, self._detached, self._window = memory, clamp, detached, window
+        self._memory, self._clamp, self._detached, self.window = memory, clamp, detached, window
         self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
@@ -66,13 +66,10 @@ class RelativeHeads(MultiHeadAttention[S]):
         """
         t, n = x.shape[1], context.shape[1]
         # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
-        if torch.compiler.is_exporting():  # one form for all lengths
-            few = isinstance(t, int) and t == 1
-        else:
-            few = t * n * (self.num_heads - 1) < (n - t) * self.dim
-        return (self._few if few else self._many)(x, context, mask)
+        few = t * n * (self.num_heads - 1) < (n - t) * self.dim
+        return (self.read_few if few else self.read_many)(x, context, mask)
 
-    def _many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+    def read_many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """Project keys, values and distances, and compare them with the queries."""
         t, n = x.shape[1], context.shape[1]
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
@@ -82,13 +79,13 @@ class RelativeHeads(MultiHeadAttention[S]):
         else:
             kv = self.key_value(context)
         k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
-        r = self.position(self._distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
+        r = self.position(self.distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
         dropout = self.dropout if self.training else 0.0
         return relative_attention(
-            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self._window, dropout
+            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self.window, dropout
         )
 
-    def _few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+    def read_few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so the memory is not projected.
 
         Each query is projected to the D channels of the inputs, per head, and compared with inputs and sinusoids; the
@@ -100,15 +97,15 @@ class RelativeHeads(MultiHeadAttention[S]):
         q = self.query(x).view(b * t, h, d).transpose(0, 1)
         content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
         place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, -1))
-        r = self._distances(n, 0, x).to(place.dtype)
+        r = self.distances(n, 0, x).to(place.dtype)
         scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
-        scores = hidden(scores, seen_keys(t, n, True, mask, self._window, x.device))
+        scores = hidden(scores, seen_keys(t, n, True, mask, self.window, x.device))
         content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
         read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
         read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
         return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
 
-    def _distances(self, n: int, last: int, x: Tensor) -> Tensor:
+    def distances(self, n: int, last: int, x: Tensor) -> Tensor:
         """R of the distances n − 1 … last, [n − last, D] like x, from a table that is kept between calls and grows."""
         clamp, device, dtype = self._clamp, x.device, self.position.weight.dtype
         if torch.compiler.is_compiling():

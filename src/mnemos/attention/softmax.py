@@ -95,6 +95,12 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         self.query_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
         self.key_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
 
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0
+    ) -> Tensor:
+        """The function `attend`; programs have another form of it."""
+        return attend(q, k, v, visible, causal, dropout)
+
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
         """No tokens."""
         return KeyValues.empty(batch_size, self.kv_heads, self.dim // self.num_heads, device, dtype)
@@ -132,7 +138,9 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
                 return self._branched(q, k, v, state, p)
             state = state.unshared()
         if not self.causal:
-            return attend(q, k, v, biased(None if mask is None else some(mask)[:, None, None], bias), False, p), None
+            return self.attend(
+                q, k, v, biased(None if mask is None else some(mask)[:, None, None], bias), False, p
+            ), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None or state.k.shape[1] == 0:
             seen = torch.full((b,), t, device=x.device) if state is None else state.seen + t
@@ -144,9 +152,9 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         n = new.k.shape[1]
         keep = new if self.window is None else new.last(self.window - 1)
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
-            return attend(q, k, v, None, True, p), keep
+            return self.attend(q, k, v, None, True, p), keep
         seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
-        return attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
+        return self.attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
 
     def _projected(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, T, H, D/H], and k and v [B, T, kv_heads, D/H], normalised and rotated as the layer does."""
@@ -169,7 +177,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             new = new.last(self.window)
         n = new.copies
         visible = new.visible.unflatten(0, (-1, n))[:, None]
-        y = attend(q.unflatten(0, (-1, n)).flatten(1, 2), new.k, new.v, visible, False, dropout)
+        y = self.attend(q.unflatten(0, (-1, n)).flatten(1, 2), new.k, new.v, visible, False, dropout)
         keep = new if self.window is None else new.last(self.window - 1)
         return y.flatten(0, 1)[:, None], keep
 
@@ -199,14 +207,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
         k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)  # autocast may have made q narrower
-    if torch.compiler.is_exporting() and not dropout and isinstance(q.shape[1], int) and q.shape[1] == 1:
-        return _exported_token(q, k, v, visible)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
-    # An exported program has one form for all lengths, so its lengths are not compared.
-    chooses = on_cpu and not torch.compiler.is_exporting()
-    if chooses and (dropout or (not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64)):
+    if on_cpu and (dropout or (not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64)):
         # There is no fused kernel for dropout on the CPU. For short rows, without gradient, the plain products are up
         # to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal, dropout).transpose(1, 2)
@@ -215,20 +219,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
-
-
-def _exported_token(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """`attend` for one token of an exported program: a runtime's step costs as much as it has operators.
-
-    A query that sees no key reads the mean of all values, which is finite.
-    """
-    b, _, h, d = q.shape
-    scores = q.reshape(b, h, 1, d) @ k.transpose(1, 2).mT * d**-0.5
-    if visible is not None and visible.dtype == torch.bool:
-        scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
-    elif visible is not None:
-        scores = (scores + visible).clamp(min=torch.finfo(scores.dtype).min)
-    return (torch.softmax(scores, -1) @ v.transpose(1, 2)).reshape(b, 1, h, -1)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:
@@ -260,13 +250,12 @@ def _blind(visible: Tensor) -> Tensor | None:
 
 def projected(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turns`, if that is not None."""
-    if torch.compiler.is_exporting():  # in few operators: queries and keys together
-        qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
-        qk = qk.unflatten(2, (2 * heads, -1))
-        q, k = (qk if turns is None else rotate(qk, turns)).chunk(2, 2)
-        return q, k, v.unflatten(2, (heads, -1))
-    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, qkv.shape[2] // (3 * heads)).unbind(2)
-    return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
+    if turns is None:
+        q, k, v = qkv.view(*qkv.shape[:2], 3, heads, qkv.shape[2] // (3 * heads)).unbind(2)
+        return q, k, v
+    qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
+    q, k = rotate(qk.unflatten(2, (2 * heads, -1)), turns).chunk(2, 2)
+    return q, k, v.unflatten(2, (heads, -1))
 
 
 def some(mask: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ from torch import Tensor
 from mnemos._compat import forward_differentiated, pytree, transformed
 from mnemos.types import Device, InputError
 
-from .exported import padded
-
 
 class KeyValues:
     """Keys and values of the tokens a causal attention has read; a `State`, which no operation changes.
@@ -251,6 +249,12 @@ def with_room(
     start, end = end - before, end + more
     buffer.used = end
     return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
+
+
+def padded(x: Tensor, length: int) -> Tensor:
+    """x [B, N, ..] with zeros in front, up to `length` on axis 1; unchanged if it has as many."""
+    missing = length - x.shape[1]
+    return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1) if missing > 0 else x
 
 
 # PyTorch's tree functions see the tensors. A rebuilt state has no buffer and copies at its next append.

@@ -144,10 +144,8 @@ class LearnedPositions(nn.Embedding):
     def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
         """See the class."""
         limit, t = self.num_embeddings, y.shape[1]
-        # An exported program reads no values; the look-up in the table raises its own error.
-        known = not torch.compiler.is_exporting()
-        start = int(seen.max()) if known and seen is not None and seen.numel() else 0
-        if known and start + t > limit:
+        start = int(seen.max()) if seen is not None and seen.numel() else 0
+        if start + t > limit:
             raise InputError(
                 f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "
                 'position="sinusoidal"'

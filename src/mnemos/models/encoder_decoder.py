@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
+from mnemos.attention.multi_head import widened
 from mnemos.attention.softmax import SoftmaxConfig, some
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.branched import Encoded
-from mnemos.memory.exported import widened
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.ops.dropout import Dropout

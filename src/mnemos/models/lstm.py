@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
-from mnemos.memory.exported import token_by_token
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
@@ -123,9 +121,6 @@ class LSTM(nn.Module):
                 f"expected the state that this LSTM returned, of shape {wanted}, found {found}; start with state=None"
             )
         y = self.dropout(self.embedding(x))
-        if torch.compiler.is_exporting() and mask is None:
-            y, new = token_by_token(self._token, state, [y])
-            return self.head(self.dropout(y)), new
         before = tuple(part.to(y.dtype).transpose(0, 1).contiguous() for part in state)
         if mask is None:
             with nullcontext() if _BFLOAT16_LSTM else full_precision("cpu"):
@@ -137,18 +132,6 @@ class LSTM(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _token(self, before: LSTMState, given: tuple[Tensor, ...]) -> tuple[Tensor, LSTMState]:
-        """`self.lstm` for a token y [B, 1, D] in plain operators, which every format of programs has."""
-        y, found = given[0][:, 0], []
-        for layer in range(self.config.layers):
-            h, c = (part[:, layer].to(y.dtype) for part in before)
-            w_y, w_h, b_y, b_h = self.lstm.all_weights[layer]
-            i, f, g, o = (F.linear(y, w_y, b_y) + F.linear(h, w_h, b_h)).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            y = torch.sigmoid(o) * torch.tanh(c)
-            found.append((y, c))
-        return y[:, None], LSTMState(*(torch.stack(part, 1) for part in zip(*found, strict=True)))
 
     def _packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Move the valid tokens of each row together, read them, and move the outputs back to their places."""

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
-from mnemos.memory.exported import token_by_token
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.dropout import Dropout
@@ -21,7 +20,6 @@ from .blocks import Activation, init_weights, shrink_residuals
 from .fields import MemformerFields, signed
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, Step
-from .memformer_token import memformer_token
 
 
 @register
@@ -183,11 +181,6 @@ class Memformer(nn.Module):
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
         """See the class. only [B, T] bool: the outputs at these positions alone, [n, V]."""
-        if state is not None and torch.compiler.is_exporting():
-            check_token_ids(x, self.config.vocab_size, mask)
-            self._check_state(state, x.shape[0])
-            y, after = token_by_token(lambda before, given: memformer_token(self, given[0], before), state, [x])
-            return self.head(y), after
         steps, after, caches = self._encoded(x, state, mask)
         y, caches = self._decoded(x, mask, steps, caches)
         return self.head(y if only is None else y[only]), after._replace(layers=caches)

@@ -11,9 +11,8 @@ from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, biased, some
 from mnemos.memory.branched import BranchedKeyValues
-from mnemos.memory.exported import padded
 from mnemos.memory.grid import Stretch
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory.key_values import KeyValues, padded
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
 
@@ -148,12 +147,6 @@ class DecoderCache(NamedTuple):
         """The same cache with space for `length` tokens, which are not valid where new, and for all sources."""
         pairs = zip(self.sources, sources, strict=True)
         return DecoderCache(self.own.widened(length), tuple((padded(k, n), padded(v, n)) for (k, v), n in pairs))
-
-    def after(self, ends: Tensor) -> "DecoderCache":
-        """The cache, with one token more than it may keep, without the oldest; empty in the rows [B] that are True."""
-        own = self.own
-        valid, seen = own.valid[:, 1:] & ~ends[:, None], own.seen.masked_fill(ends, 0)
-        return DecoderCache(KeyValues(own.k[:, 1:], own.v[:, 1:], valid, seen), self.sources)
 
 
 class MemformerDecoder(nn.Module):

@@ -13,9 +13,8 @@ from mnemos._compat import exportable, pytree
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.attention.softmax import attend, projected
 from mnemos.config import ModelConfig, check_fields
-from mnemos.memory.exported import changed_if_any, padded, token_by_token
 from mnemos.memory.grid import Stretch, stretches
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory.key_values import KeyValues, padded
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.rotary import Rotary
 from mnemos.types import (
@@ -90,6 +89,8 @@ class SegmentAttention(MultiHeadAttention[Context]):
     tokens attend to, and the one that it returns holds their own keys and values, for the caller to store.
     """
 
+    attend = staticmethod(attend)  # programs have another form of it
+
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0, rotary: bool = False) -> None:
         super().__init__(dim, num_heads, True, dropout, splits="segments", state_kind="constant")
         if rotary and dim // num_heads % 2:
@@ -117,7 +118,7 @@ class SegmentAttention(MultiHeadAttention[Context]):
         keys, values = k, v
         if state.k.shape[1]:
             keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
-        heads = attend(q, keys, values, state.visible, state.visible is None and t > 1, p)
+        heads = self.attend(q, keys, values, state.visible, state.visible is None and t > 1, p)
         return heads, Context(k, v)
 
 
@@ -177,12 +178,6 @@ class SegmentCache(NamedTuple):
         """The same cache with space for `front` memory tokens and `length` tokens, which are not valid where new."""
         front_k, front_v = (padded(x, front) for x in (self.front_k, self.front_v))
         return SegmentCache(front_k, front_v, self.own.widened(length))
-
-    def after(self, ends: Tensor) -> "SegmentCache":
-        """The cache, with one token more than it may keep, without the oldest; empty in the rows [B] that are True."""
-        own = self.own
-        valid, seen = own.valid[:, 1:] & ~ends[:, None], own.seen.masked_fill(ends, 0)
-        return self._replace(own=KeyValues(own.k[:, 1:], own.v[:, 1:], valid, seen))
 
 
 def visible(layout: Layout, causal: bool, kept: Tensor | None, valid: Tensor | None, device: Device) -> Tensor | None:
@@ -325,9 +320,12 @@ class SegmentModel(nn.Module):
         weight = self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
         seen = torch.zeros(batch_size, device=device, dtype=torch.int64)
-        return SegmentState(seen, self.new_memory(batch_size, device, dtype), self._caches(batch_size, device, dtype))
+        return SegmentState(
+            seen, self.new_memory(batch_size, device, dtype), self.empty_caches(batch_size, device, dtype)
+        )
 
-    def _caches(self, batch_size: int, device: Device, dtype: torch.dtype) -> tuple[SegmentCache, ...]:
+    def empty_caches(self, batch_size: int, device: Device, dtype: torch.dtype) -> tuple[SegmentCache, ...]:
+        """The caches of the blocks at the start of a segment."""
         heads = self.config.num_heads
         return tuple(
             SegmentCache.empty(batch_size, heads, self.config.dim // heads, device, dtype) for _ in self.blocks
@@ -340,7 +338,7 @@ class SegmentModel(nn.Module):
 
         only [B, T] bool: the logits at these positions alone, [n, V].
         """
-        y, state = self._read(x, state, mask)
+        y, state = self.read(x, state, mask)
         return self.head(self.final_norm(y if only is None else y[only])), state
 
     if TYPE_CHECKING:
@@ -348,9 +346,9 @@ class SegmentModel(nn.Module):
 
     def advance(self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None) -> SegmentState:
         """The state that `forward` returns, without the logits: the last norm and the head do not run."""
-        return self._read(x, state, mask)[1]
+        return self.read(x, state, mask)[1]
 
-    def _read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
+    def read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
         """The last block's outputs [B, T, D] for the tokens, and the new state."""
         check_token_ids(x, self.config.vocab_size, mask)
         b, t = x.shape
@@ -358,13 +356,11 @@ class SegmentModel(nn.Module):
             state, seen = self.initial_state(b), [0] * b
         else:
             self._check_state(state, b)
-            if torch.compiler.is_exporting():
-                return token_by_token(lambda before, given: self._token(given[0], before), state, [x])
             seen = state.seen.tolist()
         length, memory, caches = self.config.segment, state.memory, state.layers
         place, start, outputs = [n % length for n in seen], 0, []
         if not self.back and not any(place) and t >= 2 * length:
-            start, caches = t - t % length, self._caches(b, x.device, self.embedding.weight.dtype)
+            start, caches = t - t % length, self.empty_caches(b, x.device, self.embedding.weight.dtype)
             outputs.append(self._side_by_side(x[:, :start], None if mask is None else mask[:, :start], memory))
         for stretch in stretches(place, t - start, length):
             span = slice(start + stretch.start, start + stretch.stop)
@@ -374,40 +370,6 @@ class SegmentModel(nn.Module):
             outputs.append(y)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         return y, SegmentState(state.seen + t, memory, caches)
-
-    def _token(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:
-        """A token [B, 1] of each row after a `widened` state, in operators alone: rows may be at any places."""
-        place, memory, caches = state.seen % self.config.segment, state.memory, state.layers
-        begins, ends = place == 0, place == self.config.segment - 1
-        if self.front:
-            caches = changed_if_any(begins, self._with_front, caches, memory, begins)
-        layout = Layout(0, 1, 0)
-        y, new, _ = self._pass(self.embedding(x), layout, self.front + place, None, caches, memory)
-        valid = x.new_ones(*x.shape, dtype=torch.bool)
-        caches = tuple(_kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
-        if self.back:
-            memory = changed_if_any(ends, self._with_back, memory, caches, ends)
-        return y, SegmentState(state.seen + 1, memory, tuple(cache.after(ends) for cache in caches))
-
-    def _with_front(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
-        """`_begun` for the rows of a mask."""
-        b, own = rows.shape[0], caches[0].own.k
-        tokens = self.front_tokens(memory, b)
-        empty = self._caches(b, own.device, own.dtype)
-        _, new, _ = self._pass(tokens, Layout(self.front, 0, 0), [0], None, empty, memory)
-        wide = rows[:, None, None, None]
-        return tuple(
-            cache._replace(
-                front_k=torch.where(wide, one.k, cache.front_k), front_v=torch.where(wide, one.v, cache.front_v)
-            )
-            for cache, one in zip(caches, new, strict=True)
-        )
-
-    def _with_back(self, memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
-        """`_ended` for the rows of a mask."""
-        tokens, start = self.back_tokens(memory, rows.shape[0]), self.front + self.config.segment
-        _, _, behind = self._pass(tokens, Layout(0, 0, self.back), [start], None, caches, memory)
-        return self.written(memory, behind, rows)
 
     def widened(self, state: SegmentState) -> SegmentState:
         """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
@@ -421,7 +383,7 @@ class SegmentModel(nn.Module):
         whole = Stretch(0, length, [0] * rows, [True] * rows)
         memory = map_state(lambda leaf: leaf.repeat_interleave(n, 0), memory)
         mask = None if mask is None else mask.reshape(rows, length)
-        caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+        caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         return self._stretch(whole, x.reshape(rows, length), mask, caches, memory)[0].reshape(*x.shape, -1)
 
     def _stretch(
@@ -431,21 +393,23 @@ class SegmentModel(nn.Module):
         rows, t = x.shape
         fresh, done = [place == 0 for place in stretch.place], stretch.done
         if all(fresh):
-            caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         elif self.front and any(fresh):
             caches = self._begun(caches, memory, _indices(fresh, x.device))
         layout = Layout(self.front if all(fresh) else 0, t, self.back if all(done) else 0)
         parts = [self.front_tokens(memory, rows)] if layout.front else []
         parts += [self.embedding(x), *([self.back_tokens(memory, rows)] if layout.back else [])]
         start = [self.front - layout.front + place for place in stretch.place]
-        y, new, behind = self._pass(torch.cat(parts, 1) if parts[1:] else parts[0], layout, start, mask, caches, memory)
+        y, new, behind = self.run_blocks(
+            torch.cat(parts, 1) if parts[1:] else parts[0], layout, start, mask, caches, memory
+        )
         heard = None if mask is None else mask.any(1) | caches[0].own.valid.any(1)
         if all(done):
             memory = self.written(memory, behind, heard) if layout.back else memory
-            caches = self._caches(rows, x.device, self.embedding.weight.dtype)
+            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         else:
             valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
-            caches = tuple(_kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
+            caches = tuple(kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
             if any(done):
                 memory = self._ended(caches, memory, _indices(done, x.device), heard) if self.back else memory
                 after = [0 if d else place + t for place, d in zip(stretch.place, done, strict=True)]
@@ -456,8 +420,8 @@ class SegmentModel(nn.Module):
         """The caches with the memory tokens in front of the segment that some `rows` (indices) begin."""
         memory = map_state(lambda leaf: leaf[rows], memory)
         tokens = self.front_tokens(memory, len(rows))
-        empty = self._caches(len(rows), rows.device, caches[0].own.k.dtype)
-        _, new, _ = self._pass(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
+        empty = self.empty_caches(len(rows), rows.device, caches[0].own.k.dtype)
+        _, new, _ = self.run_blocks(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
         return tuple(cache.with_front(one.k, one.v, rows) for cache, one in zip(caches, new, strict=True))
 
     def _ended(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor, heard: Tensor | None) -> State:
@@ -465,11 +429,11 @@ class SegmentModel(nn.Module):
         some = map_state(lambda leaf: leaf[rows], memory)
         tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
         of_rows = tuple(select(cache, rows) for cache in caches)
-        _, _, behind = self._pass(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
+        _, _, behind = self.run_blocks(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
         new = self.written(some, behind, None if heard is None else heard[rows])
         return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), memory, new)
 
-    def _pass(
+    def run_blocks(
         self,
         y: Tensor,
         layout: Layout,
@@ -497,24 +461,21 @@ class SegmentModel(nn.Module):
         """Embeddings [B, n, D] with their positions from `start` of each row, and their rotations."""
         if self.config.position == "none":
             return y, None
-        table, n = self._positions(y), y.shape[1]
+        table, n = self.table(y), y.shape[1]
         if isinstance(start, list) and len(set(start)) == 1:
             found = table[None, start[0] : start[0] + n]
         else:
             found = table[torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)]
         return (y, found) if self.config.position == "rotary" else (y + found, None)
 
-    def _positions(self, like: Tensor) -> Tensor:
+    def table(self, like: Tensor) -> Tensor:
         """What belongs to every position of a segment: a vector [n, D], or a row of `Rotary.turns`."""
         if self.positions is not None:
             return self.positions.weight
         table, c = self._table, self.config
         rotary, wide = c.position == "rotary", like.dtype == torch.float64
-        as_pairs = not rotary or torch.compiler.is_exporting()
-        dtype = like.dtype if as_pairs else torch.complex128 if wide else torch.complex64
-        # A loop of an exported program takes no tensor that is neither a weight nor computed.
-        absent = table is None or torch.compiler.is_exporting()
-        if absent or table is None or table.device != like.device or table.dtype != dtype:
+        dtype = like.dtype if not rotary else torch.complex128 if wide else torch.complex64
+        if table is None or table.device != like.device or table.dtype != dtype:
             length = self.front + c.segment + self.back
             with torch.inference_mode(False):  # training must be able to use a table made during inference
                 if rotary:
@@ -553,7 +514,7 @@ def _indices(chosen: list[bool], device: Device) -> Tensor:
     return torch.tensor([i for i, one in enumerate(chosen) if one], device=device)
 
 
-def _kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
+def kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
     """The cache with the keys and values of a pass's front, if it had one, and of its tokens."""
     f, end = layout.front, layout.front + layout.tokens
     if f:

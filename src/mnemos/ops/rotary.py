@@ -36,17 +36,9 @@ class Rotary:
         return float(self.base) ** (-pairs / width) / self.scaling
 
     def turns(self, t: int, width: int, start: Tensor | None = None, device: Device = None) -> Tensor:
-        """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
-
-        Formats of exported programs have no complex numbers: there they are the cosines and then the sines by which
-        `rotate` multiplies each channel, [B or 1, T, 1, 2·width].
-        """
+        """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2]."""
         positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
         each = self.frequencies(width, device)
-        if torch.compiler.is_exporting():
-            each = each[:, None] * (2 * torch.arange(2, device=device) - 1)
-            angle = positions[..., None, None].to(each.dtype) * each.flatten()
-            return torch.cat([angle.cos(), angle.sin()], -1)
         angle = (positions[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
         return torch.polar(torch.ones_like(angle), angle)
 
@@ -63,7 +55,10 @@ def rotary_of(rotary: Rotary | bool | None, width: int) -> Rotary | None:
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles (`Rotary.turns`)."""
+    """Rotate the channel pairs (2i, 2i+1) of x [B, T, H, D] by their angles.
+
+    turns: complex numbers (`Rotary.turns`), or the cosines and then the sines of every channel, [.., T, 1, 2·D].
+    """
     if not turns.is_complex():
         wide = torch.promote_types(x.dtype, torch.float32)
         other = torch.arange(x.shape[-1], device=x.device) ^ 1  # the other channel of the pair

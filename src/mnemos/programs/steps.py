@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import forget_control_flow, pytree
+from mnemos.attention.multi_head import widened
 from mnemos.errors import InputError
 from mnemos.generate.stream import new_state
-from mnemos.memory.exported import whole, widened
 from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating
-from mnemos.ops.linear.exported import Form, exporting
 from mnemos.types import LogProbLikelihood, Recurrent, State, leaves, likelihood_of
 
+from .forms import Form, adapted
+from .loops import whole
 from .quiet import quiet
 
 ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes that a program leaves open
@@ -88,7 +89,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
             f"export: expected a model of this library, found {foreign[0]} of Transformers, whose code for caches is "
             "not exportable; run it with this library, mnemos.functional(model) or its own generate"
         )
-    with evaluating(model), torch.no_grad(), exporting(form):
+    with evaluating(model), torch.no_grad():
         new = widened(model, new_state(model, 1, "export"))
         begun, read, *others = _examples(model)
         names = _names(read)
@@ -96,6 +97,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
         shapes = {name: _shape(*examples) for name, examples in zip(names, same, strict=True)}
         dims = {size: torch.export.Dim(size, min=int(size != SEEN)) for size in (ROWS, TOKENS, SEEN, SOURCE)}
         sizes = {name: {i: dims[n] for i, n in enumerate(s) if isinstance(n, str)} for name, s in shapes.items()}
+        model = adapted(model, form)
         program, given = Program(model, begun), dict(zip(names, map(_dense, leaves(read)), strict=True))
         rows, tokens = {0: dims[ROWS]}, torch.zeros(_ROWS, 4, dtype=torch.int64)
         step = _exported(program, model, (tokens[:, :1].clone(), given), (rows, sizes))

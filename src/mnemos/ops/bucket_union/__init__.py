@@ -63,10 +63,9 @@ def attend(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(v.device.type):
         given = q.to(wide), k.to(wide), v.to(wide), place
-        exporting = torch.compiler.is_exporting()  # an exported program has one form for all lengths
-        if t == 1 and causal and not exporting:
+        if t == 1 and causal:
             return attend_from_one(*given, scale, dropout, (2 * chunk - 1) * rounds).to(v.dtype)
-        if exporting or t <= dense_up_to(chunk, rounds):
+        if t <= dense_up_to(chunk, rounds):
             return attend_to_all(*given, causal, scale, dropout).to(v.dtype)
         q = torch.nn.functional.pad(given[0], (0, 0, 0, 0, n - t, 0))
         return attend_in_windows(q, *given[1:], chunk, causal, scale, dropout)[:, n - t :].to(v.dtype)

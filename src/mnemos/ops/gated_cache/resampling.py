@@ -31,7 +31,7 @@ def resample(
     if method == "grid":
         return _resample_grid(tokens, length, mask, grid)
     if mask is None:
-        if not torch.compiler.is_exporting() and t == length:  # an exported program has one form for all T
+        if same_number(t, length):
             return tokens
         if method == "nearest":
             return tokens.index_select(1, places(t, length, tokens.device))
@@ -52,6 +52,11 @@ def resample(
     high = torch.minimum(low + 1, last)
     share = (place - low).clamp(max=1)[..., None].to(tokens.dtype)
     return torch.lerp(_take(tokens, low, where), _take(tokens, high, where), share)
+
+
+def same_number(tokens: int, length: int) -> bool:
+    """Whether there are as many tokens as slots; False for a program of any number of tokens, which has no number."""
+    return isinstance(tokens, int) and tokens == length
 
 
 def places(tokens: int, length: int, device: torch.device | None = None) -> Tensor:

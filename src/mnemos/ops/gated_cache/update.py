@@ -16,7 +16,7 @@ from mnemos._compat import dispatch_mode_active, transformed
 from mnemos.ops.precision import full_precision
 
 from . import native
-from .resampling import places, resample
+from .resampling import places, resample, same_number
 
 aten = torch.ops.aten
 _EPS = 1e-5  # of the layer norm
@@ -208,8 +208,7 @@ def write(
     observed. Raises InputError as `resample` does.
     """
     tokens, slots = source.shape[1], cache.shape[-2]
-    exporting = torch.compiler.is_exporting()  # an exported program has one form for all T
-    resampled = method != "nearest" or (not exporting and tokens == 0)
+    resampled = method != "nearest" or tokens == 0
     if resampled:
         source = resample(source.to(cache.dtype), slots, mask, method, grid)
         if mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
@@ -236,9 +235,7 @@ def _composed(
     if not resampled:
         if mask is not None:
             source = resample(source.to(cache.dtype), slots, mask)
-        elif (
-            torch.compiler.is_exporting() or source.shape[1] != slots
-        ):  # the backward resamples again, which saves keeping the result
+        elif not same_number(source.shape[1], slots):  # the backward resamples again, which saves keeping the result
             takes = places(source.shape[1], slots, source.device)
         else:
             source = source.to(cache.dtype)

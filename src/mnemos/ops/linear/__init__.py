@@ -26,7 +26,7 @@ from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked, exported, native, oracle, triton
+from . import chunked, native, oracle, triton
 from .compensated import CompensatedState, carry
 from .feature_maps import FeatureMap, Pointwise, find, nearest, valid
 
@@ -92,7 +92,7 @@ def linear_attention(
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(valid(k, mask))
         _check_features(q, k, v)
-    chosen = exported if exported.active() else BACKENDS[choose(q, k, v, backend)]
+    chosen = BACKENDS[choose(q, k, v, backend)]
     rewritten = (
         chosen is not oracle and not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
     )

@@ -53,13 +53,10 @@ def carry(
     after: (s, z) as the backend returned them; the gradients of the new state are theirs. Cost: O(B·T·H·D'·M), in
     blocks of BLOCK tokens.
     """
-    # An exported program of any number of tokens has no loop over them.
-    t = k.shape[1]
-    starts = range(0, t, BLOCK) if isinstance(t, int) else [None]
     with torch.no_grad():
         s, z, s_low, z_low = before
-        for a in starts:
-            here = slice(None) if a is None else slice(a, a + BLOCK)
+        for a in range(0, k.shape[1], BLOCK):
+            here = slice(a, a + BLOCK)
             keys, values = k[:, here].to(s.dtype), v[:, here].to(s.dtype)
             keys = keys if phi is None else phi(keys)
             if mask is not None:

@@ -138,10 +138,6 @@ def distance_scores(q: Tensor, r: Tensor, n: int) -> Tensor:
     g, x, t, d = q.shape
     if t == 1:
         return torch.bmm(q.reshape(g, x, d), r.mT).view(g, x, 1, -1)[..., :n]
-    if torch.compiler.is_exporting():  # the views below would limit the program to some lengths
-        scores = torch.bmm(q.reshape(g, x * t, d), r.mT).view(g, x, t, -1)
-        column = torch.arange(n, device=q.device) + torch.arange(t - 1, -1, -1, device=q.device)[:, None]
-        return scores.gather(3, column.clamp(max=r.shape[1] - 1).expand(g, x, t, n))
     # q_i·r_{i−j} is in row i, column j + T − 1 − i. With one more column in front, a view of the same numbers with rows
     # shorter by one shifts each row by one more than the row before; the first T numbers are dropped.
     scores = torch.bmm(q.reshape(g, x * t, d), F.pad(r, (0, 0, 1, 0)).mT)
@@ -157,8 +153,7 @@ def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | N
     # On the CPU the values can be read without waiting for a device: no mask is cheaper than one that is all True.
     if mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
         mask = None
-    # An exported program has one form for all lengths.
-    far = window is not None and (torch.compiler.is_exporting() or n > window)
+    far = window is not None and n > window
     if mask is None and not far and (t == 1 or not causal):
         return None
     query = torch.arange(n - t, n, device=device)[:, None]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree, scanned
-from mnemos.types import InputError, S, State, Widening, leaves
+from mnemos.types import InputError, S, State, leaves
 
 
 def token_by_token(
@@ -19,7 +19,7 @@ def token_by_token(
     same shapes before and after a token. For one token the function is called; else the program has a loop, whose cost
     is that of T calls.
     """
-    if isinstance(inputs[0].shape[1], int) and inputs[0].shape[1] == 1:
+    if is_one(inputs[0].shape[1]):
         return token(state, tuple(inputs))
     structure = pytree.tree_flatten(state)
     shapes = [x.shape[1:] for x in leaves(state)]
@@ -61,18 +61,11 @@ def whole(tensors: Sequence[Tensor], flat: tuple[list[Any], Any]) -> Any:
     return pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in flat[0]], flat[1])
 
 
+def is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is known to be 1. Other sizes are not compared, because a program has one form for all."""
+    return isinstance(size, int) and size == 1
+
+
 def _own(parts: Sequence[Tensor]) -> list[Tensor]:
     """Copies: a loop and a branch return neither what they were given nor the same memory twice."""
     return [x.clone(memory_format=torch.contiguous_format) for x in parts]
-
-
-def widened(part: object, state: S) -> S:
-    """The state of an attention or model, with what has a bound as long as it becomes; see `Widening`."""
-    found: S = part.widened(state) if state is not None and isinstance(part, Widening) else state
-    return found
-
-
-def padded(x: Tensor, length: int) -> Tensor:
-    """x [B, N, ..] with zeros in front, up to `length` on axis 1; unchanged if it has as many."""
-    missing = length - x.shape[1]
-    return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1) if missing > 0 else x

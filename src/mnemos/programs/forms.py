@@ -1,0 +1,461 @@
+"""The forms of layers and models that exported programs have: PyTorch's own operators, for any number of tokens.
+
+A layer computes in the way that is fastest here: by kernels, by what it finds in the values of its inputs, and by the
+number of tokens. A program is traced once for all numbers of rows and tokens, and has none of these. `adapted` gives a
+model whose parts compute in the forms of this module; all that is not named here is exportable as it is. What is
+written for one token of each row has few operators, because their number is most of what a runtime's step costs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos._compat import with_children
+from mnemos.attention.bucket_union import BucketUnionAttention
+from mnemos.attention.compressive import CompressiveAttention
+from mnemos.attention.cross import CrossAttention
+from mnemos.attention.gated import GatedCacheAttention, Walk
+from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
+from mnemos.attention.reformer import ReformerAttention
+from mnemos.attention.relative import RelativeHeads
+from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.memory.grid import Unfinished
+from mnemos.memory.key_values import KeyValues
+from mnemos.memory.projection import own_weight
+from mnemos.memory.slots import SlotState
+from mnemos.models.blocks import LearnedPositions, sinusoids
+from mnemos.models.lstm import LSTM, LSTMState
+from mnemos.models.memformer import Memformer, MemformerState
+from mnemos.models.memformer_blocks import DecoderCache, Read
+from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, kept
+from mnemos.ops.bucket_union.dense import attend_to_all
+from mnemos.ops.linear import CompensatedState, LinearState
+from mnemos.ops.linear.compensated import add
+from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, valid
+from mnemos.ops.relative_position import distance_scores, hidden
+from mnemos.ops.rotary import Rotary, rotate
+from mnemos.types import InputError, State, map_state
+
+from .loops import changed_if_any, is_one, token_by_token
+
+Form = Literal["operators", "onnxruntime"]
+CHUNK = 64  # tokens of a chunk of linear attention
+
+
+def adapted(model: nn.Module, form: Form = "operators") -> nn.Module:
+    """A model with the same weights whose parts have the forms of a program. The model itself is not changed.
+
+    form: of causal linear attention, "operators" or "onnxruntime", ONNX Runtime's own kernel. The model is one without
+    dropout or gradient, and is given a state.
+    """
+    copies: dict[int, nn.Module] = {}
+
+    def copied(part: nn.Module) -> nn.Module:
+        if id(part) not in copies:
+            children = {name: copied(child) for name, child in part.named_children()}
+            copies[id(part)] = found = with_children(part, {**part._modules, **children})
+            for kind, forms in FORMS.items():
+                if isinstance(part, kind):
+                    found.__dict__.update({name: partial(one, found) for name, one in forms.items()})
+            if isinstance(rotary := part.__dict__.get("rotary"), Rotary):
+                found.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
+            if isinstance(found, LinearAttention):
+                found.__dict__["attended"] = partial(_linear_attended, found, form)
+        return copies[id(part)]
+
+    return copied(model)
+
+
+@dataclass(frozen=True)
+class _Cosines(Rotary):
+    """Rotations without complex numbers, which the formats of programs do not have."""
+
+    def turns(self, t: int, width: int, start: Tensor | None = None, device: Any = None) -> Tensor:
+        """The cosines and then the sines by which `rotate` multiplies each channel, [B or 1, T, 1, 2·width]."""
+        positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+        each = self.frequencies(width, device)[:, None] * (2 * torch.arange(2, device=device) - 1)
+        angle = positions[..., None, None].to(each.dtype) * each.flatten()
+        return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def _placed(self: LearnedPositions, y: Tensor, seen: Tensor | None = None) -> Tensor:
+    """`LearnedPositions.forward`, which reads no value: the look-up in the table raises its own error."""
+    place = torch.arange(y.shape[1], device=y.device) + (0 if seen is None else seen[:, None])
+    return y + F.embedding(place, self.weight)
+
+
+def _softmax(
+    self: nn.Module, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0
+) -> Tensor:
+    """`mnemos.attention.softmax.attend`. For one token, a query that sees no key reads the mean of all values."""
+    b, _, h, d = q.shape
+    one, groups = is_one(q.shape[1]), h // k.shape[2]
+    if groups > 1 and one and (visible is None or visible.shape[1] == 1):
+        shared = q.unflatten(2, (-1, groups))[:, 0].transpose(1, 2)
+        return _softmax(self, shared, k, v, visible, False).transpose(1, 2).flatten(1, 2)[:, None]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+    if one:
+        scores = q.reshape(b, h, 1, d) @ k.transpose(1, 2).mT * d**-0.5
+        if visible is not None and visible.dtype == torch.bool:
+            scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
+        elif visible is not None:
+            scores = (scores + visible.to(q.dtype)).clamp(min=torch.finfo(scores.dtype).min)
+        return (torch.softmax(scores, -1) @ v.transpose(1, 2)).reshape(b, 1, h, -1)
+    if visible is not None and visible.is_floating_point():
+        visible = visible.to(q.dtype)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if (more := v.shape[-1] - d) > 0:
+        q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
+    return F.scaled_dot_product_attention(q, k, v, visible, 0.0, causal, scale=d**-0.5).transpose(1, 2)
+
+
+def _bucket_union(
+    self: BucketUnionAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Tensor,
+    chunk: int,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`mnemos.ops.bucket_union.attend` by comparing all places. Cost: O(T·N)."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = torch.float64 if torch.float64 in (q.dtype, v.dtype) else torch.float32
+    return attend_to_all(q.to(wide), k.to(wide), v.to(wide), place, causal, scale, 0.0).to(v.dtype)
+
+
+def _no_reformer(self: ReformerAttention, *given: object) -> None:
+    raise InputError(
+        "Reformer attention draws rotations for the number of tokens, which an exported program leaves open; use "
+        "another attention, such as bucket-union"
+    )
+
+
+def _linear_attended(
+    self: LinearAttention, form: Form, x: Tensor, state: Sums | None, mask: Tensor | None
+) -> tuple[Tensor, Sums | None]:
+    """`LinearAttention.attended`: queries and keys together, which takes half the operators."""
+    t, phi, turns, seen = x.shape[1], find(self.phi()), None, None
+    if isinstance(state, PlacedSums):
+        state, seen = state
+    if self.rotary is not None:
+        turns = self.rotary.turns(t, self.dim // self.num_heads, seen, x.device)
+    qkv = self.qkv(x)
+    if not self.causal:
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        q, k = (q, k) if turns is None else (rotate(q, turns), rotate(k, turns))
+        return _linear_everything(q, k, v, phi, mask, self.eps), None
+    wanted = qkv.dtype
+    q, k, v = (x.to(torch.promote_types(wanted, torch.float32)) for x in _features(qkv, self.num_heads, phi, turns))
+    k, v = valid(k, mask), valid(v, mask)
+    assert state is not None
+    s, z, *low = (x.to(q.dtype) for x in state)
+    causal = _linear_token if is_one(t) else _linear_chunks if form == "operators" else _linear_kernel
+    y, *after = causal(q, k, v, s, z, self.eps)
+    sums: LinearState | CompensatedState = LinearState(*after)
+    if low:
+        s, s_low = add(s, low[0] + torch.einsum("bthd,bthm->bhdm", k, v))
+        z, z_low = add(z, low[1] + k.sum(1))
+        sums = CompensatedState(s, z, s_low, z_low)
+    return y.to(wanted), sums if seen is None else PlacedSums(sums, seen + t)
+
+
+def _features(qkv: Tensor, heads: int, phi: FeatureMap, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """φ(q), φ(k) and v [B, T, H, ·] of qkv [B, T, 3·H·D]; turns: rotations of queries and keys before φ, or None."""
+    qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
+    if turns is None and isinstance(phi, Pointwise):
+        q, k = (part.unflatten(2, (heads, -1)) for part in phi(qk).chunk(2, 2))
+    else:
+        qk = qk.unflatten(2, (2 * heads, -1))
+        q, k = phi(qk if turns is None else rotate(qk, turns)).chunk(2, 2)
+    return q, k, v.unflatten(2, (heads, -1))
+
+
+def _linear_everything(q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, mask: Tensor | None, eps: float) -> Tensor:
+    """Linear attention of q [B, T, H, D] to all keys k [B, N, H, D] and values v [B, N, H, M], before φ."""
+    wanted, (q, k, v) = v.dtype, (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (q, k, v))
+    q, k, v = phi(q), valid(phi(valid(k, mask)), mask), valid(v, mask)
+    s, z = torch.einsum("bnhd,bnhm->bhdm", k, v), k.sum(1)
+    y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
+    return y.to(wanted)
+
+
+def _linear_token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """y, s, z after one token. ONNX Runtime's kernel is slower, because its operands have other shapes than these."""
+    b, _, h, m = v.shape
+    q, k = q.reshape(b, h, 1, -1), k.reshape(b, h, -1)
+    s, z = s + k[..., None] * v.reshape(b, h, 1, m), z + k
+    y = (q @ s) / (q @ z[..., None] + eps)
+    return y.reshape(b, 1, h, m), s, z
+
+
+def _linear_chunks(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """y, s, z with all chunks of a call side by side: O(T·(C + D')·M) time and O(T·D'·M/C) memory."""
+    t, m = q.shape[1], v.shape[3]
+    n = (t + 2 * CHUNK - 1) // CHUNK  # with one of padding: a program that has one chunk at least is of one form
+    v = F.pad(v, (0, 1), value=1.0)  # the values' last column of ones sums the keys: the normaliser
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, n * CHUNK - t)).unflatten(1, (n, CHUNK)).transpose(2, 3) for x in (q, k, v))
+    before = torch.cat([s, z[..., None]], -1)[:, None]  # [B, 1, H, D, M + 1]
+    sums = torch.cat([before, k.mT @ v], 1).cumsum(1)
+    y = torch.tril(q @ k.mT) @ v + q @ sums[:, :-1]
+    y = (y[..., :m] / (y[..., m:] + eps)).transpose(2, 3).flatten(1, 2)
+    y = y.index_select(1, torch.arange(t, device=y.device))  # a slice would have to know that there are as many
+    return y, sums[:, -1, ..., :m], sums[:, -1, ..., m]
+
+
+def _linear_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """y, s, z by com.microsoft.LinearAttention, without the normaliser, which a running sum of the keys gives.
+
+    ONNX has an operator LinearAttention (from opset 27), which ONNX Runtime 1.32 runs as the function that defines it,
+    a loop over tokens.
+    """
+    b, t, h, m = v.shape
+    y, s = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        (*(x.flatten(2) for x in (q, k, v)), s),
+        {"q_num_heads": h, "kv_num_heads": h, "update_rule": "linear", "scale": 1.0},
+        dtypes=(v.dtype, s.dtype),
+        shapes=((b, t, h * m), s.shape),
+        version=1,
+    )
+    sums = z[:, None] + k.cumsum(1)
+    den = (q * sums).sum(-1, keepdim=True) + eps
+    return y.unflatten(2, (h, m)) / den, s, sums[:, -1]
+
+
+def _relative_read(self: RelativeHeads[Any], x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+    """`RelativeHeads.read`."""
+    if is_one(t := x.shape[1]):
+        return self.read_few(x, context, mask)
+    heads = (self.num_heads, -1)
+    k, v = self.key_value(context).unflatten(-1, (2, *heads)).unbind(2)
+    r = self.position(self.distances(context.shape[1], 0 if self.causal else 1 - t, x)).unflatten(-1, heads)
+    content, scores = _relative_scores(self, self.query(x).unflatten(-1, heads), r, context.shape[1], mask)
+    k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+    return F.scaled_dot_product_attention(content, k, v, scores, scale=1.0).permute(1, 2, 0, 3)
+
+
+def _received(self: CompressiveAttention, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
+    """`CompressiveAttention.received`."""
+    n, heads = context.shape[1], (self.num_heads, -1)
+    k = F.linear(context, own_weight(self.key_value)[: self.dim]).unflatten(-1, heads)
+    r = self.position(self.distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
+    content, scores = _relative_scores(self, self.query(x).unflatten(-1, heads), r, n, mask)
+    weights = torch.softmax(content @ k.permute(2, 0, 3, 1) + scores, -1)
+    return (weights.mean(0) * asking[..., None]).sum(1)
+
+
+def _relative_scores(
+    self: RelativeHeads[Any], q: Tensor, r: Tensor, n: int, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(q + u)/√D, [H, B, T, D], and the scores of distances with hidden keys, [H, B, T, N]."""
+    b, t, h, d = q.shape
+    place = ((q + self.position_bias) * d**-0.5).permute(2, 0, 1, 3)
+    r = r.transpose(0, 1).to(place.dtype)
+    query, key = torch.arange(n - t, n, device=q.device)[:, None], torch.arange(n, device=q.device)
+    if is_one(t):
+        scores = distance_scores(place, r, n)
+    else:  # the views of `distance_scores` would limit the program to some lengths
+        scores = torch.bmm(place.reshape(h, b * t, d), r.mT).view(h, b, t, -1)
+        column = torch.arange(n, device=q.device) + torch.arange(t - 1, -1, -1, device=q.device)[:, None]
+        scores = scores.gather(3, column.clamp(max=r.shape[1] - 1).expand(h, b, t, n))
+    seen = key <= query if self.causal else torch.ones(1, 1, dtype=torch.bool, device=key.device)
+    if self.window is not None:
+        seen = seen & (key > query - self.window)
+    seen = seen.expand(t, n)[None] if mask is None else (seen & mask[:, None]) | (key == query)
+    return ((q + self.content_bias) * d**-0.5).permute(2, 0, 1, 3), hidden(scores, seen)
+
+
+def _branch(self: GatedBranch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """`GatedBranch.attend`."""
+    if self.grc.branch == "linear":
+        return _linear_everything(query, key, value, elu, None, 1e-6)
+    return _softmax(self, query, key, value, None, False)
+
+
+def _walked(
+    self: GatedCacheAttention,
+    x: Tensor,
+    own: Tensor | None,
+    summary: Tensor,
+    walked: Walk | None,
+    mask: Tensor | None,
+) -> tuple[Tensor, Walk]:
+    """`GatedCacheAttention.walked`, token by token: rows may be at any places of their blocks."""
+    start = self.contents()
+    assert walked is not None
+
+    def token(before: Walk, given: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
+        new, *rest = given
+        place = before.seen % self.block
+        at = place[:, None] == torch.arange(self.block, device=place.device)
+        cache = torch.where((before.seen == 0)[:, None, None], start, before.cache)
+        y = self.answer(rest[0], cache, *rest[1:])
+        partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
+        done = place == self.block - 1
+
+        def updated(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
+            # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
+            after = self.update(partial, cache if self.grc.write else start, valid | ~done[:, None])
+            return torch.where(done[:, None, None], after, cache)
+
+        cache = changed_if_any(done, updated, cache, partial, valid, done)
+        partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
+        return y, Walk(cache, partial, valid, before.seen + 1)
+
+    return token_by_token(token, walked, (summary.to(start.dtype), x, *([] if own is None else [own])))
+
+
+def _lstm(
+    self: LSTM, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, LSTMState]:
+    """`LSTM.forward` in plain operators, which every format of programs has."""
+    assert state is not None
+
+    def token(before: LSTMState, given: tuple[Tensor, ...]) -> tuple[Tensor, LSTMState]:
+        y, found = given[0][:, 0], []
+        for layer in range(self.config.layers):
+            h, c = (part[:, layer].to(y.dtype) for part in before)
+            w_y, w_h, b_y, b_h = self.lstm.all_weights[layer]
+            i, f, g, o = (F.linear(y, w_y, b_y) + F.linear(h, w_h, b_h)).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            y = torch.sigmoid(o) * torch.tanh(c)
+            found.append((y, c))
+        return y[:, None], LSTMState(*(torch.stack(part, 1) for part in zip(*found, strict=True)))
+
+    y, after = token_by_token(token, state, [self.embedding(x)])
+    return self.head(y), after
+
+
+def _segments_read(
+    self: SegmentModel, x: Tensor, state: SegmentState | None, mask: Tensor | None
+) -> tuple[Tensor, SegmentState]:
+    """`SegmentModel.read` after a `widened` state: rows may be at any places of their segments."""
+    front, length = self.front, self.config.segment
+    assert state is not None
+
+    def begun(caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
+        own = caches[0].own.k
+        empty = self.empty_caches(len(own), own.device, own.dtype)
+        _, new, _ = self.run_blocks(
+            self.front_tokens(memory, rows.shape[0]), Layout(front, 0, 0), [0], None, empty, memory
+        )
+        at = rows[:, None, None, None]
+        return tuple(
+            cache._replace(front_k=torch.where(at, one.k, cache.front_k), front_v=torch.where(at, one.v, cache.front_v))
+            for cache, one in zip(caches, new, strict=True)
+        )
+
+    def ended(memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
+        tokens, layout = self.back_tokens(memory, rows.shape[0]), Layout(0, 0, self.back)
+        _, _, behind = self.run_blocks(tokens, layout, [front + length], None, caches, memory)
+        return self.written(memory, behind, rows)
+
+    def token(before: SegmentState, given: tuple[Tensor, ...]) -> tuple[Tensor, SegmentState]:
+        (x,), (seen, memory, caches) = given, before
+        place = seen % length
+        begins, ends = place == 0, place == length - 1
+        if front:
+            caches = changed_if_any(begins, begun, caches, memory, begins)
+        layout = Layout(0, 1, 0)
+        y, new, _ = self.run_blocks(self.embedding(x), layout, front + place, None, caches, memory)
+        here = x.new_ones(*x.shape, dtype=torch.bool)
+        caches = tuple(kept(cache, one, layout, here) for cache, one in zip(caches, new, strict=True))
+        if self.back:
+            memory = changed_if_any(ends, ended, memory, caches, ends)
+        caches = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
+        return y, SegmentState(seen + 1, memory, caches)
+
+    return token_by_token(token, state, [x])
+
+
+def _segments_positions(self: SegmentModel, like: Tensor) -> Tensor:
+    """`SegmentModel.table`. A loop of a program takes no tensor that is neither a weight nor computed."""
+    if self.positions is not None:
+        return self.positions.weight
+    c, length = self.config, self.front + self.config.segment + self.back
+    if c.position == "rotary":
+        return _Cosines().turns(length, c.dim // c.num_heads, None, like.device)[0].to(like.dtype)
+    return sinusoids(length, c.dim, None, like.device)[0].to(like.dtype)
+
+
+def _memformer(
+    self: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, MemformerState]:
+    """`Memformer.forward` after a `widened` state: rows may be at any places of their segments."""
+    assert state is not None
+    y, after = token_by_token(partial(_memformer_token, self), state, [x])
+    return self.head(y), after
+
+
+Past = tuple[Tensor, Tensor, SlotState | None]  # of the segments before: encoded, valid and memory of a state
+
+
+def _memformer_token(
+    self: Memformer, state: MemformerState, given: tuple[Tensor, ...]
+) -> tuple[Tensor, MemformerState]:
+    (x,), length = given, self.config.segment
+    place, past = state.seen % length, (state.encoded, state.valid, state.memory)
+    begins, ends = place == 0, place == length - 1
+    encoded, valid = changed_if_any(
+        state.seen == 0, lambda past, fresh: self.begun(past[0], past[1], fresh), past[:2], state.seen == 0
+    )
+    read = Read(encoded, valid, self.slots(state.memory) if self.decoder.memory else None)
+
+    def sources(caches: tuple[DecoderCache, ...], read: Read) -> tuple[DecoderCache, ...]:
+        # For rows within a segment the result is the same again.
+        pairs = zip(self.decoder.blocks, caches, strict=True)
+        return tuple(cache._replace(sources=block.keys_values(read.given)) for block, cache in pairs)
+
+    caches = changed_if_any(begins, sources, state.layers, read)
+    y, caches = self.decoder(self.embedding(x), None, place, read, caches)
+    at = place[:, None] == torch.arange(length, device=x.device)
+    segment = Unfinished(torch.where(at, x, state.pending), state.pending_valid | at)
+
+    def written(past: Past, segment: Unfinished, ends: Tensor) -> Past:
+        # The segments of the other rows are written too, and that is dropped: all of their tokens count.
+        new = self.write(Unfinished(segment.tokens, segment.valid | ~ends[:, None]), False, past[2])
+
+        def chosen(old: Tensor, x: Tensor) -> Tensor:
+            return torch.where(ends.view(-1, *[1] * (x.dim() - 1)), x.to(old.dtype), old)
+
+        found: Past = map_state(chosen, past, new)
+        return found
+
+    past = changed_if_any(ends, written, (encoded, valid, state.memory), segment, ends)
+    tokens, marks = segment.tokens.masked_fill(ends[:, None], 0), segment.valid & ~ends[:, None]
+    layers = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
+    encoded, valid, memory = past
+    return y, MemformerState(state.seen + 1, memory, encoded, valid, tokens, marks, layers)
+
+
+def _after(own: KeyValues, ends: Tensor) -> KeyValues:
+    """Keys with one token more than they may keep, without the oldest; empty in the rows [B] that are True."""
+    valid, seen = own.valid[:, 1:] & ~ends[:, None], own.seen.masked_fill(ends, 0)
+    return KeyValues(own.k[:, 1:], own.v[:, 1:], valid, seen)
+
+
+FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
+    BucketUnionAttention: {"attend": _bucket_union},
+    CompressiveAttention: {"received": _received},
+    CrossAttention: {"attend": _softmax},
+    GatedBranch: {"attend": _branch},
+    GatedCacheAttention: {"walked": _walked},
+    LearnedPositions: {"forward": _placed},
+    LSTM: {"forward": _lstm},
+    Memformer: {"forward": _memformer},
+    ReformerAttention: {"attended": _no_reformer},
+    RelativeHeads: {"read": _relative_read},
+    SegmentAttention: {"attend": _softmax},
+    SegmentModel: {"read": _segments_read, "table": _segments_positions},
+    SoftmaxAttention: {"attend": _softmax},
+}
