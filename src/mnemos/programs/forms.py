@@ -51,8 +51,8 @@ CHUNK = 64  # tokens of a chunk of linear attention
 def adapted(model: nn.Module, form: Form = "operators") -> nn.Module:
     """A model with the same weights whose parts have the forms of a program. The model itself is not changed.
 
-    form: of causal linear attention, "operators" or "onnxruntime", ONNX Runtime's own kernel. The model is one without
-    dropout or gradient, and is given a state.
+    form: of causal linear attention, "operators" or "onnxruntime", ONNX Runtime's own kernel. The model has weights of
+    float32 or float64, is in eval mode, and is always given a state.
     """
     copies: dict[int, nn.Module] = {}
 
@@ -154,11 +154,10 @@ def _linear_attended(
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q, k = (q, k) if turns is None else (rotate(q, turns), rotate(k, turns))
         return _linear_everything(q, k, v, phi, mask, self.eps), None
-    wanted = qkv.dtype
-    q, k, v = (x.to(torch.promote_types(wanted, torch.float32)) for x in _features(qkv, self.num_heads, phi, turns))
+    q, k, v = _features(qkv, self.num_heads, phi, turns)
     k, v = valid(k, mask), valid(v, mask)
     assert state is not None
-    s, z, *low = (x.to(q.dtype) for x in state)
+    s, z, *low = state
     causal = _linear_token if is_one(t) else _linear_chunks if form == "operators" else _linear_kernel
     y, *after = causal(q, k, v, s, z, self.eps)
     sums: LinearState | CompensatedState = LinearState(*after)
@@ -166,7 +165,7 @@ def _linear_attended(
         s, s_low = add(s, low[0] + torch.einsum("bthd,bthm->bhdm", k, v))
         z, z_low = add(z, low[1] + k.sum(1))
         sums = CompensatedState(s, z, s_low, z_low)
-    return y.to(wanted), sums if seen is None else PlacedSums(sums, seen + t)
+    return y, sums if seen is None else PlacedSums(sums, seen + t)
 
 
 def _features(qkv: Tensor, heads: int, phi: FeatureMap, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,11 +181,9 @@ def _features(qkv: Tensor, heads: int, phi: FeatureMap, turns: Tensor | None) ->
 
 def _linear_everything(q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, mask: Tensor | None, eps: float) -> Tensor:
     """Linear attention of q [B, T, H, D] to all keys k [B, N, H, D] and values v [B, N, H, M], before φ."""
-    wanted, (q, k, v) = v.dtype, (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (q, k, v))
     q, k, v = phi(q), valid(phi(valid(k, mask)), mask), valid(v, mask)
     s, z = torch.einsum("bnhd,bnhm->bhdm", k, v), k.sum(1)
-    y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
-    return y.to(wanted)
+    return torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
 
 
 def _linear_token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
