@@ -58,8 +58,9 @@ def adapted(model: nn.Module, form: Form = "operators") -> nn.Module:
 
     def copied(part: nn.Module) -> nn.Module:
         if id(part) not in copies:
-            children = {name: copied(child) for name, child in part.named_children()}
-            copies[id(part)] = found = with_children(part, {**part._modules, **children})
+            children: dict[str, Any] = dict(part._modules)  # some may be None
+            children |= {name: copied(child) for name, child in children.items() if child is not None}
+            copies[id(part)] = found = with_children(part, children)
             for kind, forms in FORMS.items():
                 if isinstance(part, kind):
                     found.__dict__.update({name: partial(one, found) for name, one in forms.items()})
