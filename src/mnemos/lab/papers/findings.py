@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mnemos.atomic import write_bytes
-from mnemos.lab.report.style import raster
 from mnemos.types import JSONObject
 
 if TYPE_CHECKING:
@@ -96,6 +95,8 @@ def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1
 
 def png(path: Path, size: tuple[float, float], draw: Callable[["Figure"], None]) -> Path:
     """Write a PNG of `size` inches, drawn by `draw(figure)`, and return its path. The file is written atomically."""
+    from mnemos.lab.report.style import raster  # with all of the report, which tables alone do not need
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, raster(size, DPI, draw, {"font.size": 11.0}))
     return path

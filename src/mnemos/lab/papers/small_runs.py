@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.lab.compare.compare import compare
-from mnemos.lab.report import report
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.images import find_mnist
 from mnemos.lab.tasks.metrics import perplexity
@@ -61,6 +60,8 @@ def runs_of(comparison: JSONObject, recipe: Recipe) -> list[Path]:
 
 def write_report(comparison: JSONObject) -> Path:
     """Write the page of a comparison into its folder; returns its path."""
+    from mnemos.lab.report import report  # what only names recipes needs no report
+
     folder: Path = comparison["folder"]
     return report([folder], folder / "report.html")
 
