@@ -64,7 +64,7 @@ _DEPTH = np.array([0] * MIN + [1] * (CLOSE - MIN) + [-1], np.int32)  # how a tok
 class ListOpsConfig(DataConfig):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
-    A sample is a random tree (see `listops_generate`) with min_length < length < max_length, counted in digits,
+    A sample is a random tree (see the module) with min_length < length < max_length, counted in digits,
     operators and closing brackets. It has at most `max_depth` levels, the root included. An operator has 2 to
     `max_arguments` arguments; an argument above the last level is a digit with `digit_probability`. All samples are
     distinct, also between splits. They come from one stream in the order test, validation, training, so a larger

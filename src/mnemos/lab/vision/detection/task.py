@@ -195,7 +195,7 @@ class DetectionTask(Task):
     def scored_artifacts(
         self, model: nn.Module, folder: Path, split: Literal["valid", "test"], batches: Iterable[DetectionBatch]
     ) -> JSONObject:
-        """detections.json, drawn photos (`reported`), and the figures of each class, of the pictures in `batches`.
+        """detections.json, drawn photos (`detections`), and the figures of each class, of the pictures in `batches`.
 
         Cost: an evaluation of these batches.
         """
