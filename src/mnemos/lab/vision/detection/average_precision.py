@@ -10,34 +10,20 @@ from mnemos.types import InputError
 
 from .scenes import Annotation
 
-FIGURES = (  # in COCO's order
-    "AP",
-    "AP50",
-    "AP75",
-    "AP small",
-    "AP medium",
-    "AP large",
-    "AR 1",
-    "AR 10",
-    "AR 100",
-    "AR small",
-    "AR medium",
-    "AR large",
-)
-ABOUT = (
-    "Mean average precision over classes and overlaps of 50 % to 95 %.",
-    "Average precision where an overlap of 50 % is right.",
-    "Average precision where an overlap of 75 % is right.",
-    "Average precision of objects below 32² pixels.",
-    "Average precision of objects from 32² to 96² pixels.",
-    "Average precision of objects above 96² pixels.",
-    "Average recall with 1 detection per picture.",
-    "Average recall with 10 detections per picture.",
-    "Average recall with 100 detections per picture.",
-    "Average recall of objects below 32² pixels.",
-    "Average recall of objects from 32² to 96² pixels.",
-    "Average recall of objects above 96² pixels.",
-)
+FIGURES = {  # in COCO's order, with what they are
+    "AP": "Mean average precision over classes and overlaps of 50 % to 95 %.",
+    "AP50": "Average precision where an overlap of 50 % is right.",
+    "AP75": "Average precision where an overlap of 75 % is right.",
+    "AP small": "Average precision of objects below 32² pixels.",
+    "AP medium": "Average precision of objects from 32² to 96² pixels.",
+    "AP large": "Average precision of objects above 96² pixels.",
+    "AR 1": "Average recall with 1 detection per picture.",
+    "AR 10": "Average recall with 10 detections per picture.",
+    "AR 100": "Average recall with 100 detections per picture.",
+    "AR small": "Average recall of objects below 32² pixels.",
+    "AR medium": "Average recall of objects from 32² to 96² pixels.",
+    "AR large": "Average recall of objects above 96² pixels.",
+}
 SMALL, LARGE = 32**2, 96**2  # areas in pixels that divide the sizes
 _PARTS = {  # of the overlaps 50, 55, …, 95 %, and of the sizes all, small, medium and large
     "AP": (slice(None), 0),

@@ -22,7 +22,7 @@ from mnemos.lab.tasks.task import Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
-from .average_precision import ABOUT, FIGURES, AveragePrecision, Kind
+from .average_precision import FIGURES, AveragePrecision, Kind
 from .batch import BatchMaker, DetectionBatch, Key, keys_from
 from .detections import class_figures, write_detections
 from .detector_outputs import DetectorOutputs, as_results, check_classes, check_masks, run_detector
@@ -56,7 +56,7 @@ class DetectionTask(Task):
         splits: Mapping[Split, Scenes],
         masks: bool,
         flip: bool = True,
-        figures: Sequence[str] = FIGURES,
+        figures: Sequence[str] = tuple(FIGURES),
         workers: int = 0,
     ) -> None:
         for split, scenes in splits.items():
@@ -77,14 +77,15 @@ class DetectionTask(Task):
         self._figures = tuple(figures)
         self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
         kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
-        about = dict(zip(FIGURES, ABOUT, strict=True))
-        self.metrics = tuple(self._metric(kind, one, about[one]) for kind in kinds for one in figures)
+        self.metrics = tuple(self._metric(kind, one) for kind in kinds for one in figures)
 
-    def _metric(self, kind: Kind, figure: str, about: str) -> CorpusMetric:
+    def _metric(self, kind: Kind, figure: str) -> CorpusMetric:
         of = {"box": "boxes", "mask": "masks"}[kind]
         form = "{name} {value:.2f}" if figure in _PRINTED else ""
         value = partial(self._value, kind, figure)
-        return CorpusMetric(f"{kind} {figure}", True, f"{about} In per cent, of {of}.", form, self.collect, value)
+        return CorpusMetric(
+            f"{kind} {figure}", True, f"{FIGURES[figure]} In per cent, of {of}.", form, self.collect, value
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
