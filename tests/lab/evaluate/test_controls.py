@@ -7,7 +7,7 @@ import torch
 
 from mnemos import GRC, Transformer
 from mnemos.lab.evaluate.controls import CONTROLS, controls
-from mnemos.lab.evaluate.probe import probe
+from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.tasks.batch import Batch
 from mnemos.memory.gated_cache import caches
@@ -60,7 +60,7 @@ def test_a_model_that_stores_no_content_has_none_to_change(cache):
 
 def test_a_model_without_caches_has_no_controls_and_no_gates():
     assert controls(model(None), batches) == {}
-    assert probe(model(None), batches()[0]) is None
+    assert measure_gates(model(None), batches()[0]) is None
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -70,7 +70,7 @@ def test_the_probe_tells_of_every_gate_and_changes_nothing(training):
     pending = [c.pending.clone() for c in caches(network)]
     batch = batches()[0]
     random = torch.get_rng_state()
-    found = probe(network, batch)
+    found = measure_gates(network, batch)
     assert torch.equal(torch.get_rng_state(), random)
     assert network.training == training
     for a, b in zip(before, itertools.chain(network.parameters(), network.buffers()), strict=True):
@@ -90,7 +90,7 @@ def test_the_effective_rank():
     with torch.no_grad():
         first.cache.fill_(2.0)
         second.cache.copy_(torch.eye(4))
-    layers = probe(network, batches()[0])["layers"]
+    layers = measure_gates(network, batches()[0])["layers"]
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
@@ -100,7 +100,7 @@ def test_modes_are_left_as_they_were():
     network = model(GRC()).train()
     network.blocks[0].eval()
     controls(network, batches)
-    probe(network, batches()[0])
+    measure_gates(network, batches()[0])
     assert network.training
     assert not network.blocks[0].training
     assert network.blocks[1].training

@@ -187,12 +187,11 @@ def test_report_tells_what_the_caches_do(page):
         # Figure 5.
         "The mean over heads is above 0.5 in",
         # Slots: 0.8 is less than 0.85, what chance gives.
-        "demo-cached: a slot holds an average;",
         "0.200 times that of a single token’s candidate",
-        "slot’s position explains 62%",
-        "than random mixtures of tokens are: in no layer.",
-        "Evaluation reads the slots after each picture’s own tokens have updated them",
-        "only 39% of them have different nearest tokens",
+        "slot’s position explains 62% of its square",
+        "than random mixtures of tokens are in 0 of 2 layers",
+        "Evaluation reads the slots as each picture’s own tokens have updated them",
+        "39% of the slots have different nearest tokens",
         # Costs: 20,000 parameters of 91,402, 2·2·500,000 FLOPs of 4.2 M.
         "28.0% of the parameters and 90.9% of the training forward’s FLOPs that the rest of the model has",
         "Ratios are to demo.",

@@ -1,1 +1,1 @@
-"""Metrics, counts and probes of a trained model."""
+"""What a trained model scores, and what its memory holds and is worth."""

@@ -25,7 +25,6 @@ LAYERS = 6  # layers drawn; with more, an even selection
 WIDTH, LEFT, MARGINS = 2.6, 0.3, 0.56  # inches: a panel, its labels, the margins above and below
 GAP = 0.1  # gap between patches, in patches
 CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
-MOSTLY = 0.8  # a slot counts as the average of its position if the position explains more than this share
 
 
 def content_section(results: Results) -> str:
@@ -252,42 +251,24 @@ def _contents(layer: CachedLayer) -> SlotContents:
     return layer.slots
 
 
-def _span(values: list[float], percent: bool = False) -> str:
-    texts = [f"{v:.0%}" if percent else decimal(v) for v in (min(values), max(values))]
-    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
+def _span(values: list[float], form: str = ".3f") -> str:
+    return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
 
 
 def _summary(name: str, compared: list[CachedLayer], run: RunRecord) -> str:
-    """Sentences, derived from the numbers, on whether slots hold single patches or averages, and averages of what."""
-    above = [layer for layer in compared if _contents(layer).cosine > _contents(layer).chance + CLEARLY]
-    places = [max(0.0, place) for layer in compared if math.isfinite(place := _contents(layer).place)]
-    averages = bool(places) and float(np.median(places)) > MOSTLY
-    distance = _span([_contents(layer).distance for layer in compared])
-    if averages:
-        parts = [f"{name}: a slot holds the average over pictures of the position that it is written from."]
-    elif len(above) > len(compared) / 2:
-        parts = [f"{name}: some slots hold features of single patches."]
-    else:
-        parts = [f"{name}: a slot holds an average; the patches below are the nearest to it, but not what it holds."]
-    parts.append(
-        f"The distance of slots from the mean candidate is {distance} times that of a single token's candidate."
-    )
-    if places:
-        parts.append(
-            f"The average of a slot's position explains {_span(places, percent=True)} of that squared distance."
-        )
-    where = f"{len(above)} of {len(compared)} layers" if above else "no layer"
-    parts.append(f"Slots are clearly nearer to single training tokens than random mixtures of tokens are: in {where}.")
-    distinct = [_contents(layer).distinct / _contents(layer).compared for layer in compared]
-    if min(distinct) < 0.5:
-        parts.append(
-            f"Many slots hold the same: only {_span(distinct, percent=True)} of them have different nearest tokens."
-        )
-    if any(layer.inference == "transient" for layer in compared):
-        parts.append(
-            "Evaluation reads the slots after each picture's own tokens have updated them, not as they are stored."
-        )
-    return " ".join([*parts, _lifetime(run)]).strip()
+    """What the numbers of all layers say, from the least to the greatest."""
+    found = [_contents(layer) for layer in compared]
+    nearer = sum(one.cosine > one.chance + CLEARLY for one in found)
+    places = [max(0.0, one.place) for one in found if math.isfinite(one.place)]
+    explained = f"; the average of a slot's position explains {_span(places, '.0%')} of its square" if places else ""
+    distance, distinct = [one.distance for one in found], [one.distinct / one.compared for one in found]
+    read = "as each picture's own tokens have updated them" if compared[0].inference == "transient" else "as stored"
+    return (
+        f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
+        f"{len(found)} layers. Their distance from the mean candidate is {_span(distance)} times that of a single "
+        f"token's candidate{explained}. {_span(distinct, '.0%')} of the slots have different nearest tokens. "
+        f"Evaluation reads the slots {read}. {_lifetime(run)}"
+    ).strip()
 
 
 def _lifetime(run: RunRecord) -> str:

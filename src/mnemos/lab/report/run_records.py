@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mnemos.json_text import parse
-from mnemos.lab.evaluate.probe import Gates
+from mnemos.lab.evaluate.gates import Gates
 from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
 from mnemos.lab.evaluate.records import from_json, number, read_object
 from mnemos.lab.run.files import Measurement, Provenance, Result

@@ -255,7 +255,7 @@ class Provenance:
 class Measurement:
     """A line of metrics.jsonl: {"kind", "step", and the values}.
 
-    kind: "train" (over the updates since the last such line), "valid" (an evaluation) or "gates" (`evaluate.probe`).
+    kind: "train" (over the updates since the last such line), "valid" (an evaluation) or "gates" (`Gates`).
     step: updates done. where: file and line that it was read from, for errors.
     """
 

@@ -33,8 +33,8 @@ from mnemos.config import ModelConfig, to_dict
 from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory
 from mnemos.lab.evaluate.controls import control_names, controls
 from mnemos.lab.evaluate.explain import explain
+from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.predict import PREPROCESSING
-from mnemos.lab.evaluate.probe import probe
 from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate, metrics_text
 from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import task_flops, task_state_bytes
@@ -323,11 +323,13 @@ class Run:
         return found
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:
-        """What the gates and caches of a model do (`probe`); None without a cache.
+        """What the gates and caches of a model do (`measure_gates`); None without a cache.
 
-        The probe runs the model on one process; with several processes all would have to run it together: None too.
+        The model runs on one process; with several processes all would have to run it together: None too.
         """
-        return probe(model, self._first, self.task) if self.recipe.train.processes == 1 and caches(model) else None
+        return (
+            measure_gates(model, self._first, self.task) if self.recipe.train.processes == 1 and caches(model) else None
+        )
 
     @functools.cached_property
     def _first(self) -> object:

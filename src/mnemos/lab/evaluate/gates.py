@@ -59,7 +59,7 @@ class Gates:
     layers: tuple[LayerGates, ...]
 
 
-def probe(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObject | None:
+def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObject | None:
     """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
 
     The result is the JSON of `Gates`. Gate values are means over the updates.
