@@ -1,9 +1,10 @@
-"""Training and evaluation mode inside a context."""
+"""The mode of a model inside a context, and whether code may look at the values of a tensor."""
 
 import contextlib
 from collections.abc import Iterator
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @contextlib.contextmanager
@@ -16,3 +17,8 @@ def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def reads_without_waiting(x: Tensor) -> bool:
+    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()

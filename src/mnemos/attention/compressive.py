@@ -15,9 +15,9 @@ from mnemos.memory.compressive import (
     CompressionGrid,
     compressor,
     pushed,
-    reads_without_waiting,
 )
 from mnemos.memory.projection import own_weight
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.relative_position import relative_weights
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss

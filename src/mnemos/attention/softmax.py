@@ -11,6 +11,7 @@ from mnemos._compat import transformed
 from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
@@ -279,7 +280,7 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
     if t == 1:
         # One query attends to every valid key. If all keys are valid, the kernel needs no mask; on the CPU, checking
         # that does not wait for a device.
-        if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):
+        if reads_without_waiting(valid) and bool(valid.all()):
             return None
         itself = torch.arange(n, device=valid.device) == n - 1
         return (valid | itself)[:, None, None]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import exportable
+from mnemos.modes import reads_without_waiting
 from mnemos.types import Device
 
 Compression = Literal["convolution", "mean", "max", "most-used", "dilated"]
@@ -128,11 +129,6 @@ def pushed(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
     index = torch.where(index < k, index, place + m)
     rows = torch.arange(kept.shape[0], device=kept.device)[:, None]
     return torch.cat([kept, new.to(kept.dtype)], 1)[rows, index]
-
-
-def reads_without_waiting(x: Tensor) -> bool:
-    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class Compressor(nn.Module):

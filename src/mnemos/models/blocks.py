@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, State, StateKind, select
@@ -170,7 +171,7 @@ class SinusoidalPositions(nn.Module):
     def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
         """See the class."""
         t, dim, stops = y.shape[1], y.shape[2], y.shape[1]
-        if seen is not None and seen.device.type == "cpu" and seen.numel() and not torch.compiler.is_compiling():
+        if seen is not None and seen.numel() and reads_without_waiting(seen):
             stops += int(seen.max())
         elif seen is not None:
             stops = TABLE + 1  # unknown without waiting for the device

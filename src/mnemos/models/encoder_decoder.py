@@ -16,6 +16,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.memory.branched import Encoded
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import (
@@ -383,7 +384,7 @@ def _positions(c: EncoderDecoderConfig) -> LearnedPositions | SinusoidalPosition
 def visible_tokens(valid: Tensor) -> Tensor | None:
     """Which source tokens a decoder attends to, [G, 1, 1, S]; None: all, which is faster."""
     # Checking it would make a device wait, and is no part of a compiled program.
-    if valid.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid.all()):
+    if reads_without_waiting(valid) and bool(valid.all()):
         return None
     return some(valid)[:, None, None]
 

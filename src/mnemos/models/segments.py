@@ -15,6 +15,7 @@ from mnemos.attention.softmax import attend, projected
 from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, padded
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.rotary import Rotary
 from mnemos.types import (
@@ -190,7 +191,7 @@ def visible(layout: Layout, causal: bool, kept: Tensor | None, valid: Tensor | N
         return None
     if n == 1 and kept is not None:
         # One token attends to every valid key. On the CPU, checking that all are valid does not wait for a device.
-        if kept.device.type == "cpu" and not torch.compiler.is_compiling() and bool(kept.all()):
+        if reads_without_waiting(kept) and bool(kept.all()):
             return None
         return torch.cat([kept, kept.new_ones(kept.shape[0], 1)], 1)[:, None, None]
     own = layout.sees(causal, device)[None]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos._compat import constant
+from mnemos.modes import reads_without_waiting
 from mnemos.types import Device, InputError
 
 __all__ = ["block_sparse_attention", "check_pattern", "draw_random_blocks", "is_dense"]
@@ -129,7 +130,7 @@ def _checked(random_blocks: Tensor | None, h: int, n: int, ends: int, device: to
             "draw them with draw_random_blocks"
         )
     # Reading values would make a device wait, and cannot be traced.
-    if random_blocks.numel() and random_blocks.device.type == "cpu" and not torch.compiler.is_compiling():
+    if random_blocks.numel() and reads_without_waiting(random_blocks):
         low, high = (int(x) for x in torch.aminmax(random_blocks))
         if low < 0 or high >= n - ends:
             raise InputError(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import exportable, forward_differentiated, transformed
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -314,7 +315,7 @@ def _check_packed(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
         )
     if offsets.dim() != 1 or len(offsets) < 2 or offsets.dtype not in (torch.int32, torch.int64):
         raise InputError(f"expected offsets [N + 1] of int32 or int64, found {offsets.dtype} {tuple(offsets.shape)}")
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+    if reads_without_waiting(offsets):
         ends = offsets.tolist()
         if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
             raise InputError(f"expected offsets that rise from 0 to {total}, the number of tokens, found {ends}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.modes import reads_without_waiting
 from mnemos.types import InputError
 
 __all__ = ["MAX_LOG_SCALE", "MIN_LOG_SCALE", "draw", "log_prob", "mode"]
@@ -33,7 +34,7 @@ def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
         raise InputError(
             f"expected levels as integers {tuple(parameters.shape[:-1])}, found {x.dtype} of shape {tuple(x.shape)}"
         )
-    if x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
+    if x.numel() and reads_without_waiting(x):
         low, high = torch.aminmax(x)
         if low < 0 or high >= levels:
             raise InputError(f"expected levels 0 to {levels - 1}, found {int(low)} to {int(high)}")

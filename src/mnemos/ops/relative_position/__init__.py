@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device, InputError
@@ -151,7 +152,7 @@ def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | N
     These are the valid ones (mask [B, N]), not after it (causal) and fewer than `window` before it, and its own.
     """
     # On the CPU the values can be read without waiting for a device: no mask is cheaper than one that is all True.
-    if mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+    if mask is not None and reads_without_waiting(mask) and bool(mask.all()):
         mask = None
     far = window is not None and n > window
     if mask is None and not far and (t == 1 or not causal):
