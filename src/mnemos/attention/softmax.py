@@ -211,7 +211,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     width, more = q.shape[-1], v.shape[-1] - q.shape[-1]
     on_cpu = q.device.type == "cpu"
-    if on_cpu and (dropout or (not torch.is_grad_enabled() and 16 <= q.shape[2] <= 64 and k.shape[2] <= 64)):
+    t, n = q.shape[2], k.shape[2]
+    short = isinstance(t, int) and 16 <= t <= 64 and n <= 64  # a program of any length has no number
+    if on_cpu and (dropout or (short and not torch.is_grad_enabled())):
         # There is no fused kernel for dropout on the CPU. For short rows, without gradient, the plain products are up
         # to twice as fast as the fused kernel.
         return _plain(q, k, v, visible, causal, dropout).transpose(1, 2)
