@@ -8,8 +8,6 @@ from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 
 from mnemos import InputError, Transformer, replay
-from mnemos._compat import pytree
-from mnemos.memory_replay import step_states
 
 
 def wrapped(model, at, change):
@@ -342,10 +340,3 @@ def wrapped_method(model):
         return loss, ({**state, "h": state["h"].detach()} if x.shape[1] == 3 else state)
 
     return bad.__get__(model)
-
-
-def test_a_structure_of_a_line_is_shown_whole_and_a_longer_one_is_cut():
-    for more, ending in ((0, "': *}"), (1, "...")):
-        shown = step_states._short(pytree.tree_structure({"k" * (73 + more): 1}))
-        assert len(shown) == 80
-        assert shown.endswith(ending)
