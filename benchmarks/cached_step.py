@@ -28,7 +28,7 @@ from mnemos import GRC, libraries, registry
 from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.ops.gated_cache import native
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}

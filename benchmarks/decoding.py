@@ -34,7 +34,7 @@ from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.models.blocks import sinusoids
 from mnemos.types import map_state
 

@@ -26,7 +26,7 @@ import mnemos
 from mnemos import libraries
 from mnemos.lab.compare.significance import differences, interval, spread
 from mnemos.lab.evaluate.records import to_json
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text
 

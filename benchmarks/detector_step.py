@@ -28,7 +28,7 @@ import torch
 
 from mnemos import registry
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 OBJECTS, ENDINGS = 8, ("", "-cached")
 

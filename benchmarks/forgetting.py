@@ -28,7 +28,7 @@ import torch
 from stability import PRESETS, SEEDS, SIZE, layer, sources, stacked, step, tokens, update
 from torch import Tensor
 
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 BIASES = (2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0)
 LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 500)

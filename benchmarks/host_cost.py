@@ -39,7 +39,7 @@ from mnemos import GRC, libraries
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.measure.roofline import Machine, measure, operations
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
 

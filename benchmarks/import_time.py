@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 RUNS = {
     "import torch": ["-c", "import torch"],

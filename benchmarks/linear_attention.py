@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.ops import linear_attention
 
 BATCH, HEADS, SQUARE = 2, 8, 1024

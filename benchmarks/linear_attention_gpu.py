@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.measure.timing import ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.ops import linear_attention
 from mnemos.ops.linear import triton
 

@@ -10,7 +10,7 @@ import json
 import time
 from pathlib import Path
 
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.lab.tasks.listops import Rules, SampleStream, evaluate, to_text
 
 

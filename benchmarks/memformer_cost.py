@@ -19,7 +19,7 @@ from mnemos.atomic import write_json
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer, MemformerConfig
 from mnemos.types import leaves

@@ -26,7 +26,7 @@ from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT
 from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 TASKS = (*DEFAULT, "mqar-64x4", "mqar-128x8", "mqar-256x16", "mqar-512x64", "listops")
 RUNS = len(RATES) + SEEDS - 1  # per memory

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
 from mnemos.lab.measure.timing import Ratio
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.programs.folder import after
 from mnemos.programs.onnx_graphs import onnx_graph
 from mnemos.programs.steps import export_programs

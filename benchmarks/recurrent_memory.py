@@ -27,7 +27,7 @@ import torch
 from segment_memories import VOCABULARY, in_rotation, scored, seeded
 from torch import nn
 
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.memory import TokensConfig
 from mnemos.models import RMT
 

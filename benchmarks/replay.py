@@ -29,7 +29,7 @@ import mnemos
 from mnemos.attention import LinearConfig
 from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 VOCABULARY = 64
 

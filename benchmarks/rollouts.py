@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos._compat import pytree
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.trainers import RolloutBatches

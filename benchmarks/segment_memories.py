@@ -35,7 +35,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 
 VOCABULARY, RATIO = 256, 4
 LEAST = 0.2  # seconds per measurement

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos.generate.decoder_step import packed
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text
 

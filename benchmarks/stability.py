@@ -37,7 +37,7 @@ from torch import Tensor
 
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import promote
 from mnemos.ops.gated_cache import GateWeights, gated_update, resample
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
 

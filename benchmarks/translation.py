@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
-from mnemos.lab.run.run import provenance
+from mnemos.lab.run.provenance import provenance
 from mnemos.models import from_marian
 
 SHAPES = {"small": (128, 4, 256), "iwslt": (512, 6, 1024)}  # width, layers on each side, MLP
