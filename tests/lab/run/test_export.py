@@ -204,6 +204,7 @@ def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
     assert "| mean | |  |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_programs_of_a_run_of_text(exported, tmp_path):
     """The state that the prefill returns is read by the model; tokenizer.json gives the run's tokens."""
     folder = export_run_programs(exported[0], "torch", tmp_path / "programs")

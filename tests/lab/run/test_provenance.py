@@ -17,7 +17,7 @@ from mnemos.lab.run.provenance import data_read, shared, source, trained
 from mnemos.lab.speech.spoken import SpokenConfig
 from mnemos.lab.tasks.cifar import CIFARConfig
 from mnemos.lab.tasks.images import DigitsConfig
-from mnemos.lab.tasks.listops import ListOpsConfig
+from mnemos.lab.tasks.listops import FILES, ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.recall import RecallConfig
@@ -131,9 +131,10 @@ def _spoken(folder: Path) -> DataConfig:
 
 
 def _listops(folder: Path) -> DataConfig:
-    small = ListOpsConfig(min_length=4, max_length=20, max_depth=3, train_size=8, valid_size=4, test_size=4)
-    small.export(folder)
-    return dataclasses.replace(small, path=str(folder))
+    folder.mkdir()
+    for file in FILES.values():
+        (folder / file).write_text("Source\tTarget\n[MAX 1 2 ]\t2\n[MIN 4 7 ]\t4\n")
+    return ListOpsConfig(path=str(folder))
 
 
 def _text(folder: Path) -> DataConfig:
