@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import mnemos
-from mnemos.hugging_face.functional_model import checked_model
+from mnemos.hugging_face.functional_model import check_model
 from mnemos.libraries import transformers
 
 _ALL = {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1}
@@ -46,7 +46,7 @@ class Theirs:
     def __init__(self, model: Any) -> None:
         self.model = model
         takes = inspect.signature(model.forward).parameters
-        self.name = checked_model(model)[1]
+        self.name = check_model(model)[1]
         self.attends = not all(transformers().DynamicCache(config=model.config).is_linear)
         self.masks, self.positions = "attention_mask" in takes and self.name != "state", "position_ids" in takes
 

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 
 import mnemos
 from mnemos.hugging_face.functional_cache import FunctionalCache, Padding
-from mnemos.hugging_face.recurrent_layers import CHUNK, STEPS, decayed, delta, stabilised
+from mnemos.hugging_face.recurrent_layers import CHUNK, STEPS, run_decayed, run_delta, run_stabilised
 from mnemos.types import leaves
 
 LAYERS = {
@@ -95,11 +95,11 @@ def test_chunks_equal_the_recurrences(length):
         tops.append(top)
         for outputs, states in zip(expected, (plain, corrected, written), strict=True):
             outputs.append(read(states[-1], t))
-    y, s = decayed(q, k, v, log_decay, start)
+    y, s = run_decayed(q, k, v, log_decay, start)
     torch.testing.assert_close((y, s), (torch.stack(expected[0], 1), plain[-1]))
-    y, s = delta(q, k, v, log_decay, strength, start)
+    y, s = run_delta(q, k, v, log_decay, strength, start)
     torch.testing.assert_close((y, s), (torch.stack(expected[1], 1), corrected[-1]), rtol=1e-6, atol=1e-6)
-    y, m, s, top = stabilised(q, k, v, log_decay, strength, start, tops[0])
+    y, m, s, top = run_stabilised(q, k, v, log_decay, strength, start, tops[0])
     torch.testing.assert_close(
         (y, m, s, top), (torch.stack(expected[2], 1), torch.stack(tops[1:], 1), written[-1], tops[-1])
     )

@@ -63,7 +63,7 @@ def test_hugging_face(name):
     mnemos.libraries.transformers()
     from transformers import DynamicCache, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
-    from mnemos.hugging_face.functional_model import checked_model
+    from mnemos.hugging_face.functional_model import check_model
 
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2}
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def test_hugging_face(name):
             layer.conv_states[0], layer.recurrent_states[0] = conv.clone(), recurrent.clone()
             layer.has_previous_state[0] = True
         # Of several tokens at once it forgets the recurrent state that it is given.
-        given = {checked_model(model)[1]: cache, "use_cache": True}
+        given = {check_model(model)[1]: cache, "use_cache": True}
         y = [model(ids[:, t : t + 1], **given).logits for t in range(ids.shape[1] - 1)]
         state = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in cache.layers]
         return F.cross_entropy(torch.cat(y, 1).transpose(1, 2), ids[:, 1:]), state

@@ -16,13 +16,13 @@ from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 from .branch import HostBranch
-from .custom import custom_host, reader
+from .custom import make_host, make_reader
 from .decoder_branch import DecoderBranch
 from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
 from .host import AttentionInput, DecoderHost, Host, Site
 from .known_hosts import hosts as registered_hosts
 from .masks import DECODERS
-from .probe import Seen, first_calls, probe
+from .probe import Seen, probe, record_calls
 from .report import Left, Report, Swapped
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -86,14 +86,14 @@ def apply(
     """Do the work of `cache`. known: the sizes of the attentions by name, where they are known from a saved model."""
     _check(model, grc)
     plans, left = _plan(model, grc, where, example, known)
-    branches = [_branch(plan, grc) for plan in plans]
+    branches = [_make_branch(plan, grc) for plan in plans]
     for plan, branch in zip(plans, branches, strict=True):
         attach(plan.site, branch)
     attach_root(model, branches)
     stop_nesting(model)
     for warning in dict.fromkeys(plan.place.warning for plan in plans if plan.place.warning):
         warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)
-    report = Report(tuple(_swapped(*both) for both in zip(plans, branches, strict=True)), tuple(left))
+    report = Report(tuple(_describe(*both) for both in zip(plans, branches, strict=True)), tuple(left))
     _record(model, grc, report)
     return report
 
@@ -119,11 +119,11 @@ def uncache(model: nn.Module) -> nn.Module:
 def _check(model: nn.Module, grc: GRC) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"expected a torch.nn.Module to give a cache to, found {_class_of(model)}; pass the model first"
+            f"expected a torch.nn.Module to give a cache to, found {_name_class(model)}; pass the model first"
         )
     if not isinstance(grc, GRC):
         raise InputError(
-            f"expected one mnemos.GRC(...) for all attentions, found {_class_of(grc)}; choose the attentions with "
+            f"expected one mnemos.GRC(...) for all attentions, found {_name_class(grc)}; choose the attentions with "
             "where="
         )
     own = {id(one) for one in model.__dict__.get(ROSTER, ())}
@@ -141,11 +141,11 @@ def _check(model: nn.Module, grc: GRC) -> None:
         )
 
 
-def _class_of(value: object) -> str:
+def _name_class(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def sites_of(model: nn.Module) -> Iterable[Site]:
+def list_sites(model: nn.Module) -> Iterable[Site]:
     """Every module with the modules above it; a module that several parents share is listed once."""
 
     def below(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterable[Site]:
@@ -164,10 +164,10 @@ def _plan(
     model: nn.Module, grc: GRC, where: Where, example: object, known: dict[str, Known] | None
 ) -> tuple[list[_Planned], list[Left]]:
     """Which attentions get a cache and which do not. Changes nothing."""
-    sites = list(sites_of(model))
+    sites = list(list_sites(model))
     known_hosts = registered_hosts()
-    hosts = {site.name: host for site in sites if (host := _host(site.module, known_hosts)) is not None}
-    named, others = _named(sites, set(hosts), where)
+    hosts = {site.name: host for site in sites if (host := _find_host(site.module, known_hosts)) is not None}
+    named, others = _select(sites, set(hosts), where)
     chosen: list[Site] = []
     left = []
     for site in sites:
@@ -188,30 +188,30 @@ def _plan(
             f"{twice.name}: expected an attention without a cache, found one that has a cache already; leave it out of "
             "where=, or call mnemos.uncache(model) first"
         )
-    left += _unknown(sites, set(hosts) | others)
+    left += _list_unknown(sites, set(hosts) | others)
     if not chosen:
-        raise InputError(_nothing(left, where, model))
-    reads = {site: hosts[site.name].call if site.name in hosts else reader(site.module) for site in chosen}
-    called, refused = first_calls(model, reads, example)
+        raise InputError(_explain_nothing(left, where, model))
+    reads = {site: hosts[site.name].call if site.name in hosts else make_reader(site.module) for site in chosen}
+    called, refused = record_calls(model, reads, example)
     for site in [site for site in chosen if site.name in refused]:
         if site.name not in hosts:  # it was named: it is not left in silence
             raise InputError(f"{site.name}: {refused[site.name]}")
         chosen.remove(site)
         left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
     if not chosen:
-        raise InputError(_nothing(left, where, model))
+        raise InputError(_explain_nothing(left, where, model))
     seen: Mapping[str, Known | Seen] = called if known is None else known
     placed = []
     for site in chosen:
         found = seen.get(site.name)
         host = hosts.get(site.name)
         if host is None:
-            host = custom_host(site, found and found.width)
+            host = make_host(site, found and found.width)
             if known is None:  # else it was tested before it was saved
                 probe(site, host, called.get(site.name))
         place = host.place(site, found and found.tokens)
         placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
-    lengths = _lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
+    lengths = _choose_lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
     return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
 
 
@@ -220,11 +220,11 @@ def _has_cache(site: Site, host: Host | None) -> bool:
     return isinstance(getattr(carrier, "grc", None), HostBranch)
 
 
-def _host(module: nn.Module, known: Sequence[Host]) -> Host | None:
+def _find_host(module: nn.Module, known: Sequence[Host]) -> Host | None:
     return next((host for host in known if (cls := host.cls()) is not None and isinstance(module, cls)), None)
 
 
-def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+def _select(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
     """The names that `where` selects (None: no selection), and those among them that no adapter knows.
 
     If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
@@ -239,7 +239,7 @@ def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] |
     found: set[str] = set()
     others: set[str] = set()
     for pattern in [where] if isinstance(where, str) else where:
-        hits = [name for name in names if _matches(name, pattern)]
+        hits = [name for name in names if _is_match(name, pattern)]
         if not hits:
             near = difflib.get_close_matches(pattern, names, 1, 0.0)
             raise InputError(
@@ -250,12 +250,12 @@ def _named(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] |
     return found, others
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _is_match(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
+def _list_unknown(sites: list[Site], known: set[str]) -> list[Left]:
     """Modules that are called attention, by their class or their name, that no adapter knows.
 
     Of several inside one another the innermost: the outer ones often add a residual, which no cache replaces. A module
@@ -265,9 +265,9 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
         site
         for site in sites
         if site.name
-        and _called_attention(site)
+        and _is_called_attention(site)
         and any(True for _ in site.module.parameters())
-        and not any(_inside(site.name, name) or _inside(name, site.name) for name in known)
+        and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in known)
     ]
     return [
         Left(
@@ -276,22 +276,22 @@ def _unknown(sites: list[Site], known: set[str]) -> list[Left]:
             f"no residual and is not causal; {DECODERS}",
         )
         for site in found
-        if not any(other is not site and _inside(other.name, site.name) for other in found)
+        if not any(other is not site and _is_inside(other.name, site.name) for other in found)
     ]
 
 
-def _called_attention(site: Site) -> bool:
+def _is_called_attention(site: Site) -> bool:
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
     named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
     named = named and any(True for _ in site.module.children())  # no linear map or dropout
     return named or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
 
 
-def _inside(name: str, outer: str) -> bool:
+def _is_inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.")
 
 
-def _nothing(left: list[Left], where: Where, model: nn.Module) -> str:
+def _explain_nothing(left: list[Left], where: Where, model: nn.Module) -> str:
     if left:
         first = next((one for one in left if one.why != _NOT_NAMED), left[0])
         more = f"; {len(left) - 1} more were left" if left[1:] else ""
@@ -304,7 +304,7 @@ def _nothing(left: list[Left], where: Where, model: nn.Module) -> str:
     return f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}"
 
 
-def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[int]:
+def _choose_lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[int]:
     """Tm of each attention. A stage is all attentions of one width and number of tokens."""
     keys = [(host.sizes(site.module)[0], place.tokens) for site, host, place in placed]
     stages = list(dict.fromkeys(keys))
@@ -329,7 +329,7 @@ def _lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[
     return lengths
 
 
-def _branch(plan: _Planned, grc: GRC) -> HostBranch:
+def _make_branch(plan: _Planned, grc: GRC) -> HostBranch:
     dim, out_dim, heads = plan.host.sizes(plan.site.module)
     try:
         kind = DecoderBranch if isinstance(plan.host, DecoderHost) else HostBranch
@@ -342,7 +342,7 @@ def _branch(plan: _Planned, grc: GRC) -> HostBranch:
     return branch.train(plan.site.module.training)
 
 
-def _swapped(plan: _Planned, branch: HostBranch) -> Swapped:
+def _describe(plan: _Planned, branch: HostBranch) -> Swapped:
     return Swapped(
         plan.site.name,
         plan.host.name,

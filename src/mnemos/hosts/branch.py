@@ -18,7 +18,7 @@ from mnemos.types import InputError
 
 from .grids import Grid, GridReader, Grids, ValidPart
 from .host import AttentionInput, Host
-from .masks import both
+from .masks import combine
 
 
 class HostBranch(GatedBranch):
@@ -77,7 +77,7 @@ class HostBranch(GatedBranch):
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
-            mixed = self._mixed(y, self._memory(x, y, mask, **carried))
+            mixed = self._mix(y, self._read_cache(x, y, mask, **carried))
             if self.convolution is not None:
                 mixed = mixed + self.convolve(x, carried.get("grid")).to(y.dtype)
         except BaseException:
@@ -88,7 +88,7 @@ class HostBranch(GatedBranch):
             end_forward([self])
         return mixed
 
-    def _memory(self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None) -> Tensor:
+    def _read_cache(self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
         windows = None if self.windows is None else self.windows.at(grid)
@@ -114,24 +114,26 @@ class HostBranch(GatedBranch):
         sizes = None if self.valid_part is None or grid is None else self.valid_part.at(grid)
         if self.padded is not None:
             windows = self.padded.at(grid)
-            mask = both(mask, windows.valid(len(source), source.device))
+            mask = combine(mask, windows.valid(len(source), source.device))
             if sizes is not None and grid is not None:
-                mask = both(mask, windows.to_windows(ValidPart.mask(sizes, grid, source.device)[..., None])[..., 0])
+                mask = combine(mask, windows.to_windows(ValidPart.mask(sizes, grid, source.device)[..., None])[..., 0])
         if self.windows is not None:
             source = self.windows.at(grid).to_grid(source)
         if sizes is not None and grid is not None and self.padded is None:
             if mask is not None:
                 raise InputError("expected images padded by their sizes or by a mask, found both; use one of them")
-            return torch.cat([self._alone(row, grid, size) for row, size in zip(source, sizes, strict=True)]), None
-        return self._on_slots(source, mask, grid)
+            return torch.cat(
+                [self._summarise_part(row, grid, size) for row, size in zip(source, sizes, strict=True)]
+            ), None
+        return self._bring_onto_slots(source, mask, grid)
 
-    def _alone(self, row: Tensor, grid: Grid, size: Grid) -> Tensor:
+    def _summarise_part(self, row: Tensor, grid: Grid, size: Grid) -> Tensor:
         """The slots' tokens [1, Tm, Dm] of the upper left part of a row's tokens [H·W, Dm], of `size`."""
         part = row.unflatten(0, grid)[: size[0], : size[1]].flatten(0, 1)[None]
-        found = self._on_slots(part, None, size)[0].to(self.cache.dtype)
+        found = self._bring_onto_slots(part, None, size)[0].to(self.cache.dtype)
         return resample(found, self.cache.shape[0], None, self.grc.resample, size)
 
-    def _on_slots(self, source: Tensor, mask: Tensor | None, grid: Grid | None) -> tuple[Tensor, Tensor | None]:
+    def _bring_onto_slots(self, source: Tensor, mask: Tensor | None, grid: Grid | None) -> tuple[Tensor, Tensor | None]:
         """Tokens of a grid, on the slots' grid where the slots form one or squares are averaged, and their mask."""
         if self.pool > 1 and mask is not None:
             raise InputError(
@@ -173,7 +175,7 @@ class HostBranch(GatedBranch):
         windows = self.windows.at(grid)
         return windows.to_windows(super().convolve(windows.to_grid(x), windows.grid))
 
-    def _mixed(self, y: Tensor, o_mem: Tensor) -> Tensor:
+    def _mix(self, y: Tensor, o_mem: Tensor) -> Tensor:
         if self.observer is not None:
             self.observer(self, y, self.lifted(o_mem).flatten(2))
         if self.grc.lift == "pad":
@@ -181,7 +183,7 @@ class HostBranch(GatedBranch):
             heads = y.unflatten(-1, (self.num_heads, -1))
             return torch.lerp(heads, self.lifted(o_mem).to(y.dtype), share.to(y.dtype)[:, None]).flatten(2)
         assert self.lift is not None
-        weight, bias, rest = self._mixing()
+        weight, bias, rest = self._scale_lift()
         base = torch.addcmul(bias.to(y.dtype), y, rest.to(y.dtype))
         alike = o_mem.dtype == weight.dtype == base.dtype and not autocasts(y.device.type)
         if alike and not torch.compiler.is_exporting():  # one fused product and addition, of one row of all tokens
@@ -189,7 +191,7 @@ class HostBranch(GatedBranch):
             return base.flatten(0, 1).addmm_(rows, weight.t()).unflatten(0, y.shape[:2])
         return base + F.linear(o_mem.flatten(2), weight).to(y.dtype)
 
-    def _mixing(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _scale_lift(self) -> tuple[Tensor, Tensor, Tensor]:
         """The lift's weights and bias scaled by σ(λ) per channel (cheaper than scaling its outputs), and 1 − σ(λ)."""
         assert self.lift is not None
         share = torch.sigmoid(self.mix).repeat_interleave(self.out_dim // self.num_heads)

@@ -52,7 +52,7 @@ class Reader:
         four axes whose second one is as long as the width: they may be a map with its channels first.
         """
         kind = type(module).__name__
-        x = tokens_of(args, kwargs)
+        x = find_tokens(args, kwargs)
         if x is None:
             raise InputError(
                 f"{kind}: expected a call with [B, T, D] first, found another; leave it out of where=, or write an "
@@ -62,7 +62,7 @@ class Reader:
             raise InputError(
                 f"{kind}: expected self-attention, found a call with a second sequence; leave it out of where="
             )
-        if x.dim() == 4 and x.shape[1] in (x.shape[-1], _declared_width(module)):
+        if x.dim() == 4 and x.shape[1] in (x.shape[-1], _find_width(module)):
             raise InputError(
                 f"{kind}: expected tokens [B, height, width, D], found {list(x.shape)}, which may be a map [B, D, "
                 'height, width]; write an adapter whose Call says layout="batch" or layout="channels" '
@@ -72,7 +72,7 @@ class Reader:
         mask: Tensor | None = None
         for one in self.masks:
             given = one.of(args, kwargs)
-            valid = _valid(given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
+            valid = _read_mask(given, "padding" in one.name, rows) if isinstance(given, Tensor) else None
             if valid is not None:
                 mask = valid if mask is None else mask & valid
         read = [one.of(args, kwargs) for one in self.masks]
@@ -83,19 +83,21 @@ class Reader:
                 "not; write an adapter (mnemos.register_host)"
             )
         if any(one.of(args, kwargs) for one in self.causal):
-            raise _causal(kind)
+            raise InputError(
+                f"{kind}: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
+            )
         refuse_lengths({one.name: one.of(args, kwargs) for one in self.lengths})
         return Call(rows, mask)
 
 
-def tokens_of(args: tuple, kwargs: dict) -> Tensor | None:
+def find_tokens(args: tuple, kwargs: dict) -> Tensor | None:
     """The tokens in a call: the first tensor of 3 or 4 dimensions, by position, then by the usual names, then any."""
     named = [kwargs[name] for name in _TOKENS if name in kwargs]
     found = args[:1] if args else (*named, *kwargs.values())
     return next((x for x in found if isinstance(x, Tensor) and x.dim() in (3, 4) and x.is_floating_point()), None)
 
 
-def _valid(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
+def _read_mask(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     b, t = x.shape[:2]
     if mask.dim() == 3 and mask.shape[1] == 1 and mask.shape[0] in (1, b):
         mask = mask[:, 0]
@@ -121,10 +123,6 @@ def _looks_like_padding(value: Tensor, x: Tensor) -> bool:
     return (value.dtype == torch.bool and value.shape == (b, t)) or value.shape == (b, 1, 1, t)
 
 
-def _causal(kind: str) -> InputError:
-    return InputError(f"{kind}: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}")
-
-
 @dataclass(frozen=True)
 class Custom(Host):
     """A host whose sizes are stored here instead of read from attributes."""
@@ -140,7 +138,7 @@ class Custom(Host):
         return dim, dim, heads
 
 
-def custom_host(site: Site, width: int | None) -> Custom:
+def make_host(site: Site, width: int | None) -> Custom:
     """A host for a named module. D is `width`, which an example showed, or an attribute of the module.
 
     H is an attribute of the module, or else 1. Raises InputError if D is unknown, and if the module declares that it
@@ -149,18 +147,18 @@ def custom_host(site: Site, width: int | None) -> Custom:
     module = site.module
     if getattr(module, "is_causal", False) is True or reach(module, "is_decoder") is True:
         raise InputError(f"{site.name}: expected an attention that is not causal, found a causal one; {LEAVE_OUT}")
-    dim = width or _declared_width(module)
+    dim = width or _find_width(module)
     if dim is None:
         raise InputError(
             f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; "
             "give cache() an example= input of the model"
         )
-    heads = next((n for name in _HEADS if (n := _integer(module, name)) and dim % n == 0), 1)
+    heads = next((n for name in _HEADS if (n := _find_integer(module, name)) and dim % n == 0), 1)
     kind = f"{type(module).__module__}:{type(module).__name__}"
-    return Custom(kind, (), "", "", reader(module), place=_anywhere, found=(dim, heads))
+    return Custom(kind, (), "", "", make_reader(module), place=_anywhere, found=(dim, heads))
 
 
-def reader(module: nn.Module) -> Reader:
+def make_reader(module: nn.Module) -> Reader:
     """How the calls of a module are read: by the names of its forward's arguments."""
     names = list(inspect.signature(type(module).forward).parameters.values())[1:]
 
@@ -173,11 +171,11 @@ def reader(module: nn.Module) -> Reader:
     return Reader(among(_MASKS), among(_OTHERS), among(("is_causal",)), among(LENGTHS))
 
 
-def _declared_width(module: object) -> int | None:
-    return next((n for name in _WIDTHS if (n := _integer(module, name))), None)
+def _find_width(module: object) -> int | None:
+    return next((n for name in _WIDTHS if (n := _find_integer(module, name))), None)
 
 
-def _integer(module: object, name: str) -> int | None:
+def _find_integer(module: object, name: str) -> int | None:
     value = reach(module, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 

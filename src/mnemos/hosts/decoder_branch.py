@@ -47,7 +47,7 @@ class DecoderBranch(HostBranch):
         """The number of tokens between two updates."""
         return self.grc.block or self.cache.shape[0]
 
-    def _memory(
+    def _read_cache(
         self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None, carried: "Carried | None" = None
     ) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
@@ -74,18 +74,18 @@ class DecoderBranch(HostBranch):
             self.stage(*self.batch_mean(caches[-1], blocks.written))
             if self.grc.read == "mean":
                 counted = None if mask is None else mask.any(1)
-                caches = [self._mean(cache, counted, start) for cache in caches]
+                caches = [self._take_mean(cache, counted, start) for cache in caches]
         if carried is not None:
             carried.extend(source, mask, blocks, gradient=not shared)
         if carried is None or blocks.count > 1 or torch.is_grad_enabled() or self.training:
             found = blocks.read(x, self.answer, caches)
             return found if blocks.count > 1 else self.beside_gates(found)
-        return self._attend(self.queries(x), *carried.projected(caches[0], self._keys_and_values))
+        return self._attend(self.queries(x), *carried.project(caches[0], self._keys_and_values))
 
     def _keys_and_values(self, cache: Tensor) -> tuple[Tensor, Tensor]:
         return self._split("key", cache), self._split("value", cache)
 
-    def _mean(self, cache: Tensor, counted: Tensor | None, start: Tensor) -> Tensor:
+    def _take_mean(self, cache: Tensor, counted: Tensor | None, start: Tensor) -> Tensor:
         """The mean [1, Tm, Dm] of the rows' caches; `start` if no row is counted."""
         mean, rows = self.read_mean(*self.batch_mean(cache, counted))
         return torch.where(rows > 0, mean, start)[None]
@@ -101,7 +101,7 @@ def mix_decoder(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
         carried, valid = past.gated(branch.grc), past.valid
     elif branch.moves:
         if past is not None:
-            carried = carried_by(past, reach(module, branch.host.layer), *x.shape[:2])
+            carried = find_carried(past, reach(module, branch.host.layer), *x.shape[:2])
         valid = own_tokens(mask, x, 0 if carried is None else carried.length)
     mixed = branch(x, y, valid, carried=carried)
     return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
@@ -117,7 +117,7 @@ class _Stretch(NamedTuple):
     def size(self) -> int:
         return sum(source.shape[1] for source, _ in self.tokens)
 
-    def merged(self) -> tuple[Tensor, Tensor | None]:
+    def merge(self) -> tuple[Tensor, Tensor | None]:
         """The tokens and masks as one."""
         sources = [source for source, _ in self.tokens]
         if all(valid is None for _, valid in self.tokens):
@@ -129,14 +129,14 @@ class _Stretch(NamedTuple):
         """Its first `count` tokens alone."""
         if not count:
             return self._replace(tokens=())
-        source, valid = self.merged()
+        source, valid = self.merge()
         return self._replace(tokens=((source[:, :count], None if valid is None else valid[:, :count]),))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "_Stretch":
         """The same with `fn` of each tensor."""
         if not self.tokens:
             return self._replace(before=self.before.map(fn))
-        source, valid = self.merged()
+        source, valid = self.merge()
         return _Stretch(self.before.map(fn), ((fn(source), None if valid is None else fn(valid)),))
 
 
@@ -167,7 +167,7 @@ class Carried:
         """The state; None: the rows are new. repeat(source, valid, state) makes the updates of these tokens."""
         if self.state is None and self.stretches:
             last = self.stretches[-1]
-            self.state = repeat(*last.merged(), last.before).after() if last.size else last.before
+            self.state = repeat(*last.merge(), last.before).after() if last.size else last.before
         return self.state
 
     def extend(self, source: Tensor, valid: Tensor | None, blocks: RowBlocks, gradient: bool) -> None:
@@ -179,14 +179,14 @@ class Carried:
             valid = None if valid is None else valid[:, t - KEEP :].clone()
             self.stretches = ()
         if not gradient:
-            before, source, after = before.map(_constant), _constant(source), after.map(_constant)
+            before, source, after = before.map(_detach), _detach(source), after.map(_detach)
         *older, last = self.stretches or (_Stretch(before, ()),)
         last = last._replace(tokens=(*last.tokens, (source, valid)))
         self.state = after
         self.stretches = (last, _Stretch(after, ())) if last.size >= KEEP else (*older, last)
         self.length += t
 
-    def projected(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """compute(cache), kept until another cache is given: keys and values change once per block."""
         if not self._projected or self._projected[0] is not cache:
             self._projected = cache, *compute(cache)
@@ -218,13 +218,13 @@ class Carried:
         self._projected = tuple(memoised(tensor) for tensor in self._projected)
 
 
-def _constant(tensor: Tensor) -> Tensor:
+def _detach(tensor: Tensor) -> Tensor:
     """Without gradient; the same tensor if it has none."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 @once
-def _carrying(layer: type) -> Any:
+def _make_carrying(layer: type) -> Any:
     """The subclass of a class of cache layers that carries the state of a gated cache."""
 
     class Carrying(layer):
@@ -270,18 +270,18 @@ def _carrying(layer: type) -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Pickle finds a class by its name, and this class is made when it is needed.
-            return _empty, (layer,), self.__dict__
+            return _make_empty, (layer,), self.__dict__
 
     Carrying.__name__, Carrying.__qualname__ = layer.__name__, layer.__qualname__
     return Carrying
 
 
-def _empty(layer: type) -> Any:
-    kind = _carrying(layer)
+def _make_empty(layer: type) -> Any:
+    kind = _make_carrying(layer)
     return kind.__new__(kind)
 
 
-def carried_by(past: Any, number: int, batch: int, t: int) -> Carried:
+def find_carried(past: Any, number: int, batch: int, t: int) -> Carried:
     """What layer `number` of a host's cache carries, in the call that has just added t tokens of `batch` rows to it.
 
     Raises InputError if `past` is no cache with layers, or if its tokens are not those that the gated cache has read.
@@ -296,7 +296,7 @@ def carried_by(past: Any, number: int, batch: int, t: int) -> Carried:
     layer = layers[number]
     if not hasattr(layer, "mnemos_gated"):
         kind: Any = type(layer)
-        layer.__class__ = _carrying(kind)
+        layer.__class__ = _make_carrying(kind)
     carried = layer.mnemos_gated or Carried()
     before = int(layer.get_seq_length()) - t
     if carried.length != before or carried.rows not in (None, batch):

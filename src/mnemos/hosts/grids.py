@@ -87,7 +87,7 @@ class Grids:
         return grid
 
 
-def own_reader(module: nn.Module) -> GridReader | None:
+def find_own_reader(module: nn.Module) -> GridReader | None:
     """How the calls of an attention show the grid by themselves (PVT, Twins); None: they do not."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     for wanted in (("height", "width"), ("feat_size",), ("size",)):
@@ -96,7 +96,7 @@ def own_reader(module: nn.Module) -> GridReader | None:
     return None
 
 
-def reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
+def find_reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
     """The module above an attention that shows the grid, and how: its block, or the model's first convolution."""
     block = site.above[-1] if site.above else None
     names = [] if block is None else list(inspect.signature(type(block).forward).parameters)[1:]

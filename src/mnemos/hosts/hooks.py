@@ -19,7 +19,7 @@ from mnemos.types import InputError
 
 from .branch import HostBranch
 from .decoder_branch import DecoderBranch, mix_decoder
-from .grids import NOTES, Grids, own_reader, reader_above
+from .grids import NOTES, Grids, find_own_reader, find_reader_above
 from .host import Call, Site
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
@@ -28,13 +28,13 @@ _PART = "_mnemos_part"  # attribute of a module between the model and a branch: 
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
 
 
-class _Noted(threading.local):
+class _PresentCall(threading.local):
     """A call, between the hook on an attention and the one on its carrier. Threads may share a model."""
 
     call: Call | None = None
 
 
-_noted = _Noted()
+_present = _PresentCall()
 
 
 def attach(site: Site, branch: HostBranch) -> None:
@@ -56,10 +56,10 @@ def attach(site: Site, branch: HostBranch) -> None:
 
 def follow_grid(site: Site, branch: HostBranch) -> None:
     """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
-    branch.own_grid = own_reader(site.module)
+    branch.own_grid = find_own_reader(site.module)
     if branch.own_grid is not None:
         return
-    found = reader_above(site, branch.padded is not None or branch.windows is not None)
+    found = find_reader_above(site, branch.padded is not None or branch.windows is not None)
     if found is None:
         return
     above, reader = found
@@ -82,8 +82,8 @@ def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     remember(model, model.register_forward_pre_hook(_begin))
     remember(model, model.register_forward_hook(_end))
     remember(model, model.register_forward_hook(_fail, always_call=True))
-    remember(model, model.register_load_state_dict_post_hook(_all_or_none))
-    for module in _changed(model):
+    remember(model, model.register_load_state_dict_post_hook(_report_missing))
+    for module in _list_changed(model):
         compiled_again(module)
 
 
@@ -147,7 +147,7 @@ def remember(module: nn.Module, handle: RemovableHandle) -> None:
     module.__dict__.setdefault(_HANDLES, []).append(handle)
 
 
-def _changed(model: nn.Module) -> list[nn.Module]:
+def _list_changed(model: nn.Module) -> list[nn.Module]:
     """The modules with our hooks, and all modules above them: compiled code that calls one of them is out of date."""
     return [m for m in model.modules() if any(_HANDLES in part.__dict__ for part in m.modules())]
 
@@ -157,7 +157,7 @@ def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     branch: HostBranch = module.grc
     call = branch.host.call(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
-    grid = {"grid": _grid(branch, args, kwargs, call)} if branch.needs_grid else {}
+    grid = {"grid": _find_grid(branch, args, kwargs, call)} if branch.needs_grid else {}
     mixed = call.like(branch(call.x, call.tokens(y), call.mask, **grid), y)
     if not isinstance(output, tuple):
         return mixed
@@ -166,7 +166,7 @@ def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     return mixed, *output[1:]
 
 
-def _grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tuple[int, int] | None:
+def _find_grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tuple[int, int] | None:
     """The grid of a call's tokens; None: it is not known, or it is not that of these tokens."""
     whole = args[0] if args else None
     if isinstance(whole, Tensor) and whole.dim() == 4 and call.layout == "batch":  # [B, height, width, D]
@@ -192,13 +192,13 @@ def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
 
 def _note_call_of(carrier: str, module: Any, args: tuple, kwargs: dict) -> None:
     branch: HostBranch = getattr(module, carrier).grc
-    _noted.call = branch.host.call(module, args, kwargs)
+    _present.call = branch.host.call(module, args, kwargs)
 
 
 def _mix_input(carrier: Any, args: tuple) -> tuple:
     """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
     branch: HostBranch = carrier.grc
-    call, _noted.call = _noted.call, None
+    call, _present.call = _present.call, None
     if call is None:
         raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
     return branch(call.x, args[0], call.mask), *args[1:]
@@ -247,7 +247,7 @@ def _fail_part(module: nn.Module, args: tuple, output: object) -> None:
         promote(part.branches)
 
 
-def _all_or_none(model: nn.Module, incompatible: Any) -> None:
+def _report_missing(model: nn.Module, incompatible: Any) -> None:
     """Report missing keys if a checkpoint has some of the branches: a checkpoint of the host alone has none."""
     found = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
     if any(branch.kept is None for branch in found):

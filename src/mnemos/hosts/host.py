@@ -91,12 +91,12 @@ TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's transl
 
 def nowhere(site: Site, seen: int | None) -> AttentionInput:
     """The input of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
-    limit = next((n for m in site.above if (n := _max_positions(m))), None)
+    limit = next((n for m in site.above if (n := _find_max_positions(m))), None)
     slots = seen or TEXT_SLOTS
     return AttentionInput(tokens=seen, slots=min(slots, limit or slots), limit=limit)
 
 
-def with_paper(place: AttentionInput, stage: int, windows: Windows | None = None) -> AttentionInput:
+def add_paper(place: AttentionInput, stage: int, windows: Windows | None = None) -> AttentionInput:
     """The input of an attention in stage 0, 1, … of a model with stages, with the one that length="paper" has.
 
     There the tokens of the first stages are averaged in squares (Cached Transformers, Appendix B: "pooling sizes for
@@ -111,7 +111,7 @@ def with_paper(place: AttentionInput, stage: int, windows: Windows | None = None
     return place._replace(paper=AttentionInput(tokens, slots, place.prefix, grid, pool=pool, windows=windows))
 
 
-def _max_positions(module: object) -> int | None:
+def _find_max_positions(module: object) -> int | None:
     config = getattr(module, "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
@@ -163,7 +163,7 @@ class Host:
     def check(self, module: nn.Module) -> None:
         """Raise InputError unless the module's forward has the arguments that this adapter was written for."""
         found = tuple(inspect.signature(type(module).forward).parameters)[1:]
-        if _one_name(found[: len(self.signature)]) != _one_name(self.signature):
+        if _unify_names(found[: len(self.signature)]) != _unify_names(self.signature):
             raise InputError(
                 f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(found)}); "
                 "use a version of the library with that forward, or name other modules with where="
@@ -189,7 +189,7 @@ class Host:
         )
 
 
-def _one_name(names: Sequence[str]) -> list[str]:
+def _unify_names(names: Sequence[str]) -> list[str]:
     """Names of arguments, with one name for the cache of Transformers in all its versions."""
     return [CACHE_NAMES[0] if name in CACHE_NAMES else name for name in names]
 

@@ -64,11 +64,11 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
         return None
-    kept = _shown(mask, False).seen.any(2).any(1)
+    kept = _find_shown(mask, False).seen.any(2).any(1)
     allowed, alone = _judge(mask, x, False)
     if alone is not None:
         kept = kept & ~alone
-    return both(kept.expand(b, t), allowed)
+    return combine(kept.expand(b, t), allowed)
 
 
 def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
@@ -96,9 +96,9 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
         return (mask[:, first : first + t] > 0).expand(b, t)
     pairs = mask[:, 0]
     itself = pairs.diagonal(first, 1, 2)
-    valid = visible(itself).expand(b, t)
+    valid = find_visible(itself).expand(b, t)
     if t > 1:  # beside a token's own place, because biases grow with positions
-        before = visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
+        before = find_visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
         packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
         if torch.compiler.is_compiling():
             assert_in_graph(~packed, _APART)
@@ -107,7 +107,7 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     return valid
 
 
-def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+def combine(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     """The tokens [B, T] that are valid by two masks; None: all are."""
     if mask is None or other is None:
         return other if mask is None else mask
@@ -145,19 +145,19 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
         return None, None
     if _in_graph():
-        judged = _judgement(mask, x.shape[0], hides)
+        judged = _compute_judgement(mask, x.shape[0], hides)
         for found, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
             assert_in_graph(~found, message)
         return (~(judged.causal | judged.packed)).expand(x.shape[:2]), judged.alone
     if mask.stride(-2) == 0:  # one row of keys for all queries
         return None, None
-    causal, packed, alone = _remembered(mask, x.shape[0], hides)
+    causal, packed, alone = _recall(mask, x.shape[0], hides)
     if causal or packed:
         raise InputError(CAUSAL if causal else _BLOCKS)
     return None, alone
 
 
-def _remembered(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
+def _recall(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
     """The judgement of a mask with values. It stays with the mask until it is written to."""
     try:
         writes = write_count(mask)
@@ -166,7 +166,7 @@ def _remembered(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tenso
     kept = getattr(mask, _JUDGED, None)
     key = writes, rows, hides
     if kept is None or writes is None or kept[0] != key:
-        causal, packed, alone = _judgement(mask, rows, hides)
+        causal, packed, alone = _compute_judgement(mask, rows, hides)
         flags = torch.stack([causal, packed, alone.any()]).tolist()
         kept = key, (flags[0], flags[1], alone if flags[2] else None)
         setattr(mask, _JUDGED, kept)
@@ -174,12 +174,12 @@ def _remembered(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tenso
     return found
 
 
-def _judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
+def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
     t, count = mask.shape[-1], mask.shape[0]
     if mask.dim() == 3:  # [B·H, T, T], or one per window; any other number belongs to heads that all rows share
         owners = rows if rows and count % rows == 0 else count if rows % count == 0 else 1
         mask = mask.unflatten(0, (owners, -1))
-    seen, near, level = (x.any(-3) if x.dim() > 2 else x for x in _shown(mask, hides))
+    seen, near, level = (x.any(-3) if x.dim() > 2 else x for x in _find_shown(mask, hides))
     seen, near, level = seen.reshape(-1, t, t), near.reshape(-1, t, t), level.reshape(-1, t, 1)
     itself = torch.eye(t, dtype=torch.bool, device=mask.device)
     later = torch.ones(t, t, dtype=torch.bool, device=mask.device).triu(1)
@@ -191,10 +191,10 @@ def _judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
     edges = others | others.mT | level | level.mT | itself
     shown = (seen & ~itself).any(-2)
     alone = ~shown & shown.any(-1, keepdim=True)
-    return _Judged((past & ~future).any(), _packed(edges, others.any(-2), later), alone)
+    return _Judged((past & ~future).any(), _is_packed(edges, others.any(-2), later), alone)
 
 
-def _packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
+def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     """Whether tokens [R, T], of those that edges [R, T, T] join, fall into parts: a scalar of booleans."""
     t = edges.shape[-1]
     pairs = token[:, None] & token[:, :, None]
@@ -216,19 +216,19 @@ def _in_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _shown(mask: Tensor, hides: bool) -> _Shown:
+def _find_shown(mask: Tensor, hides: bool) -> _Shown:
     if not mask.is_floating_point():
-        seen = visible(mask, hides)
+        seen = find_visible(mask, hides)
         return _Shown(seen, seen, torch.zeros_like(seen[..., :1]))
     highest = mask.amax(-1, keepdim=True)
     base = highest.clamp(max=0)
-    seen = visible(mask, base=base)
+    seen = find_visible(mask, base=base)
     low = (highest > _HIDDEN) & (base <= base.amax(-2, keepdim=True) - _LOWERED)
     level = low & seen.all(-1, keepdim=True)
-    return _Shown(seen & ~level, visible(mask, base=highest) & ~level, level)
+    return _Shown(seen & ~level, find_visible(mask, base=highest) & ~level, level)
 
 
-def visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
+def find_visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
     """Where a mask shows a key to a query. Booleans hide it by the value `hides`, floats by values 20 below `base`."""
     if mask.dtype == torch.bool:
         return ~mask if hides else mask

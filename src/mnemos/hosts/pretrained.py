@@ -33,7 +33,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
     if the folder has no cached model, or lacks the weights of its caches.
     """
-    with _branches_expected(_class_of(cls, folder, options)):
+    with _expect_branches(_find_class(cls, folder, options)):
         model = cls.from_pretrained(folder, **options)
     if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder
         return model
@@ -43,11 +43,11 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
             f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    apply_recorded(model, record, folder)
-    stored = _stored(Path(folder))
+    apply_record(model, record, folder)
+    stored = _read_stored(Path(folder))
     for name, module in model.named_modules():
         if isinstance(module, HostBranch):
-            module.load_state_dict(stored[_same_place(name, stored, folder)])
+            module.load_state_dict(stored[_find_stored(name, stored, folder)])
     return model
 
 
@@ -101,13 +101,13 @@ def has_caches(model: nn.Module) -> bool:
     return any(isinstance(module, HostBranch) for module in model.modules())
 
 
-def recorded(model: nn.Module) -> dict[str, Any] | None:
+def find_record(model: nn.Module) -> dict[str, Any] | None:
     """The settings of all caches of a model, whatever part of it `cache` was called on; None: it has none."""
     found = [one for module in model.modules() for one in vars(module).get(RECORD, ())]
     return {**found[0], "more": found[1:]} if found[1:] else found[0] if found else None
 
 
-def apply_recorded(model: nn.Module, record: dict[str, Any], folder: str | Path) -> None:
+def apply_record(model: nn.Module, record: dict[str, Any], folder: str | Path) -> None:
     """Give a model the caches that were recorded of it, or of a model around it, with new weights."""
     for one in [record, *record.get("more", ())]:
         _apply(model, one, folder, "config.json: mnemos.grc")
@@ -115,11 +115,11 @@ def apply_recorded(model: nn.Module, record: dict[str, Any], folder: str | Path)
 
 def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
     names = [name for name, _ in model.named_modules()]
-    known = {_same(name, names, folder): Known(**sizes) for name, sizes in one["caches"].items()}
+    known = {_find_module(name, names, folder): Known(**sizes) for name, sizes in one["caches"].items()}
     apply(model, from_dict(GRC, one["grc"], where), where=list(known), known=known)
 
 
-def _class_of(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
+def _find_class(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
     """The class of the model that an Auto class of Hugging Face reads, or the base class of all models."""
     if hasattr(cls, _EXPECTED):
         return cls
@@ -130,7 +130,7 @@ def _class_of(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _branches_expected(owner: Any) -> Iterator[None]:
+def _expect_branches(owner: Any) -> Iterator[None]:
     """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others."""
     before = vars(owner).get(_EXPECTED, _INHERITED)
     setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)grc\."])
@@ -143,7 +143,7 @@ def _branches_expected(owner: Any) -> Iterator[None]:
             setattr(owner, _EXPECTED, before)
 
 
-def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
+def _read_stored(folder: Path) -> dict[str, dict[str, Tensor]]:
     """The tensors of the caches in a folder: {name of the branch in the files: {name in the branch: tensor}}."""
     from safetensors import safe_open
 
@@ -157,7 +157,7 @@ def _stored(folder: Path) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def _same(name: str, names: Iterable[str], folder: str | Path) -> str:
+def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:
     """The name in this model of a recorded module. It differs for a base model that was saved inside another."""
     found = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
     if not found:
@@ -168,7 +168,7 @@ def _same(name: str, names: Iterable[str], folder: str | Path) -> str:
     return name if name in found else max(found, key=len)
 
 
-def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
+def _find_stored(name: str, stored: Iterable[str], folder: str | Path) -> str:
     """The name in the files of a branch. The library writes files with names that its modules had in older versions.
 
     Only words inside a name differ; its numbers and its last two parts are the same.
@@ -179,7 +179,7 @@ def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
             f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache; the class's own "
             "from_pretrained drops them: read the original folder with mnemos.hosts.from_pretrained and save it again"
         )
-    found = [one for one in names if one == name] or [one for one in names if _place(one) == _place(name)]
+    found = [one for one in names if one == name] or [one for one in names if _split_name(one) == _split_name(name)]
     if len(found) != 1:
         raise InputError(
             f"{folder}: expected the weights of {name!r} in *.safetensors, found none; save the model again, with "
@@ -188,6 +188,6 @@ def _same_place(name: str, stored: Iterable[str], folder: str | Path) -> str:
     return found[0]
 
 
-def _place(name: str) -> tuple[list[str], list[str]]:
+def _split_name(name: str) -> tuple[list[str], list[str]]:
     parts = name.split(".")
     return [part for part in parts if part.isdigit()], parts[-2:]

@@ -1,6 +1,6 @@
 """What a model or a module shows when it runs: how its attentions are called, and what their outputs depend on.
 
-`first_calls` runs a model on an example, to find the sizes of each attention's input. `probe` changes the input of a
+`record_calls` runs a model on an example, to find the sizes of each attention's input. `probe` changes the input of a
 module that the user names: most modules do not declare that they are causal, or which axis is the batch. A shared cache
 holds what all tokens of a row wrote, so a causal module beside it would read the future, and one whose first axis is
 time would read other rows. A module that reads each token alone does not show either, so it gets no cache.
@@ -18,7 +18,7 @@ from mnemos import generators
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
-from .custom import tokens_of
+from .custom import find_tokens
 from .host import Call, Host, Site
 from .masks import LEAVE_OUT
 
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     kwargs: dict
 
 
-def first_calls(
+def record_calls(
     model: nn.Module, sites: Mapping[Site, Reads], example: object
 ) -> tuple[dict[str, Seen], dict[str, InputError]]:
     """By name, what each site is first called with when the model is run on `example`, and why a call was refused.
@@ -57,7 +57,7 @@ def first_calls(
             except InputError as error:
                 refused.setdefault(name, error)
             else:
-                seen.setdefault(name, Seen(x.shape[1], x.shape[2], x.device, *_kept(args, kwargs)))
+                seen.setdefault(name, Seen(x.shape[1], x.shape[2], x.device, *_copy(args, kwargs)))
 
         return hook
 
@@ -84,7 +84,7 @@ def first_calls(
     return seen, refused
 
 
-def _kept(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _copy(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments with copies of their tensors: a module may change its input in place. One stays one."""
     copies = {id(v): v.clone() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())}
     return tuple(copies[id(v)] for v in args), {name: copies[id(v)] for name, v in kwargs.items()}
@@ -110,12 +110,15 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
             by_name = first is not None and first.kind is inspect.Parameter.KEYWORD_ONLY
             args, kwargs = ((), {first.name: x}) if first is not None and by_name else ((x,), {})
             seen = Seen(_TOKENS, x.shape[2], device, args, kwargs)
-        if _tokens(seen).dtype in (torch.bfloat16, torch.float16):  # their rounding is as large as what is looked for
+        if _find_tokens(seen).dtype in (
+            torch.bfloat16,
+            torch.float16,
+        ):  # their rounding is as large as what is looked for
             module = module.float()
-            args, kwargs = _replaced(seen, _single)
+            args, kwargs = _replace_arguments(seen, _to_single)
             seen = seen._replace(args=args, kwargs=kwargs)
         try:
-            y = _run(module, host, seen, _tokens(seen))
+            y = _run(module, host, seen, _find_tokens(seen))
         except InputError:
             raise
         except Exception as error:
@@ -128,18 +131,18 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
         _check(module, site.name, host, seen, y)
 
 
-def _rounding(x: Tensor) -> float:
+def _bound_rounding(x: Tensor) -> float:
     kind = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.bfloat16
     return min(1e3 * torch.finfo(kind).eps, 0.02)
 
 
-def _single(value: object) -> object:
+def _to_single(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> None:
     call = host.call(module, seen.args, seen.kwargs)
-    x = _tokens(seen)
+    x = _find_tokens(seen)
     if y.shape[:2] != call.x.shape[:2] or y.shape[2] != host.sizes(module)[1]:
         raise InputError(
             f"{name}: expected a module that maps [B, T, {call.x.shape[2]}] to the same shape, found "
@@ -150,8 +153,8 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
     places = valid[row].nonzero().flatten()
     if len(y) > 1:
         others = torch.arange(len(y), device=y.device) != row
-        moved = _run(module, host, seen, _changed(x, row, places)) - y
-        if moved[others].abs().max() > y.abs().max() * _rounding(y):
+        moved = _run(module, host, seen, _change(x, row, places)) - y
+        if moved[others].abs().max() > y.abs().max() * _bound_rounding(y):
             raise InputError(
                 f"{name}: expected a module whose rows of a batch do not depend on each other, found that they do, as "
                 f"where time leads, [T, B, D]; {_TIME}"
@@ -161,8 +164,8 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
             return
         raise InputError(f"{name}: expected an example with several tokens, to test for causality, found one")
     early, late = places[: len(places) // 2], places[len(places) // 2 :]
-    later = _moved(y, _run(module, host, seen, _changed(x, row, late)), row, early)
-    earlier = _moved(y, _run(module, host, seen, _changed(x, row, early)), row, late)
+    later = _has_moved(y, _run(module, host, seen, _change(x, row, late)), row, early)
+    earlier = _has_moved(y, _run(module, host, seen, _change(x, row, early)), row, late)
     if earlier and not later:
         raise InputError(
             f"{name}: expected a module that is not causal, found that its outputs do not depend on later tokens; "
@@ -175,16 +178,16 @@ def _check(module: nn.Module, name: str, host: Host, seen: Seen, y: Tensor) -> N
         )
 
 
-def _tokens(seen: Seen) -> Tensor:
-    x = tokens_of(seen.args, seen.kwargs)
+def _find_tokens(seen: Seen) -> Tensor:
+    x = find_tokens(seen.args, seen.kwargs)
     assert x is not None  # its call was read
     return x
 
 
 def _run(module: nn.Module, host: Host, seen: Seen, x: Tensor) -> Tensor:
     """The module's output [B, T, D] for its call with the tokens exchanged for `x`."""
-    before = _tokens(seen)
-    args, kwargs = _replaced(seen, lambda value: x if value is before else value)
+    before = _find_tokens(seen)
+    args, kwargs = _replace_arguments(seen, lambda value: x if value is before else value)
     with evaluating(module):
         output = module(*args, **kwargs)
     y = output[0] if isinstance(output, tuple) else output
@@ -196,18 +199,18 @@ def _run(module: nn.Module, host: Host, seen: Seen, x: Tensor) -> Tensor:
     return host.call(module, args, kwargs).tokens(y)
 
 
-def _replaced(seen: Seen, change: Callable[[object], object]) -> tuple[tuple, dict]:
+def _replace_arguments(seen: Seen, change: Callable[[object], object]) -> tuple[tuple, dict]:
     return tuple(map(change, seen.args)), {name: change(value) for name, value in seen.kwargs.items()}
 
 
-def _changed(x: Tensor, row: int, places: Tensor) -> Tensor:
+def _change(x: Tensor, row: int, places: Tensor) -> Tensor:
     """The tokens with others at some places of a row."""
     rows = (x if x.dim() == 3 else x.flatten(1, 2)).clone()
     rows[row, places] = torch.randn_like(rows[row, places]) * (rows.std() + 1)
     return rows.reshape(x.shape)
 
 
-def _moved(before: Tensor, after: Tensor, row: int, places: Tensor) -> bool:
+def _has_moved(before: Tensor, after: Tensor, row: int, places: Tensor) -> bool:
     """Whether outputs at these places differ by more than rounding."""
     scale = before[row].abs().max() + torch.finfo(before.dtype).tiny
     return bool(((after - before)[row, places].abs().max() / scale) > 1e3 * torch.finfo(before.dtype).eps)

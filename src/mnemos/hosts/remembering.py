@@ -53,16 +53,16 @@ def remember(
     _check_host(model)
     names = embedding, decoder, head
     if all(name is None for name in names):
-        parts: Sequence[nn.Module] = _known_parts(model)
+        parts: Sequence[nn.Module] = _find_known_parts(model)
     elif None in names:
         missing = ", ".join(n for n, v in zip(("embedding", "decoder", "head"), names, strict=True) if v is None)
         raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {_PARTS}")
     else:
-        parts = [_named_part(model, str(name)) for name in names]
+        parts = [_find_named_part(model, str(name)) for name in names]
     found = Remembering(model, tokens, *parts)
     if decoder is not None:
         found.check_causal(decoder)
-        found.after = _after_head(model, parts[0], parts[2], lambda embeds: found._hidden(embeds, None))
+        found.after = _find_after_head(model, parts[0], parts[2], lambda embeds: found._find_hidden(embeds, None))
     return found
 
 
@@ -96,7 +96,7 @@ class Remembering(nn.Module):
         super().__init__()
         self.model = model
         # By name: they are parts of `model` already, and adapters (PEFT) put others in their places.
-        self._names = tuple(_name(model, part) for part in (embedding, decoder, head))
+        self._names = tuple(_find_name(model, part) for part in (embedding, decoder, head))
         takes = inspect.signature(decoder.forward).parameters
         if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             raise InputError(
@@ -109,7 +109,9 @@ class Remembering(nn.Module):
         weight = embedding.weight
         self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
         with torch.no_grad():  # as large as the embeddings of tokens
-            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * _spread(embedding))
+            self.memory.start.copy_(
+                torch.randn_like(self.memory.start, dtype=torch.float32) * _measure_spread(embedding)
+            )
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
         """The memory of `batch_size` new rows; passing None to `forward` means the same."""
@@ -123,7 +125,7 @@ class Remembering(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, TokenState]:
         """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
-        hidden, state = self._read(x, state, _one_mask(mask, attention_mask))
+        hidden, state = self._read(x, state, _merge_masks(mask, attention_mask))
         return self.logits(hidden), state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ class Remembering(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> TokenState:
         """The memory that `forward` returns, without the head."""
-        return self._read(x, state, _one_mask(mask, attention_mask))[1]
+        return self._read(x, state, _merge_masks(mask, attention_mask))[1]
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -158,9 +160,9 @@ class Remembering(nn.Module):
         """
         if writes:
             return self._read(x, state, mask)
-        state = self._checked(x, state, mask)
+        state = self._check(x, state, mask)
         embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
-        return self._hidden(embeds, self._valid(x, mask, 0))[:, -x.shape[1] :], state
+        return self._find_hidden(embeds, self._valid(x, mask, 0))[:, -x.shape[1] :], state
 
     @torch.no_grad()
     def generate(
@@ -177,8 +179,8 @@ class Remembering(nn.Module):
         tokens follow the last column. The memory is read and not written: call the wrapper with the whole segment for
         that. Raises InputError for padding in the last column too.
         """
-        mask = _one_mask(mask, attention_mask)
-        state = self._checked(x, state, mask)
+        mask = _merge_masks(mask, attention_mask)
+        state = self._check(x, state, mask)
         if mask is not None and not bool(mask[:, -1].all()):
             rows = (~mask[:, -1]).nonzero().flatten().tolist()
             raise InputError(
@@ -194,7 +196,7 @@ class Remembering(nn.Module):
                 )
             valid = torch.cat([valid[:, : self.memory.start.shape[0]], mask], 1)
             order = valid.byte().argsort(dim=1, stable=True)  # padding first, then the memory: the tokens follow it
-            embeds, valid = _taken(embeds, order), valid.gather(1, order)
+            embeds, valid = _reorder(embeds, order), valid.gather(1, order)
         generate: Any = self.model.generate
         return generate(inputs_embeds=embeds, attention_mask=valid.long(), **options)
 
@@ -204,7 +206,7 @@ class Remembering(nn.Module):
         with torch.no_grad(), generators.kept(), evaluating(self):
             x = torch.randn(1, 4, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
             other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
-            before, after = self._hidden(torch.cat([x, other]), None)[:, :3].float()
+            before, after = self._find_hidden(torch.cat([x, other]), None)[:, :3].float()
         if not torch.allclose(before, after, rtol=1e-3, atol=1e-4):
             raise InputError(
                 f"decoder={name!r}: expected a causal module, found outputs that change with later embeddings; name "
@@ -213,10 +215,10 @@ class Remembering(nn.Module):
 
     def _read(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> tuple[Tensor, TokenState]:
         """The last hidden states [B, T, D] of the tokens, and the new state."""
-        state = self._checked(x, state, mask)
+        state = self._check(x, state, mask)
         tokens = self._tokens(state)
         m, t = tokens.shape[1], x.shape[1]
-        hidden = self._hidden(torch.cat([tokens, self.parts[0](x), tokens], 1), self._valid(x, mask, m))
+        hidden = self._find_hidden(torch.cat([tokens, self.parts[0](x), tokens], 1), self._valid(x, mask, m))
         active = None if mask is None else mask.any(1)
         return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
 
@@ -231,7 +233,7 @@ class Remembering(nn.Module):
         ends = [mask.new_ones(len(x), n) for n in (self.memory.start.shape[0], back)]
         return torch.cat([ends[0], mask, ends[1]], 1)
 
-    def _hidden(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
+    def _find_hidden(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
         """The decoder's last hidden states, [B, n, D].
 
         It reads the valid tokens of a row first and its padding last, where no valid token sees it and none has another
@@ -240,10 +242,10 @@ class Remembering(nn.Module):
         if valid is not None:
             order = valid.byte().argsort(dim=1, descending=True, stable=True)
             options = {"attention_mask": valid.gather(1, order).long()} if self._takes_mask else {}
-            return _taken(self._called(_taken(embeds, order), options), order.argsort(1))
-        return self._called(embeds, {})
+            return _reorder(self._call_decoder(_reorder(embeds, order), options), order.argsort(1))
+        return self._call_decoder(embeds, {})
 
-    def _called(self, embeds: Tensor, options: dict[str, Any]) -> Tensor:
+    def _call_decoder(self, embeds: Tensor, options: dict[str, Any]) -> Tensor:
         """The hidden states that the decoder returns. Raises InputError for others than those of the embeddings."""
         out = self.parts[1](inputs_embeds=embeds, **options, **self._options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
@@ -255,7 +257,7 @@ class Remembering(nn.Module):
             )
         return hidden
 
-    def _checked(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
+    def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
         check_token_ids(x, len(self.parts[0].weight), mask, "use the tokenizer of the decoder")
         m, width = self.memory.start.shape
@@ -339,13 +341,15 @@ class Segmented(nn.Module):
         only: Tensor | None = None,
     ) -> tuple[Tensor, SegmentedState]:
         """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
-        hidden, state = self._hidden(x, state, mask)
+        hidden, state = self._find_hidden(x, state, mask)
         return self.remembering.logits(hidden if only is None else hidden[only]), state
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _hidden(self, x: Tensor, state: SegmentedState | None, mask: Tensor | None) -> tuple[Tensor, SegmentedState]:
+    def _find_hidden(
+        self, x: Tensor, state: SegmentedState | None, mask: Tensor | None
+    ) -> tuple[Tensor, SegmentedState]:
         """The last hidden states [B, T, D], and the new state."""
         fresh = state is None
         if state is None:
@@ -359,19 +363,19 @@ class Segmented(nn.Module):
         if mask is not None:
             if not fresh:
                 raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
-            return self._padded(x, state, mask)
+            return self._read_padded(x, state, mask)
         counts = state.begun.unique().tolist()
         if len(counts) == 1:
-            return self._segments(x, state, counts[0])
+            return self._read_segments(x, state, counts[0])
         parts = []
         for count in counts:
             rows = (state.begun == count).nonzero()[:, 0]
-            parts.append((rows, *self._segments(x[rows], select(state, rows), count)))
+            parts.append((rows, *self._read_segments(x[rows], select(state, rows), count)))
         back = torch.cat([rows for rows, _, _ in parts]).argsort()
         hidden = torch.cat([found for _, found, _ in parts])[back]
         return hidden, select(join([after for _, _, after in parts]), back)
 
-    def _segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
+    def _read_segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
         """Hidden states [B, T, D] of rows that all have `count` tokens of an unfinished segment."""
         memory, begun, found, i = state.memory, state.tokens[:, :count], [], 0
         while i < x.shape[1]:
@@ -389,7 +393,7 @@ class Segmented(nn.Module):
         kept[:, :n] = begun
         return torch.cat(found, 1), SegmentedState(memory, kept, torch.full_like(state.begun, n))
 
-    def _padded(self, x: Tensor, state: SegmentedState, mask: Tensor) -> tuple[Tensor, SegmentedState]:
+    def _read_padded(self, x: Tensor, state: SegmentedState, mask: Tensor) -> tuple[Tensor, SegmentedState]:
         memory, found = state.memory, []
         for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
             hidden, memory = self.remembering.hidden(tokens, memory, valid)
@@ -397,17 +401,17 @@ class Segmented(nn.Module):
         return torch.cat(found, 1), state._replace(memory=memory)
 
 
-def _taken(x: Tensor, order: Tensor) -> Tensor:
+def _reorder(x: Tensor, order: Tensor) -> Tensor:
     """x [B, n, D] in another order [B, n] of the tokens of each row."""
     return x.gather(1, order[..., None].expand_as(x))
 
 
-def _name(model: nn.Module, part: nn.Module) -> str:
+def _find_name(model: nn.Module, part: nn.Module) -> str:
     """The name of a part in a model."""
     return next(name for name, found in model.named_modules(remove_duplicate=False) if found is part)
 
 
-def _one_mask(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+def _merge_masks(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     """The mask, or `attention_mask` as booleans. Raises InputError for both, and for other values than 0 and 1."""
     if attention_mask is None:
         return mask
@@ -458,13 +462,13 @@ class AfterHead(NamedTuple):
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def _are_same(x: Tensor, y: Tensor) -> bool:
     """Whether logits are equal but for rounding."""
     rounding = max(torch.finfo(x.dtype).eps, torch.finfo(y.dtype).eps)
     return bool((x - y).abs().max() <= min(100 * rounding, 0.05) * y.abs().max())
 
 
-def _spread(embedding: Any) -> Tensor:
+def _measure_spread(embedding: Any) -> Tensor:
     """The standard deviation of what an embedding gives for tokens: some scale their weights (Gemma 3, Bart)."""
     weight = embedding.weight
     some = torch.arange(min(256, len(weight)), device=weight.device)
@@ -472,7 +476,9 @@ def _spread(embedding: Any) -> Tensor:
     return weight.float().std() * scale
 
 
-def _after_head(model: nn.Module, embedding: Any, head: nn.Module, hidden: Callable[[Tensor], Tensor]) -> AfterHead:
+def _find_after_head(
+    model: nn.Module, embedding: Any, head: nn.Module, hidden: Callable[[Tensor], Tensor]
+) -> AfterHead:
     """What a model does with the logits of its head. Raises InputError unless its parts, with it, give its logits.
 
     hidden: the decoder's hidden states [B, n, D] of embeddings. Both are compared on eight tokens. A model that is not
@@ -499,12 +505,12 @@ def _after_head(model: nn.Module, embedding: Any, head: nn.Module, hidden: Calla
                 "name other parts"
             )
         for after in (AfterHead.of(model), AfterHead()):  # in half precision rounding may hide a cap
-            if _same(after(logits), whole):
+            if _are_same(after(logits), whole):
                 return after
     logits, whole = logits.float(), whole.float()
     factor = (logits * whole).sum() / logits.square().sum()
     said = f"that they differ by up to {(logits - whole).abs().max():.2g}"
-    if factor != 0 and _same(logits * factor, whole):
+    if factor != 0 and _are_same(logits * factor, whole):
         said = f"that {found} multiplies them by {factor:.4g}"
     raise InputError(
         f"remember: expected parts whose logits are those of {found}, found {said}; name parts that include all that "
@@ -512,13 +518,13 @@ def _after_head(model: nn.Module, embedding: Any, head: nn.Module, hidden: Calla
     )
 
 
-def _with_head(name: str) -> str | None:
+def _find_with_head(name: str) -> str | None:
     """The known class that has a decoder of the class `name` and a head, such as GPT2LMHeadModel of GPT2Model."""
     stem = name.removesuffix("Model")
     return next((known for known in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if known in _KNOWN), None)
 
 
-def _known_parts(model: nn.Module) -> list[nn.Module]:
+def _find_known_parts(model: nn.Module) -> list[nn.Module]:
     """The embedding, the decoder and the head of a known class. Raises InputError for another."""
     for cls in type(model).__mro__:
         if cls.__module__.startswith("transformers.") and cls.__name__ in _KNOWN:
@@ -528,7 +534,7 @@ def _known_parts(model: nn.Module) -> list[nn.Module]:
                 model.get_submodule(_KNOWN[cls.__name__]),
                 of_library.get_output_embeddings(),
             ]
-    if (whole := _with_head(type(model).__name__)) is not None:
+    if (whole := _find_with_head(type(model).__name__)) is not None:
         raise InputError(
             f"remember: expected a decoder with its head, found {type(model).__name__}, which returns hidden states "
             f"and no logits; use {whole}"
@@ -539,7 +545,7 @@ def _known_parts(model: nn.Module) -> list[nn.Module]:
     )
 
 
-def _named_part(model: nn.Module, name: str) -> nn.Module:
+def _find_named_part(model: nn.Module, name: str) -> nn.Module:
     """The part of a model with a name. Raises InputError if it has none."""
     try:
         return model.get_submodule(name)

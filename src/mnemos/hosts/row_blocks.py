@@ -102,7 +102,7 @@ class RowBlocks:
         found = found.flatten(1, 2)
         if self.index is None:
             return found[:, self.begin : self.begin + x.shape[1]]
-        return found.gather(1, _wide(self.index.clamp(max=found.shape[1] - 1), found))
+        return found.gather(1, _widen(self.index.clamp(max=found.shape[1] - 1), found))
 
     def after(self, t: int | None = None) -> BlockState:
         """The state after the first t tokens of the call; None: after all."""
@@ -115,7 +115,7 @@ class RowBlocks:
         place = torch.arange(self.block, device=ends.device)
         at = (ends // self.block)[:, None] * self.block + place
         room = F.pad(self.tokens, (0, 0, 0, self.block))  # a row may have completed the last block
-        partial = room.gather(1, _wide(at, room)) * (place < (ends % self.block)[:, None])[..., None]
+        partial = room.gather(1, _widen(at, room)) * (place < (ends % self.block)[:, None])[..., None]
         cache = self.caches[-1]
         if t is not None and len(self.caches) > 1:
             cache = torch.stack(self.caches, 1)[torch.arange(len(ends), device=ends.device), ends // self.block]
@@ -142,7 +142,7 @@ class RowBlocks:
         if self.index is None:
             return F.pad(values, (0, 0) * (values.dim() - 2) + (self.begin, size - self.begin - t))
         empty = values.new_zeros(b, size + 1, *values.shape[2:])
-        return empty.scatter(1, _wide(self.index, values), values)[:, :size]
+        return empty.scatter(1, _widen(self.index, values), values)[:, :size]
 
     def _advanced(self, number: int, done: list[bool] | None, advance: Advance) -> Tensor:
         """The caches after a block; done: the rows that completed it, None if they are not known."""
@@ -156,6 +156,6 @@ class RowBlocks:
         return cache.index_copy(0, rows, advance(tokens[rows], cache[rows]))
 
 
-def _wide(index: Tensor, values: Tensor) -> Tensor:
+def _widen(index: Tensor, values: Tensor) -> Tensor:
     """An index [B, T] with the further dimensions of `values` [B, ., ...]."""
     return index.view(*index.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])

@@ -20,11 +20,11 @@ from .host import (
     Host,
     Site,
     TokenReader,
+    add_paper,
     argument,
     in_a_part,
     never,
     nowhere,
-    with_paper,
 )
 from .masks import CAUSAL, refuse_mask, valid_tokens
 
@@ -108,7 +108,7 @@ def window(windows: Windows, stage: int | None) -> AttentionInput:
     place = AttentionInput(area, area, 0, windows.window, area, down * across, padded=windows)
     if stage is None:
         return place._replace(paper=AttentionInput(area, None, pool=POOLS[0]))
-    return with_paper(place, stage, windows)
+    return add_paper(place, stage, windows)
 
 
 def stage_grid(first: tuple[int, int], stage: int) -> tuple[int, int]:
@@ -205,7 +205,7 @@ def pyramid(
     if keys is None:
         keys = (found[0] // reduction) * (found[1] // reduction) if found else count // reduction**2
     place = AttentionInput(count + prefix, max(1, min(keys, count)), prefix, found, count + prefix)
-    return with_paper(place, stage)
+    return add_paper(place, stage)
 
 
 def _host(

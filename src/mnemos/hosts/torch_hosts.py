@@ -18,12 +18,12 @@ from .host import (
     Host,
     Site,
     TokenReader,
+    add_paper,
     argument,
     in_a_part,
     nowhere,
-    with_paper,
 )
-from .masks import CAUSAL, both, refuse_mask
+from .masks import CAUSAL, combine, refuse_mask
 from .timm_hosts import IMAGE, POOLED_QUERIES
 
 _OTHER_KEYS = (
@@ -46,13 +46,13 @@ def _multihead(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call
     if query.dim() == 2:  # no batch
         x = query[None]
         valid = None if valid is None else valid[None]
-        return Call(x, both(valid, refuse_mask(attended, x, hides=True)))
+        return Call(x, combine(valid, refuse_mask(attended, x, hides=True)))
     x = query if module.batch_first else query.transpose(0, 1)
     if valid is not None and valid.shape != x.shape[:2]:
         raise InputError(
             f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(valid.shape)}; pass one value per token"
         )
-    return Call(x, both(valid, refuse_mask(attended, x, hides=True)), "batch" if module.batch_first else "time")
+    return Call(x, combine(valid, refuse_mask(attended, x, hides=True)), "batch" if module.batch_first else "time")
 
 
 def _same(query: Tensor, key: Tensor) -> None:
@@ -119,7 +119,7 @@ def _swin(site: Site, seen: int | None) -> AttentionInput:
     side = round(tokens**0.5)
     grid = (side, side) if side * side == tokens else None
     area = site.module.window_size[0] * site.module.window_size[1]
-    return with_paper(AttentionInput(tokens, min(area, tokens), 0, grid, tokens), stage)
+    return add_paper(AttentionInput(tokens, min(area, tokens), 0, grid, tokens), stage)
 
 
 def _before(site: Site) -> list[Any]:

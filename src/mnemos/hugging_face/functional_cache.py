@@ -58,42 +58,42 @@ class Padding:
         self.order = mask.to(torch.uint8).argsort(dim=1, stable=True)
         self.valid = mask.gather(1, self.order)
 
-    def ordered(self, x: Tensor) -> Tensor:
+    def sort(self, x: Tensor) -> Tensor:
         """x [B, T, ..] with the padding of a row first."""
-        return _gathered(x, self.order)
+        return _gather(x, self.order)
 
-    def restored(self, y: Tensor) -> Tensor:
+    def restore(self, y: Tensor) -> Tensor:
         """y [B, T, ..] in the order of the call, with zeros where the padding is."""
-        y = _gathered(y, self.order.argsort(1))
-        return y.masked_fill(~_wide(self.mask, y), 0)
+        y = _gather(y, self.order.argsort(1))
+        return y.masked_fill(~_widen(self.mask, y), 0)
 
 
-def following(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
+def join_tokens(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
     """past [B, N, ..] and new [B, T, ..] as one sequence [B, N + T, ..]; the padding of `new` comes first.
 
     The valid tokens of a row then follow those of its past without a gap. What comes before both repeats the first
-    token; `following_mask` says where it ends.
+    token; `join_masks` says where it ends.
     """
     joined = torch.cat([past, new], 1)
     if padding is None:
         return joined
     place, count = torch.arange(joined.shape[1], device=joined.device), padding.count.to(joined.device)[:, None]
-    return _gathered(joined, torch.where(place >= past.shape[1] + count, place, (place - count).clamp(min=0)))
+    return _gather(joined, torch.where(place >= past.shape[1] + count, place, (place - count).clamp(min=0)))
 
 
-def following_mask(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
-    """Which tokens of `following` are valid, from the masks [B, N] and [B, T] of its parts."""
-    joined = following(past, new, padding)
+def join_masks(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
+    """Which tokens of `join_tokens` are valid, from the masks [B, N] and [B, T] of its parts."""
+    joined = join_tokens(past, new, padding)
     if padding is None:
         return joined
     return joined & (torch.arange(joined.shape[1], device=joined.device) >= padding.count.to(joined.device)[:, None])
 
 
-def _gathered(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, _wide(index.to(x.device), x).expand(-1, -1, *x.shape[2:]))
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, _widen(index.to(x.device), x).expand(-1, -1, *x.shape[2:]))
 
 
-def _wide(x: Tensor, like: Tensor) -> Tensor:
+def _widen(x: Tensor, like: Tensor) -> Tensor:
     """x [B, T] with the dimensions of `like`."""
     return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
 
@@ -114,7 +114,7 @@ class Layout:
             DummyLayer,
         )
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
-        cache = DynamicCache(config=_of_decoder(config))
+        cache = DynamicCache(config=_take_decoder(config))
         self.kinds = [named[i] if i < len(named) else type(layer).__name__ for i, layer in enumerate(cache.layers)]
         for i, (layer, name) in enumerate(zip(cache.layers, self.kinds, strict=True)):
             if type(layer) not in kinds or name == "chunked_attention":
@@ -145,7 +145,7 @@ class Layout:
         return window
 
 
-def _of_decoder(config: Any) -> Any:
+def _take_decoder(config: Any) -> Any:
     """The configuration with the decoder's layers, where `num_hidden_layers` is another name of the encoder's."""
     layers = getattr(config, "decoder_layers", None)
     if layers is None or layers == config.num_hidden_layers:
@@ -169,7 +169,7 @@ class GatedPart:
         """Note the state after a call's tokens."""
         self._new.append(blocks.after())
 
-    def projected(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """compute(cache): nothing is kept from call to call."""
         return compute(cache)
 
@@ -222,7 +222,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         if self.padding is None and bool(past.all()):
             return None
         new = past.new_ones(len(past), length) if self.padding is None else self.padding.valid
-        return following_mask(past, new.to(past.device), self.padding)
+        return join_masks(past, new.to(past.device), self.padding)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -240,8 +240,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         elif self.padding is None:
             now = past.append(k, v, valid)
         else:
-            keys, values = following(past.k, k, self.padding), following(past.v, v, self.padding)
-            now = KeyValues(keys, values, following_mask(past.valid, valid, self.padding), seen)
+            keys, values = join_tokens(past.k, k, self.padding), join_tokens(past.v, v, self.padding)
+            now = KeyValues(keys, values, join_masks(past.valid, valid, self.padding), seen)
         window = self.layout.window(layer_idx)
         kept = now if window is None else now.last(window - 1)
         if self.padding is not None:

@@ -65,18 +65,18 @@ class Host:
     def of(model: Any) -> "Host":
         """That of a model of Transformers; where it was loaded from, and in which type, does not count."""
         config = model.config
-        found = json.dumps(_meaning(config.to_diff_dict()), sort_keys=True, default=str)
+        found = json.dumps(_keep_meaning(config.to_diff_dict()), sort_keys=True, default=str)
         settings = hashlib.sha256(found.encode()).hexdigest()
         return Host(type(model).__name__, int(config.get_text_config(decoder=True).vocab_size), settings)
 
 
-def _meaning(settings: Any) -> Any:
+def _keep_meaning(settings: Any) -> Any:
     """The settings of a configuration, and of those in it, that change what a state means."""
     if not isinstance(settings, dict):
         return settings
     left_out = {name for name in settings if name in _OF_ORIGIN or str(name).startswith("_")}
     left_out |= {name for name in settings if str(name).endswith("_token_id")}  # what generation ends with, and padding
-    return {name: _meaning(x) for name, x in settings.items() if name not in left_out}
+    return {name: _keep_meaning(x) for name, x in settings.items() if name not in left_out}
 
 
 class Functional(nn.Module):
@@ -107,7 +107,7 @@ class Functional(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        base, self._cache = checked_model(model)
+        base, self._cache = check_model(model)
         self.model, self.training = model, model.training
         self.config = Host.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
@@ -140,10 +140,10 @@ class Functional(nn.Module):
         self._first = 0
         try:
             with evaluating(self.model), torch.no_grad():
-                y, cache = self._begun(tokens)
+                y, cache = self._begin(tokens)
                 self._check_causal(y, cache, weight.dtype)
-                if _attends(cache) and "position_ids" in self._takes:
-                    y, cache = self._with_own_positions(tokens, y, cache, weight.dtype)
+                if _has_keys(cache) and "position_ids" in self._takes:
+                    y, cache = self._find_positions(tokens, y, cache, weight.dtype)
                 self._template, self._like = FunctionalState(cache.seen, tuple(cache.new)), y[:0, :0]
                 self.rows_apart = self._reads_rows_apart(tokens, y, cache, weight.dtype)
         except InputError:
@@ -162,19 +162,19 @@ class Functional(nn.Module):
             raise InputError(
                 f"functional: expected a causal model with a cache as in transformers {' or '.join(libraries.TRIED)} "
                 f"(the versions tried), found {self.config.architecture} of transformers {version}, which fails with "
-                f"that cache ({type(error).__name__}: {_line(error)}); "
+                f"that cache ({type(error).__name__}: {_first_line(error)}); "
                 f"{'' if tried else 'run pip install mnemos-torch[hf], or '}use another model"
             ) from error
         self._probed_as = weight.device, weight.dtype
 
-    def _begun(self, tokens: Tensor, numbered: bool = True) -> tuple[Tensor, FunctionalCache]:
+    def _begin(self, tokens: Tensor, numbered: bool = True) -> tuple[Tensor, FunctionalCache]:
         """The outputs of new rows, and the cache after them, before the shapes of the state are known."""
         cache = FunctionalCache(self._layout, tokens.new_zeros(len(tokens)), None, tokens.shape[1], None)
         return self._read(tokens, cache, numbered), cache
 
     def _check_causal(self, y: Tensor, cache: FunctionalCache, dtype: torch.dtype) -> None:
         """Raise InputError unless rows that differ in their second token have equal outputs of the first."""
-        causal = y.dim() == 3 and _same(y[:1, 0], y[1:, 0], dtype)
+        causal = y.dim() == 3 and _are_same(y[:1, 0], y[1:, 0], dtype)
         if not cache.new or not causal:
             found = "wrote no state" if not cache.new else f"returned {tuple(y.shape)} for two rows of two tokens"
             found = "has outputs that change with later tokens" if y.dim() == 3 and cache.new else found
@@ -183,19 +183,19 @@ class Functional(nn.Module):
                 "use a decoder, as AutoModelForCausalLM returns, with is_decoder=True if its configuration has that"
             )
 
-    def _with_own_positions(
+    def _find_positions(
         self, tokens: Tensor, y: Tensor, cache: FunctionalCache, dtype: torch.dtype
     ) -> tuple[Tensor, FunctionalCache]:
-        """What `_begun` returns with the position of a row's first token, `_first`, that the model uses by itself.
+        """What `_begin` returns with the position of a row's first token, `_first`, that the model uses by itself.
 
         y, cache: the same with positions from 0. RoBERTa and its family reserve the positions up to the padding
         token's id for padding.
         """
-        own, _ = self._begun(tokens, numbered=False)
-        if not _alike(y, own, dtype) and self._padding_id is not None:
+        own, _ = self._begin(tokens, numbered=False)
+        if not _are_alike(y, own, dtype) and self._padding_id is not None:
             self._first = self._padding_id + 1
-            y, cache = self._begun(tokens)
-        if not _alike(y, own, dtype):
+            y, cache = self._begin(tokens)
+        if not _are_alike(y, own, dtype):
             raise InputError(
                 f"functional: expected positions from 0 or from the padding token's id + 1, found other outputs of "
                 f"{self.config.architecture} without position_ids; use another model"
@@ -204,7 +204,7 @@ class Functional(nn.Module):
 
     def _reads_rows_apart(self, tokens: Tensor, y: Tensor, cache: FunctionalCache, dtype: torch.dtype) -> bool:
         """Whether a padded row, reset in a state where another row has read tokens, has the outputs of a new row."""
-        if not _attends(cache):
+        if not _has_keys(cache):
             return True
         # Where the model counts its positions from the cache, for all rows alike. New weights and half precision
         # may hide that from the reading below.
@@ -215,7 +215,7 @@ class Functional(nn.Module):
         padding = Padding(torch.tensor([[False] * 3, [False, True, True]], device=tokens.device))
         x = torch.cat([tokens[:, :1], tokens], 1)
         after = self._read(x, FunctionalCache(self._layout, state.seen, state.parts, 3, padding))
-        return _alike(after[1, 1:], y[1], dtype)
+        return _are_alike(after[1, 1:], y[1], dtype)
 
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
@@ -244,30 +244,30 @@ class Functional(nn.Module):
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""
         self._check_input(x)
-        state = self.initial_state(len(x)) if state is None else self._checked_state(state, len(x))
-        padding = self._padding(x, mask)
+        state = self.initial_state(len(x)) if state is None else self._check_state(state, len(x))
+        padding = self._find_padding(x, mask)
         if not self.rows_apart:
-            state = self._together(state, padding)
+            state = self._align_rows(state, padding)
         if x.shape[1] == 0:
             return self._like.new_zeros(len(x), 0, self._like.shape[-1]), state
         if 0 < self._most < x.shape[1]:
-            return self._in_pieces(x, state, mask)
+            return self._read_pieces(x, state, mask)
         cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], padding)
         try:
-            y = self._read(x if padding is None else padding.ordered(x), cache)
+            y = self._read(x if padding is None else padding.sort(x), cache)
         except IndexError as error:
-            raise self._beyond_embeddings(x, cache, error) from error
+            raise self._explain_beyond(x, cache, error) from error
         if len(cache.new) != len(state.parts):
             raise InputError(
                 f"{self.config.architecture}: expected {len(state.parts)} layers to read the state, found "
                 f"{len(cache.new)}; for training, turn gradient checkpointing of Transformers off"
             )
-        return y if padding is None else padding.restored(y), FunctionalState(cache.seen_after, tuple(cache.new))
+        return y if padding is None else padding.restore(y), FunctionalState(cache.seen_after, tuple(cache.new))
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _in_pieces(self, x: Tensor, state: FunctionalState, mask: Tensor | None) -> Output:
+    def _read_pieces(self, x: Tensor, state: FunctionalState, mask: Tensor | None) -> Output:
         outputs = []
         for start in range(0, x.shape[1], self._most):
             piece = slice(start, start + self._most)
@@ -275,7 +275,7 @@ class Functional(nn.Module):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
-    def _together(self, state: FunctionalState, padding: Padding | None) -> FunctionalState:
+    def _align_rows(self, state: FunctionalState, padding: Padding | None) -> FunctionalState:
         """The state of rows that have read the same number of tokens, without what was before these."""
         least, most = int(state.seen.min()), int(state.seen.max())
         if padding is not None or least != most:
@@ -303,7 +303,7 @@ class Functional(nn.Module):
         y: Tensor = out["logits"] if "logits" in out else out["last_hidden_state"]
         return y
 
-    def _beyond_embeddings(self, x: Tensor, cache: FunctionalCache, error: IndexError) -> InputError:
+    def _explain_beyond(self, x: Tensor, cache: FunctionalCache, error: IndexError) -> InputError:
         """What to say of tokens, or of positions, that the model has no embeddings for."""
         if not x.is_floating_point() and not 0 <= int(x.min()) <= int(x.max()) < self._ids:
             return InputError(
@@ -312,7 +312,7 @@ class Functional(nn.Module):
             )
         return InputError(
             f"{self.config.architecture}: expected no more tokens than it has positions for, found "
-            f"{int(cache.seen_after.max())} tokens per row ({_line(error)}); read fewer, or reset the rows"
+            f"{int(cache.seen_after.max())} tokens per row ({_first_line(error)}); read fewer, or reset the rows"
         )
 
     def _check_input(self, x: Tensor) -> None:
@@ -327,7 +327,7 @@ class Functional(nn.Module):
                 f"expected embeddings of the model's type, found {x.dtype}; call model.double() or x.float()"
             )
 
-    def _padding(self, x: Tensor, mask: Tensor | None) -> Padding | None:
+    def _find_padding(self, x: Tensor, mask: Tensor | None) -> Padding | None:
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.is_floating_point():
@@ -336,7 +336,7 @@ class Functional(nn.Module):
         mask = mask.bool()
         return None if bool(mask.all()) else Padding(mask)
 
-    def _checked_state(self, state: State, rows: int) -> FunctionalState:
+    def _check_state(self, state: State, rows: int) -> FunctionalState:
         expected = self._template.parts
         if not isinstance(state, FunctionalState) or len(state.parts) != len(expected):
             found = f"one of {len(state.parts)} layers" if isinstance(state, FunctionalState) else type(state).__name__
@@ -359,28 +359,28 @@ class Functional(nn.Module):
         return state
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
-def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+def _are_same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether outputs of equal inputs differ by no more than the rounding of weights of a type."""
     rounding = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
     return bool((a - b).abs().max() <= rounding * a.abs().max())
 
 
-def _alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+def _are_alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether outputs agree that are computed in different ways, by kernels with and without a mask."""
     bound = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
     return bool((a - b).abs().max() <= bound * b.abs().max())
 
 
-def _attends(cache: FunctionalCache) -> bool:
+def _has_keys(cache: FunctionalCache) -> bool:
     return any(isinstance(part, KeyValues) for part in cache.new)
 
 
-def checked_model(model: nn.Module) -> tuple[Any, str]:
+def check_model(model: nn.Module) -> tuple[Any, str]:
     """The model of Transformers inside an adapter of PEFT, or the model; and what its forward calls its cache."""
     adapted: Any = model
     base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model

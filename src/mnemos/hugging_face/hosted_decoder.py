@@ -54,7 +54,7 @@ class HostedDecoderConfig(ModelConfig):
                 f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
                 "--model.cache.scope stream"
             )
-        from .functional_model import checked_model
+        from .functional_model import check_model
 
         config = host_config(self.host)
         text = config.get_text_config(decoder=True)
@@ -67,7 +67,7 @@ class HostedDecoderConfig(ModelConfig):
         if hasattr(text, "vocab_size"):  # else `host_of` refuses it
             text.vocab_size = max(text.vocab_size, self.vocab_size)
         host = host_of(_AUTO, config)
-        checked_model(host)
+        check_model(host)
         if self.cache is not None:
             cache(host, self.cache)
         return HostedDecoder(self, host)
@@ -131,7 +131,7 @@ class HostedDecoder(nn.Module):
         start, end = 0, x.shape[1]
         while True:
             left = None if mask is None else mask[:, start:]
-            segment = slice(start, start + self._together(x[:, start:], found, left))
+            segment = slice(start, start + self._count_together(x[:, start:], found, left))
             y, found = self.step(x[:, segment], found, None if mask is None else mask[:, segment])
             y = y[..., :size]
             if only is not None:
@@ -139,7 +139,7 @@ class HostedDecoder(nn.Module):
                 y = y[rows, columns]
                 places.append(rows * end + start + columns)
             outputs.append(y)
-            found, start = self._begun_again(found), segment.stop
+            found, start = self._begin_again(found), segment.stop
             if start >= end:
                 break
         if only is None:
@@ -149,7 +149,7 @@ class HostedDecoder(nn.Module):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _together(self, x: Tensor, state: "FunctionalState", mask: Tensor | None) -> int:
+    def _count_together(self, x: Tensor, state: "FunctionalState", mask: Tensor | None) -> int:
         """How many of the tokens can be read before a row has read a whole segment."""
         if self.step.state_kind == "constant" or not hasattr(state, "seen"):  # which `step` refuses
             return x.shape[1]
@@ -159,7 +159,7 @@ class HostedDecoder(nn.Module):
         whole = (mask.cumsum(1) >= left[:, None]).any(0)
         return int(whole.int().argmax()) + 1 if bool(whole.any()) else x.shape[1]
 
-    def _begun_again(self, state: "FunctionalState") -> "FunctionalState":
+    def _begin_again(self, state: "FunctionalState") -> "FunctionalState":
         """The state in which rows that have read a whole segment are new, but for what their gated caches hold."""
         if self.step.state_kind == "constant":
             return state

@@ -28,7 +28,7 @@ from mnemos.types import (
 )
 
 from .pretrained_model import MnemosPreTrainedModel
-from .state_cache import CACHE, StateCache, checked_cache
+from .state_cache import CACHE, StateCache, check_cache
 
 libraries.transformers()
 from transformers import GenerationMixin  # noqa: E402
@@ -57,7 +57,7 @@ class Generates:
                 f"cache_implementation: expected none, because the model has a state of its own, found "
                 f"{generation_config.cache_implementation!r}; leave it out"
             )
-        cache = checked_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
+        cache = check_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
         if cache is not None:
             cache._is_user_defined = True
         elif generation_config.use_cache is not False:
@@ -81,7 +81,7 @@ class Generates:
                 "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
                 "computation (splits = 'segments'); decode without an assistant"
             )
-        if (pending := cache.taken()) is not None:
+        if (pending := cache.take_pending()) is not None:
             _, state = read_padded(self.model, pending[0], (cache.state, pending[1]), self._call(cache, 1), True, 1)
             cache.read(*pending, state)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
@@ -129,7 +129,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     [B, T, V] predict the token after input_ids[:, i], or those of the last `logits_to_keep` tokens. labels [B, T]: the
     input ids, −100 where they do not count: the loss is the mean −log p in nats, shifted here; the token after
     padding does not count, and auxiliary losses of layers are added in training. num_items_in_batch: the labels of an
-    update but each row's first, as Trainer counts them (see `next_labels`). cache, or past_key_values: a `StateCache`,
+    update but each row's first, as Trainer counts them (see `shift_labels`). cache, or past_key_values: a `StateCache`,
     which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
     The output has it under the name of the installed Transformers: `cache` from 5.24 on, `past_key_values` before.
     Positions are counted by the state: padding has none, so left padding changes nothing.
@@ -171,31 +171,31 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     ) -> Any:
         """See the class."""
         self._refuse(loss_kwargs)
-        input_ids = checked_tokens(input_ids)
-        cache = checked_cache(cache, past_key_values)
+        input_ids = check_tokens(input_ids)
+        cache = check_cache(cache, past_key_values)
         if use_cache is None:
             use_cache = cache is not None or (labels is None and not self.training and self.model.state_kind != "none")
         if cache is None and use_cache:
             cache = StateCache()
-        mask = last_of_mask(attention_mask, input_ids)
+        mask = cut_mask(attention_mask, input_ids)
         check_labels(labels, input_ids)
         with self._collect() as auxiliary:
             keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             outputs, _ = self._read(cache, input_ids, mask, keep)
         likelihood, loss = likelihood_of(self.model), None
         if labels is not None:
-            targets, count = next_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))
+            targets, count = shift_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))
             loss = mean_loss(outputs, targets, likelihood, count)
             loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
         logits = None
         if likelihood is None or not (self.training and labels is not None):
-            logits = as_logits(kept(outputs, logits_to_keep), likelihood)
+            logits = as_logits(keep_positions(outputs, logits_to_keep), likelihood)
         carried: Any = cache if use_cache else None
         found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
         return found if return_dict is not False else found.to_tuple()
 
 
-def checked_tokens(input_ids: Tensor | None) -> Tensor:
+def check_tokens(input_ids: Tensor | None) -> Tensor:
     """The token ids. Raises InputError unless they are [B, T]."""
     if isinstance(input_ids, Tensor) and input_ids.dim() == 2:
         return input_ids
@@ -203,9 +203,9 @@ def checked_tokens(input_ids: Tensor | None) -> Tensor:
     raise InputError(f"expected input_ids [B, T], found {found}; pass those of the tokenizer")
 
 
-def last_of_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+def cut_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     """[B, T] bool: the part of a mask that is about these tokens; it may be about all tokens so far."""
-    checked_tokens(tokens)
+    check_tokens(tokens)
     if attention_mask is None:
         return None
     shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
@@ -226,14 +226,14 @@ def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
         )
 
 
-def kept(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+def keep_positions(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     """The outputs [B, n, ·] of the last `logits_to_keep` tokens, or of those at places [n]; 0: all."""
     if isinstance(logits_to_keep, Tensor):
         return outputs[:, logits_to_keep]
     return outputs[:, -logits_to_keep:] if logits_to_keep else outputs
 
 
-def next_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tuple[Tensor, Any]:
+def shift_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tuple[Tensor, Any]:
     """(targets [B, T]: the label of the token after each, −100 where that one stands after padding; the count of them).
 
     count: of an update's labels that are not −100, each row's first left out, as Trainer gives it to each call; None:
@@ -317,14 +317,14 @@ def read_padded(
         outputs, state = call(x, state)
         return outputs[:, -last:], state
     if carries or not hides_padding(model):
-        return _by_lengths(model, x, (state, mask), call, last)
-    packed, valid = packed_right(x, mask)
+        return _read_by_lengths(model, x, (state, mask), call, last)
+    packed, valid = pack_right(x, mask)
     longest = max(int(valid.sum(1).max()), 1)
     outputs, _ = model(packed[:, :longest], state, mask=valid[:, :longest])
-    return _placed(outputs, mask, torch.zeros_like(valid[:, :1], dtype=torch.int64), last), None
+    return _place(outputs, mask, torch.zeros_like(valid[:, :1], dtype=torch.int64), last), None
 
 
-def packed_right(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def pack_right(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens and their mask with all padding at the end of each row."""
     order = torch.argsort(~mask, dim=1, stable=True)
     valid = mask.gather(1, order)
@@ -337,7 +337,7 @@ def hides_padding(model: nn.Module) -> bool:
     return all(is_padding_free(part) for part in attentions)
 
 
-def _placed(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Tensor:
+def _place(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Tensor:
     """Outputs [R, m, ·] of valid tokens, from the `first`-th of each row on, at the last places of its row."""
     read = mask.cumsum(1)[:, -last:]
     place = (read - 1 - first).clamp(0, outputs.shape[1] - 1)
@@ -345,7 +345,7 @@ def _placed(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Te
     return torch.where((read > 0)[..., None], found, 0)
 
 
-def _by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
+def _read_by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
     """Rows with the same number of valid tokens are read together, without their padding."""
     state, mask = before
     counts, every = mask.sum(1), []
@@ -355,7 +355,7 @@ def _by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call,
         places = mask[chosen]
         if count:
             outputs, new = call(x[chosen][places].unflatten(0, (len(chosen), count)), old)
-            outputs = _placed(outputs, places, count - outputs.shape[1], last)
+            outputs = _place(outputs, places, count - outputs.shape[1], last)
         else:
             outputs, new = None, model.initial_state(len(chosen)) if old is None else old
         every.append((chosen, outputs, new))

@@ -14,16 +14,16 @@ from mnemos.types import InputError
 from .language_model import (
     Generates,
     check_labels,
-    checked_tokens,
+    check_tokens,
+    cut_mask,
     hides_padding,
-    kept,
-    last_of_mask,
+    keep_positions,
     mean_loss,
-    packed_right,
+    pack_right,
     with_auxiliary,
 )
 from .pretrained_model import MnemosPreTrainedModel
-from .state_cache import CACHE, StateCache, checked_cache
+from .state_cache import CACHE, StateCache, check_cache
 
 libraries.transformers()
 from transformers import GenerationMixin  # noqa: E402
@@ -40,9 +40,9 @@ class SourceEncoder:
         """A BaseModelOutput with last_hidden_state [B, S, D]; padding may be on either side, and gives 0."""
         if attention_mask is None or bool(attention_mask.all()):
             return BaseModelOutput(last_hidden_state=self.model.hidden(input_ids))
-        mask = last_of_mask(attention_mask, input_ids)
+        mask = cut_mask(attention_mask, input_ids)
         assert mask is not None
-        source, valid = packed_right(input_ids, mask)
+        source, valid = pack_right(input_ids, mask)
         hidden = torch.where(valid[..., None], self.model.hidden(source, valid), 0)
         back = torch.argsort(~mask, dim=1, stable=True).argsort(1)
         return BaseModelOutput(last_hidden_state=hidden.gather(1, back[..., None].expand_as(hidden)))
@@ -113,7 +113,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         """See the class."""
         returns = named.pop("return_dict", None)
         self._refuse(named)
-        cache = checked_cache(cache, past_key_values)
+        cache = check_cache(cache, past_key_values)
         carries = cache is not None or (labels is None and not self.training if use_cache is None else use_cache)
         cache = StateCache() if cache is None else cache
         if decoder_input_ids is None and labels is not None:
@@ -128,7 +128,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
                 # A tuple is what other libraries, and `return_dict=False`, pass.
                 hidden = encoder_outputs[0]
                 cache.state = self.model.begin(hidden, None if attention_mask is None else attention_mask.bool())
-            mask = last_of_mask(decoder_attention_mask, decoder_input_ids)
+            mask = cut_mask(decoder_attention_mask, decoder_input_ids)
             keep = logits_to_keep if labels is None else 0
             outputs, _ = self._read(cache, decoder_input_ids, mask, keep)
         loss = None
@@ -139,7 +139,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         carried: Any = cache if carries else None
         found = Seq2SeqLMOutput(
             loss=loss,
-            logits=kept(outputs, logits_to_keep),
+            logits=keep_positions(outputs, logits_to_keep),
             **{CACHE: carried},
             encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
         )
@@ -189,8 +189,8 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     ) -> Any:
         """See the class."""
         self._refuse(named)
-        input_ids = checked_tokens(input_ids)
-        mask = last_of_mask(attention_mask, input_ids)
+        input_ids = check_tokens(input_ids)
+        mask = cut_mask(attention_mask, input_ids)
         with self._collect() as auxiliary:
             logits = self._logits(input_ids, mask)
         loss = None
@@ -204,7 +204,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         if mask is None or bool(mask.all()):
             logits: Tensor = self.model(x)[0]
             return logits
-        packed, valid = packed_right(x, mask)
+        packed, valid = pack_right(x, mask)
         counts = valid.sum(1).clamp(min=1)  # a row of padding alone is read as one token
         if hides_padding(self.model):
             longest = int(counts.max())

@@ -124,8 +124,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
         self.model: Any = self._build(self.config.of_model())
         if isinstance(built := getattr(self.model, "config", None), ModelConfig):
             config.model = to_dict(built)  # classes of a new head, for example
-        self._tied_weights_keys = tied(self)
-        for part in (*self.model.modules(), *(x for _, x in _tensors(self.model))):
+        self._tied_weights_keys = find_tied(self)
+        for part in (*self.model.modules(), *(x for _, x in _list_tensors(self.model))):
             # A decoder of Transformers marks its parts; where a checkpoint is read, what it lacks is still to be set.
             vars(part).pop(_READ, None)
         self.post_init()
@@ -143,7 +143,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         with generators.kept():
             found = cls(MnemosConfig(model=config, **named))
         found.model = model
-        found._tied_weights_keys = tied(found)
+        found._tied_weights_keys = find_tied(found)
         return found.train(model.training)
 
     @classmethod
@@ -168,9 +168,9 @@ class MnemosPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Give all that a checkpoint lacks the values of a new model: a new head, and buffers that are not saved."""
-        lacking = {name: x for name, x in _tensors(self.model) if not getattr(x, _READ, False)}
+        lacking = {name: x for name, x in _list_tensors(self.model) if not getattr(x, _READ, False)}
         if lacking:
-            fresh = dict(_tensors(self._build(self.config.of_model())))
+            fresh = dict(_list_tensors(self._build(self.config.of_model())))
             for name, value in lacking.items():
                 if name in fresh:
                     value.copy_(fresh[name])
@@ -232,7 +232,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
                 )
 
 
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+def _list_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
@@ -242,12 +242,12 @@ def _align(model: nn.Module) -> None:
     A CPU's kernels add in another order at other addresses: a loaded model would differ from what was saved by
     rounding.
     """
-    for _, x in _tensors(model):
+    for _, x in _list_tensors(model):
         if x.device.type == "cpu" and x.data_ptr() % 64:
             x.data = x.data.clone()
 
 
-def tied(model: nn.Module) -> dict[str, str]:
+def find_tied(model: nn.Module) -> dict[str, str]:
     """{name of a parameter: the first name of the same one}, with those that models of Transformers in it will tie."""
     first: dict[int, str] = {}
     found = {}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .functional_cache import FunctionalCache, following
+from .functional_cache import FunctionalCache, join_tokens
 
 CHUNK = 64  # tokens that are computed at once: matrices of CHUNK × CHUNK per head
 _LEAST = 2.5e-7  # of Griffin's 1 − a²: the derivative of its root is then at most 1000, as in the authors' code
@@ -38,12 +38,12 @@ def mamba(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """
     given = cache.take()
     inner, gate = layer.in_proj(x).chunk(2, -1)
-    u, window = convolved(inner, given and given.window, layer.conv1d, cache)
+    u, window = convolve(inner, given and given.window, layer.conv1d, cache)
     u = layer.act(u)
     sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
-    rank, b, c = _normalised(layer, layer.x_proj(u).split(sizes, -1))
+    rank, b, c = _normalise(layer, layer.x_proj(u).split(sizes, -1))
     wide = memory_dtype(x)
-    step = only_valid(F.softplus(layer.dt_proj(rank).to(wide)), cache)
+    step = mask_padding(F.softplus(layer.dt_proj(rank).to(wide)), cache)
     a, u = -layer.A_log.to(wide).exp(), u.to(wide)
     h = u.new_zeros(len(x), u.shape[-1], sizes[1]) if given is None else given.memory.to(wide)
     outputs = []
@@ -58,7 +58,7 @@ def mamba(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     return layer.out_proj(y.to(x.dtype))
 
 
-def _normalised(layer: Any, parts: tuple[Tensor, ...]) -> list[Tensor]:
+def _normalise(layer: Any, parts: tuple[Tensor, ...]) -> list[Tensor]:
     """Δ, B and C as the layer normalises them; FalconMamba's norms have no weight that counts."""
     if not hasattr(layer, "dt_layernorm"):
         return list(parts)
@@ -74,14 +74,14 @@ def mamba2(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """State space duality (Dao & Gu 2024): one decay per head and token. x [B, T, D] -> y [B, T, D]."""
     given = cache.take()
     gate, inner, step = layer.in_proj(x).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    inner, window = convolved(inner, given and given.window, layer.conv1d, cache)
+    inner, window = convolve(inner, given and given.window, layer.conv1d, cache)
     groups, n, wide = layer.n_groups, layer.ssm_state_size, memory_dtype(x)
     u, b, c = layer.act(inner).to(wide).split([layer.intermediate_size, groups * n, groups * n], -1)
     u = u.unflatten(-1, (layer.num_heads, -1))
     b, c = (z.unflatten(-1, (groups, n)).repeat_interleave(layer.num_heads // groups, 2) for z in (b, c))
-    step = only_valid(F.softplus(step.to(wide) + layer.dt_bias).clamp(*layer.time_step_limit), cache)
+    step = mask_padding(F.softplus(step.to(wide) + layer.dt_bias).clamp(*layer.time_step_limit), cache)
     h = u.new_zeros(len(x), layer.num_heads, n, u.shape[-1]) if given is None else given.memory.to(wide)
-    y, h = decayed(c, b, u * step[..., None], -step * layer.A_log.to(wide).exp(), h)
+    y, h = run_decayed(c, b, u * step[..., None], -step * layer.A_log.to(wide).exp(), h)
     y = (y + u * layer.D[:, None]).flatten(2) * F.silu(gate.to(wide))
     y = rms(y.unflatten(-1, (-1, layer.norm.group_size)), layer.norm.variance_epsilon).flatten(2) * layer.norm.weight
     cache.new.append(MambaState(window, h))
@@ -103,23 +103,23 @@ class DeltaState(NamedTuple):
 def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024), x [B, T, D] -> y [B, T, D]; keys and queries of length 1."""
     given = cache.take()
-    inner, gate, strength, rate = _delta_inputs(layer, x)
-    inner, window = convolved(inner, given and given.window, layer.conv1d, cache)
+    inner, gate, strength, rate = _project_delta(layer, x)
+    inner, window = convolve(inner, given and given.window, layer.conv1d, cache)
     wide, heads = memory_dtype(x), layer.num_v_heads
     q, k, v = F.silu(inner).to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-    q, k = (_unit(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
+    q, k = (_normalise_length(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
     q, k = (z.repeat_interleave(heads // layer.num_k_heads, 2) for z in (q * q.shape[-1] ** -0.5, k))
     v = v.unflatten(-1, (heads, -1))
     decay = -layer.A_log.to(wide).exp() * F.softplus(rate.to(wide) + layer.dt_bias)
     s = v.new_zeros(len(x), heads, q.shape[-1], v.shape[-1]) if given is None else given.memory.to(wide)
-    y, s = delta(q, k, v, only_valid(decay, cache), only_valid(strength, cache), s)
+    y, s = run_delta(q, k, v, mask_padding(decay, cache), mask_padding(strength, cache), s)
     cache.new.append(DeltaState(window, s))
     norm, output = (layer.o_norm, layer.o_proj) if hasattr(layer, "o_norm") else (layer.norm, layer.out_proj)
     y = rms(y, norm.variance_epsilon, norm.weight) * F.silu(gate.to(wide))
     return output(y.flatten(2).to(x.dtype))
 
 
-def _delta_inputs(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _project_delta(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys and values as one tensor; the output gate [B, T, H, M]; β and the decay's logits [B, T, H]."""
     if hasattr(layer, "in_proj_qkvz"):  # Qwen3-Next
         q, k, v, gate, beta, rate = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
@@ -134,7 +134,7 @@ def _delta_inputs(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     return inner, gate.unflatten(-1, (layer.num_v_heads, -1)), beta, rate
 
 
-def _unit(x: Tensor) -> Tensor:
+def _normalise_length(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -157,7 +157,7 @@ def recurrent_block(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tens
     is not scaled.
     """
     given, unit = cache.take(), layer.rg_lru
-    u, window = convolved(layer.linear_x(x), given and given.window, layer.conv_1d, cache)
+    u, window = convolve(layer.linear_x(x), given and given.window, layer.conv_1d, cache)
     heads = u.unflatten(-1, (unit.num_attention_heads, -1))
     wide = memory_dtype(x)
     enters = _gate(heads, unit.input_gate_weight, unit.input_gate_bias)
@@ -165,8 +165,8 @@ def recurrent_block(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tens
     log_a = -8.0 * decays.to(wide) * F.softplus(unit.recurrent_param.to(wide))
     first = (cache.positions == 0).to(x.device)[..., None]
     scale = torch.where(first, 1.0, (-torch.expm1(2 * log_a)).clamp(min=_LEAST).sqrt())
-    a = only_valid(log_a, cache).exp()
-    new = only_valid((u * enters).to(wide) * scale, cache)
+    a = mask_padding(log_a, cache).exp()
+    new = mask_padding((u * enters).to(wide) * scale, cache)
     h = new.new_zeros(len(x), new.shape[-1]) if given is None else given.memory.to(wide)
     outputs = []
     for t in range(x.shape[1]):
@@ -200,7 +200,7 @@ def matrix_lstm(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, 
     h_t = C_tᵀq_t / max(|n_tᵀq_t|, 1): with a column of ones in the values, the normaliser n is a column of C.
     """
     given, config = cache.take(), layer.config
-    q, k, v, gate, write, keep = _matrix_inputs(layer, x)
+    q, k, v, gate, write, keep = _project_matrix(layer, x)
     wide, heads = memory_dtype(x), config.num_heads
     q, k, v = (z.to(wide).unflatten(-1, (heads, -1)) for z in (q, k, v))
     v = F.pad(v, (0, 1), value=1.0)
@@ -210,15 +210,15 @@ def matrix_lstm(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, 
         memory, top = v.new_zeros(len(x), heads, k.shape[-1], v.shape[-1]), v.new_zeros(len(x), heads)
     else:
         memory, top = given.memory.to(wide), given.top.to(wide)
-    keep, write = only_valid(F.logsigmoid(keep), cache), only_valid(write, cache, -torch.inf)
-    y, m, memory, top = stabilised(q * q.shape[-1] ** -0.5, k, v, keep, write, memory, top)
+    keep, write = mask_padding(F.logsigmoid(keep), cache), mask_padding(write, cache, -torch.inf)
+    y, m, memory, top = run_stabilised(q * q.shape[-1] ** -0.5, k, v, keep, write, memory, top)
     cache.new.append(MatrixState(memory, top))
     y = y[..., :-1] / (torch.maximum(y[..., -1].abs(), (-m).exp()) + config.eps)[..., None]
     y = layer.multihead_norm(y.to(x.dtype)).flatten(2)
     return layer.out_proj(layer.ogate_act_fn(gate) * y.to(x.dtype)), cache
 
 
-def _matrix_inputs(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
+def _project_matrix(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
     """q, k, v, the output gate, and the logits of the input and forget gates, of either layout of weights."""
     if layer.config.weight_mode == "single":
         return tuple(
@@ -248,10 +248,12 @@ class ChannelMixState(NamedTuple):
     last: Tensor
 
 
-def _mixed(x: Tensor, last: Tensor | None, cache: FunctionalCache, *shares: Tensor) -> tuple[list[Tensor], Tensor]:
+def _mix_shifted(
+    x: Tensor, last: Tensor | None, cache: FunctionalCache, *shares: Tensor
+) -> tuple[list[Tensor], Tensor]:
     """μ·x_t + (1 − μ)·x_{t−1} for every μ of `shares`, and the last input."""
     last = x.new_zeros(len(x), 1, x.shape[-1]) if last is None else last.to(x.dtype)
-    joined = following(last, x, cache.padding)
+    joined = join_tokens(last, x, cache.padding)
     return [x * share + joined[:, :-1] * (1 - share) for share in shares], joined[:, -1:].clone()
 
 
@@ -259,7 +261,7 @@ def time_mix(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, Fun
     """The WKV recurrence (Peng et al. 2023, eqs. 16 to 22): x [B, T, D] -> y [B, T, D], in a loop over tokens."""
     given = cache.take()
     shares = layer.time_mix_key, layer.time_mix_value, layer.time_mix_receptance
-    (key, value, receptance), last = _mixed(x, given and given.last, cache, *shares)
+    (key, value, receptance), last = _mix_shifted(x, given and given.last, cache, *shares)
     wide = memory_dtype(x)
     k, v = layer.key(key).to(wide), layer.value(value).to(wide)
     first, decay = layer.time_first.to(wide), -layer.time_decay.to(wide).exp()
@@ -287,7 +289,7 @@ def channel_mix(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, 
     """σ(r)·W_v max(k, 0)² of inputs that are mixed with the one before: x [B, T, D] -> y [B, T, D]."""
     given = cache.take()
     shares = layer.time_mix_key, layer.time_mix_receptance
-    (key, receptance), last = _mixed(x, given and given.last, cache, *shares)
+    (key, receptance), last = _mix_shifted(x, given and given.last, cache, *shares)
     cache.new.append(ChannelMixState(last))
     return torch.sigmoid(layer.receptance(receptance)) * layer.value(layer.key(key).relu().square()), cache
 
@@ -297,19 +299,19 @@ def memory_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def convolved(x: Tensor, window: Tensor | None, conv: Any, cache: FunctionalCache) -> tuple[Tensor, Tensor]:
+def convolve(x: Tensor, window: Tensor | None, conv: Any, cache: FunctionalCache) -> tuple[Tensor, Tensor]:
     """A depthwise causal convolution of x [B, T, C] and the last K − 1 inputs, which are the next window.
 
     conv: an nn.Conv1d of kernel K with C groups. window [B, K − 1, C]: zeros in new rows; None: a first call.
     """
     before = conv.kernel_size[0] - 1
     window = x.new_zeros(len(x), before, x.shape[-1]) if window is None else window.to(x.dtype)
-    joined = following(window, x, cache.padding)
+    joined = join_tokens(window, x, cache.padding)
     y = F.conv1d(joined.mT, conv.weight, conv.bias, groups=conv.groups)
     return y.mT, joined[:, x.shape[1] :].clone()
 
 
-def only_valid(x: Tensor, cache: FunctionalCache, value: float = 0.0) -> Tensor:
+def mask_padding(x: Tensor, cache: FunctionalCache, value: float = 0.0) -> Tensor:
     """x [B, T, ..] with `value` at padding, in memory's type."""
     x = x.to(memory_dtype(x))
     if cache.valid is None:
@@ -328,59 +330,59 @@ def rms(x: Tensor, eps: float, weight: Tensor | None = None, dtype: torch.dtype 
 # Linear recurrences from a state to a state, of any float type. Memories S [B, H, D, M], keys and queries [B, T, H, D],
 # values [B, T, H, M], log-decays [B, T, H] (at most 0). A token with log-decay 0 and value 0 (and write strength 0)
 # leaves the memory as it is: padding is made of such tokens.
-def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+def run_decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """S_t = a_t·S_{t−1} + k_t v_tᵀ, y_t = q_tᵀ S_t: Mamba-2 (Dao & Gu 2024, eq. 1 and the chunks of §6).
 
     With g the sum of log-decays since the chunk began, y_t = e^{g_t}·q_tᵀS_0 + Σ_{j≤t} e^{g_t−g_j}·(q_tᵀk_j)·v_j.
     Cost O(T·(CHUNK + D)·M) per head.
     """
     outputs = []
-    for q_c, k_c, v_c, decay_c in _chunks(q, k, v, log_decay):
-        y, memory = _decayed_chunk(q_c, k_c, v_c, decay_c, memory)
+    for q_c, k_c, v_c, decay_c in _split(q, k, v, log_decay):
+        y, memory = _run_chunk(q_c, k_c, v_c, decay_c, memory)
         outputs.append(y)
     return torch.cat(outputs, 2).transpose(1, 2), memory
 
 
-def _chunks(*tensors: Tensor) -> list[list[Tensor]]:
+def _split(*tensors: Tensor) -> list[list[Tensor]]:
     """Chunks of tensors [B, T, H, ..] with the heads first, [B, H, CHUNK, ..]."""
     return [list(part) for part in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in tensors), strict=True)]
 
 
-def _decayed_chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+def _run_chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     g = log_decay.cumsum(-1)
-    scores = (q @ k.mT) * _weights(g, -g)
+    scores = (q @ k.mT) * _weigh(g, -g)
     y = g.exp()[..., None] * (q @ memory) + scores @ v
     left = (g[..., -1:] - g).exp()[..., None]
     return y, g[..., -1, None, None].exp() * memory + (k * left).mT @ v
 
 
-def _weights(row: Tensor, column: Tensor) -> Tensor:
+def _weigh(row: Tensor, column: Tensor) -> Tensor:
     """e^{row_t + column_j} for j ≤ t, else 0: [.., T, T] of two [.., T]."""
     t = row.shape[-1]
     past = torch.ones(t, t, dtype=torch.bool, device=row.device).tril()
     return (row[..., :, None] + column[..., None, :]).masked_fill(~past, -torch.inf).exp()
 
 
-def delta(
+def run_delta(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
     """S_t = a_t·S_{t−1} + k_t u_tᵀ with u_t = β_t·(v_t − a_t·S_{t−1}ᵀk_t), y_t = q_tᵀ S_t: the gated delta rule.
 
     Yang, Kautz & Hatamizadeh 2024, eq. 10. β = `strength` [B, T, H]. In a chunk the u_t solve the triangular system
-    u_t + β_t Σ_{j<t} e^{g_t−g_j}·(k_tᵀk_j)·u_j = β_t·(v_t − e^{g_t}·S_0ᵀk_t); then u takes the place of v in `decayed`.
+    u_t + β_t Σ_{j<t} e^{g_t−g_j}·(k_tᵀk_j)·u_j = β_t·(v_t − e^{g_t}·S_0ᵀk_t); then u is v in `run_decayed`.
     """
     outputs = []
-    for q_c, k_c, v_c, decay_c, beta in _chunks(q, k, v, log_decay, strength):
+    for q_c, k_c, v_c, decay_c, beta in _split(q, k, v, log_decay, strength):
         g = decay_c.cumsum(-1)
-        system = beta[..., None] * (k_c @ k_c.mT) * _weights(g, -g)
+        system = beta[..., None] * (k_c @ k_c.mT) * _weigh(g, -g)
         right = beta[..., None] * (v_c - g.exp()[..., None] * (k_c @ memory))
         u = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        y, memory = _decayed_chunk(q_c, k_c, u, decay_c, memory)
+        y, memory = _run_chunk(q_c, k_c, u, decay_c, memory)
         outputs.append(y)
     return torch.cat(outputs, 2).transpose(1, 2), memory
 
 
-def stabilised(
+def run_stabilised(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, log_write: Tensor, memory: Tensor, top: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """S_t = f_t·S_{t−1} + i_t·k_t v_tᵀ, kept as S·e^{−m} with m_t = max(log f_t + m_{t−1}, log i_t): the mLSTM.
@@ -389,10 +391,10 @@ def stabilised(
     q_tᵀS_t·e^{−m_t} [B, T, H, M], all m_t [B, T, H], and the new S·e^{−m} and m.
     """
     outputs, tops = [], []
-    for q_c, k_c, v_c, decay_c, write in _chunks(q, k, v, log_decay, log_write):
+    for q_c, k_c, v_c, decay_c, write in _split(q, k, v, log_decay, log_write):
         g = decay_c.cumsum(-1)
         m = g + torch.maximum(top[..., None], (write - g).cummax(-1).values)
-        scores = (q_c @ k_c.mT) * _weights(g - m, write - g)
+        scores = (q_c @ k_c.mT) * _weigh(g - m, write - g)
         outputs.append((g + top[..., None] - m).exp()[..., None] * (q_c @ memory) + scores @ v_c)
         tops.append(m)
         last = (g[..., -1:] - g + write - m[..., -1:]).exp()[..., None]

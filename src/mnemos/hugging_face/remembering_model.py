@@ -6,12 +6,12 @@ from typing import Any
 from torch import nn
 
 from mnemos import generators, libraries
-from mnemos.hosts.pretrained import apply_recorded, recorded
+from mnemos.hosts.pretrained import apply_record, find_record
 from mnemos.hosts.remembering import Remembering, Segmented, remember
 from mnemos.types import InputError
 
 from .language_model import MnemosForCausalLM
-from .pretrained_model import tied
+from .pretrained_model import find_tied
 
 libraries.transformers()
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig  # noqa: E402
@@ -56,7 +56,7 @@ class RememberingConfig(PreTrainedConfig):
     def note_caches(self, model: nn.Module) -> None:
         """Note the gated caches of the decoder, which `mnemos.cache` may have given to the decoder or to `model`."""
         self.host.pop("mnemos", None)
-        if record := recorded(model):
+        if record := find_record(model):
             self.host["mnemos"] = record
         vars(self).pop("mnemos", None)
 
@@ -84,7 +84,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
     def _build(self, config: Any) -> nn.Module:
         host = AutoModelForCausalLM.from_config(config.of_host())
         if record := config.host.get("mnemos"):
-            apply_recorded(host, record, "RememberingConfig")
+            apply_record(host, record, "RememberingConfig")
         return Segmented(remember(host, config.tokens), config.segment)
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
@@ -112,6 +112,6 @@ class RememberingForCausalLM(MnemosForCausalLM):
         with generators.kept():
             found = cls(config)
         found.model = Segmented(model, config.segment)
-        found._tied_weights_keys = tied(found)
+        found._tied_weights_keys = find_tied(found)
         found.generation_config = copy.deepcopy(host.generation_config)
         return found.train(host.training)

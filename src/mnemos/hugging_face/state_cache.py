@@ -65,7 +65,7 @@ class StateCache(Cache):
             older, newer = self.reads[i - 1], self.reads[i]
             if older.tokens.shape[1] + newer.tokens.shape[1] <= age:
                 both = torch.cat([older.tokens, newer.tokens], 1)
-                self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, _joined(older, newer))]
+                self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, _join_masks(older, newer))]
             else:
                 age += newer.tokens.shape[1]
             i -= 1
@@ -96,7 +96,7 @@ class StateCache(Cache):
         mask = None if last.mask is None else last.mask[:, :count]
         self.pending = (last.tokens[:, :count], mask) if count else None
 
-    def taken(self) -> tuple[Tensor, Tensor | None] | None:
+    def take_pending(self) -> tuple[Tensor, Tensor | None] | None:
         """The tokens that must be read before any other; they are then no longer pending, and not in the length."""
         found, self.pending = self.pending, None
         if found is not None:
@@ -197,14 +197,14 @@ class StateCache(Cache):
         return f"StateCache(length={self.length}, rows={max(self.batch_size, 0)})"
 
 
-def _joined(older: Read, newer: Read) -> Tensor | None:
+def _join_masks(older: Read, newer: Read) -> Tensor | None:
     if older.mask is None and newer.mask is None:
         return None
     masks = [torch.ones_like(one.tokens, dtype=torch.bool) if one.mask is None else one.mask for one in (older, newer)]
     return torch.cat(masks, 1)
 
 
-def checked_cache(cache: object, past_key_values: object) -> StateCache | None:
+def check_cache(cache: object, past_key_values: object) -> StateCache | None:
     """The `StateCache` that a call was given under either name, or None. Raises InputError for others, and for two."""
     if cache is not None and past_key_values is not None and cache is not past_key_values:
         raise InputError("cache: expected one cache, found another as past_key_values=; pass one of them")

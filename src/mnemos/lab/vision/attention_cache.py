@@ -11,7 +11,7 @@ from mnemos.config import check_fields
 from mnemos.hosts.custom import Reader
 from mnemos.hosts.hooks import attach_root, remember
 from mnemos.hosts.host import Host, Site, TokenReader
-from mnemos.hosts.probe import first_calls
+from mnemos.hosts.probe import record_calls
 from mnemos.memory.stored import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
 
@@ -123,7 +123,7 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
             "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
             "use a gated cache"
         )
-    seen, refused = first_calls(model, dict.fromkeys(sites, Reader()), example)
+    seen, refused = record_calls(model, dict.fromkeys(sites, Reader()), example)
     for error in refused.values():
         raise error
     caches = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.config import ModelConfig
-from mnemos.hosts.attach import cache, sites_of
+from mnemos.hosts.attach import cache, list_sites
 from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.grids import ValidPart
 from mnemos.hosts.hooks import follow_grid, remember
@@ -293,7 +293,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
             f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
             "detector"
         )
-    found = [(site, branch) for site in sites_of(detector) if (branch := _branch(site.module)) is not None]
+    found = [(site, branch) for site in list_sites(detector) if (branch := _branch(site.module)) is not None]
     if not found:
         raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
     part = ValidPart()
