@@ -157,7 +157,7 @@ def unmeasured(monkeypatch):
         "beyond": [{"at": 16, "mean": 0.5, "std": None}],
         "controls": {"left": "no state"},
     }
-    monkeypatch.setattr(run, "measured", lambda runs, benchmark: empty)
+    monkeypatch.setattr(run, "measure_runs", lambda runs, benchmark: empty)
 
 
 def test_the_rate_is_chosen_on_the_validation_split_and_its_seeds_are_trained(bench, unmeasured):

@@ -120,19 +120,19 @@ def measured(monkeypatch):
 )
 def test_steps_follow_from_the_budget_and_are_read_again(text, tmp_path, measured, budget, steps):
     recipes = [plain(text), rmt(text)]
-    made, found = budget.applied(recipes, tmp_path)
+    made, found = budget.apply(recipes, tmp_path)
     assert tuple(one.train.steps for one in made) == steps
     assert budget.kind != "samples" or budget_text(found).endswith("512 tokens per run, those of lstm with its steps")
-    again, read = budget.applied(recipes, tmp_path)  # `measured` has no cost any more
+    again, read = budget.apply(recipes, tmp_path)  # `measured` has no cost any more
     assert again == made
     assert read == json.loads(json.dumps(found))
 
 
 def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, measured):
     recipes = [plain(text), rmt(text)]
-    made, _ = Budget("time").applied(recipes, tmp_path)
+    made, _ = Budget("time").apply(recipes, tmp_path)
     measured |= {"lstm": 1.0, "added": 2.0}  # the machine is half as fast as it was
-    more, found = Budget("time").applied([*recipes, replace(rmt(text), name="added")], tmp_path)
+    more, found = Budget("time").apply([*recipes, replace(rmt(text), name="added")], tmp_path)
     assert more[:2] == made
     assert found["recipes"]["added"]["update"] == 1.0
     assert more[2].train.steps == 4
@@ -157,17 +157,17 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
 
 def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):
     recipes = [plain(text), rmt(text)]
-    Budget("time", 0.1).applied(recipes, tmp_path)
+    Budget("time", 0.1).apply(recipes, tmp_path)
     with pytest.raises(InputError, match=r"expected the budget .* found one of --equal time --minutes 0.1"):
-        Budget("time").applied(recipes, tmp_path)
+        Budget("time").apply(recipes, tmp_path)
     wider = replace(recipes[1], model=replace(recipes[1].model, dim=16))
     with pytest.raises(
         InputError, match=r"measured, found that rmt differs in model.dim \(8, not 16\); name another folder"
     ):
-        Budget("time", 0.1).applied([recipes[0], wider], tmp_path)
+        Budget("time", 0.1).apply([recipes[0], wider], tmp_path)
     measured |= {"lstm": 0.5, "rmt": 2.0}
     with pytest.raises(InputError, match=r"a budget of at least one update, found 0.006 and an update of lstm"):
-        Budget("time", 0.0001).applied(recipes, tmp_path / "other")
+        Budget("time", 0.0001).apply(recipes, tmp_path / "other")
     with pytest.raises(InputError, match="--minutes: expected --equal time beside it"):
         Budget("flops", 0.1)
     with pytest.raises(InputError, match="--minutes: expected a number above 0, found -1"):
@@ -343,9 +343,9 @@ def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tm
     """As `--jobs` sets them. A budget of time depends on them."""
     for kind in ("flops", "time"):
         (tmp_path / kind).mkdir()
-    first = Budget("flops").applied([plain(text, threads=0)], tmp_path / "flops")
-    assert Budget("flops").applied([plain(text)], tmp_path / "flops")[1] == first[1]
+    first = Budget("flops").apply([plain(text, threads=0)], tmp_path / "flops")
+    assert Budget("flops").apply([plain(text)], tmp_path / "flops")[1] == first[1]
     measured["lstm"] = 0.5
-    Budget("time").applied([plain(text, threads=0)], tmp_path / "time")
+    Budget("time").apply([plain(text, threads=0)], tmp_path / "time")
     with pytest.raises(InputError, match=r"train.threads \(0, not 1\); use the --jobs of before, or name another"):
-        Budget("time").applied([plain(text)], tmp_path / "time")
+        Budget("time").apply([plain(text)], tmp_path / "time")

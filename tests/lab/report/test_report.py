@@ -202,24 +202,6 @@ def test_report_tells_what_the_caches_do(page):
     assert cells == ["blocks.0 … blocks.1", "2", "16", "32 × 32", "4", "20,000", "2 M", "800 K"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "cosine", "sentence"),
-    [
-        (0.9, 0.99, "a slot holds the average over pictures of the position"),
-        (0.3, 0.99, "some slots hold features of single patches"),
-        (-0.3, 0.86, "a slot holds an average;"),
-    ],
-)
-def test_what_the_slots_hold_follows_from_the_numbers(tmp_path, place, cosine, sentence):
-    run = write_run(tmp_path / "run", "demo-cached")
-    found = json.loads((run / "explain.json").read_text())
-    for layer in found["layers"]:
-        layer["slots"] |= {"place": place, "cosine": cosine}
-    (run / "explain.json").write_text(json.dumps(found))
-    assert sentence in report([run]).read_text()
-
-
 def test_the_report_draws_what_was_recorded(page):
     section = page[page.index('id="maps"') : page.index('id="caches"')]
     pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", section)

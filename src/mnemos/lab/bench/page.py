@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from mnemos.lab.report.markup import (
     duration,
     escape,
     figure,
+    html_page,
     legend,
     listed,
     memory,
@@ -22,7 +22,7 @@ from mnemos.lab.report.markup import (
     paragraph,
     table,
 )
-from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour
+from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour, variant_name
 from mnemos.types import JSONObject
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ def _spread(mean: float, std: float | None) -> str:
 def write_page(result: JSONObject, path: Path) -> None:
     """Write the page of a benchmarks.json. The file is replaced atomically; the same input gives the same bytes."""
     names = list(dict.fromkeys(row["name"] for entry in result["benchmarks"] for row in entry["rows"]))
-    style = style_sheet() + files("mnemos.lab.report").joinpath("page.css").read_text(encoding="utf-8")
     body = "\n".join(_section(entry, names) for entry in result["benchmarks"])
     title = f"Benchmarks of memory: {listed([entry['name'] for entry in result['benchmarks']])}"
     seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
@@ -134,14 +133,7 @@ def write_page(result: JSONObject, path: Path) -> None:
         "validation split is chosen, and the test scores are those of its runs "
         f"({seeds}). All memories read the same data."
     )
-    write_text(
-        path,
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
-        f"<header><h1>{escape(title)}</h1></header>\n{paragraph(lead, 'lead')}\n{body}\n</main></body></html>\n",
-    )
+    write_text(path, html_page(title, style_sheet(), "", f"{paragraph(lead, 'lead')}\n{body}"))
 
 
 def _section(entry: JSONObject, names: Sequence[str]) -> str:
@@ -158,9 +150,8 @@ def _section(entry: JSONObject, names: Sequence[str]) -> str:
 def _table(entry: JSONObject, names: Sequence[str]) -> str:
     rows = []
     for row in entry["rows"]:
-        index = names.index(row["name"]) % len(VARIANTS)
-        name, *cells = map(escape, _cells(row))
-        rows.append([f'<i class="dot" style="color:var(--variant-{index})"></i>{name}', *cells])
+        _, *cells = map(escape, _cells(row))
+        rows.append([variant_name(names.index(row["name"]), row["name"]), *cells])
     rates = listed([f"{rate:.1e}" for rate, _ in entry["rows"][0]["rates"]])
     caption = (
         f"{entry['metric'].capitalize()} on the test split after {entry['steps']:,} updates of {entry['batch']} rows; "

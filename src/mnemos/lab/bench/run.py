@@ -111,7 +111,7 @@ def bench_memory(options: Options) -> JSONObject:
     own. out/TASK/comparison.json is a comparison for `mnemos report`. Raises InputError for unknown names and options
     out of range, and `Interrupted`.
     """
-    found = chosen(options)
+    found = choose(options)
     _check_books(found, options.books)
     names = _memories(options)
     count = len(found) * len(names) * _runs(options)
@@ -130,10 +130,10 @@ def bench_memory(options: Options) -> JSONObject:
     return result
 
 
-def chosen(options: Options) -> dict[str, Benchmark]:
+def choose(options: Options) -> dict[str, Benchmark]:
     """The benchmarks of the options, with their books, steps and width. Raises InputError for options out of range."""
-    _known(options.tasks, BENCHMARKS, "task")
-    _known(options.memories, MEMORIES, "memory")
+    _check_names(options.tasks, BENCHMARKS, "task")
+    _check_names(options.memories, MEMORIES, "memory")
     for name, least in (("seeds", 0), ("jobs", 1), ("steps", 0), ("dim", 0)):
         if getattr(options, name) < least:
             raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")
@@ -141,7 +141,7 @@ def chosen(options: Options) -> dict[str, Benchmark]:
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"{options.out}: expected a folder, found a file; name another with --out")
     names = options.tasks or (tasks.QUICK if options.quick else DEFAULT)
-    return {name: _sized(BENCHMARKS[name].of_books(options.books), options) for name in names}
+    return {name: _with_sizes(BENCHMARKS[name].of_books(options.books), options) for name in names}
 
 
 def _check_books(found: Mapping[str, Benchmark], books: str | None) -> None:
@@ -164,7 +164,7 @@ def _check_books(found: Mapping[str, Benchmark], books: str | None) -> None:
             raise InputError(f"{name}: {fixed}") from None
 
 
-def _known(names: Sequence[str], known: Mapping[str, object], what: str) -> None:
+def _check_names(names: Sequence[str], known: Mapping[str, object], what: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"bench-memory: expected each {what} once, found {name!r} again; leave one out")
@@ -174,7 +174,7 @@ def _known(names: Sequence[str], known: Mapping[str, object], what: str) -> None
             raise InputError(f"bench-memory: expected the name of a {what}, found {name!r}; {hint}")
 
 
-def _sized(benchmark: Benchmark, options: Options) -> Benchmark:
+def _with_sizes(benchmark: Benchmark, options: Options) -> Benchmark:
     steps = options.steps or (min(benchmark.steps, tasks.QUICK_STEPS) if options.quick else benchmark.steps)
     sizes = replace(benchmark.sizes, dim=options.dim) if options.dim else benchmark.sizes
     return replace(benchmark, steps=steps, sizes=sizes)
@@ -252,7 +252,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
             "rate": best[row["name"]],
             "failed_seeds": seeds - len(runs[row["name"]]),
             "rates": [list(pair) for pair in sweeps[row["name"]].scores.items()],
-            **measured(runs[row["name"]], benchmark),
+            **measure_runs(runs[row["name"]], benchmark),
         }
         for row in comparison.as_json()["rows"]
     ]
@@ -275,7 +275,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     }
 
 
-def measured(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
+def measure_runs(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
     """{"state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "controls"}.
 
     "state_bytes" is what one row must keep between two tokens, at most within a row of the training length that is

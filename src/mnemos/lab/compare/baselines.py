@@ -23,7 +23,7 @@ _WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the wi
 
 def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
     """Insert after each recipe with a cache, slots or memory tokens its never-written baseline, unless it is there."""
-    return _inserted(recipes, [never_written], "--unwritten", "a gated cache or slots that are written")
+    return _insert(recipes, [never_written], "--unwritten", "a gated cache or slots that are written")
 
 
 def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -33,25 +33,25 @@ def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
     equal settings, is in the list: two lengths of a cache have one baseline of equal parameters. Its `about`
     names both.
     """
-    return _inserted(recipes, [never_written, equal_parameters], "--baselines", "a cache or slots")
+    return _insert(recipes, [never_written, equal_parameters], "--baselines", "a cache or slots")
 
 
-def _inserted(
+def _insert(
     recipes: Sequence[Recipe], makers: Sequence[Callable[[Recipe], Recipe | None]], option: str, needs: str
 ) -> list[Recipe]:
     names = {recipe.name for recipe in recipes}
-    known = [_unnamed(recipe) for recipe in recipes]
+    known = [_without_name(recipe) for recipe in recipes]
     found: list[Recipe] = []
     made_any = False
     for recipe in recipes:
         found.append(recipe)
         for baseline in filter(None, (make(recipe) for make in makers)):
             made_any = True
-            if _unnamed(baseline) in known:
-                found = [_shared(one, baseline, recipe) if one.name not in names else one for one in found]
+            if _without_name(baseline) in known:
+                found = [_share(one, baseline, recipe) if one.name not in names else one for one in found]
             elif baseline.name not in names:
                 found.append(baseline)
-                known.append(_unnamed(baseline))
+                known.append(_without_name(baseline))
     if not made_any:
         raise InputError(
             f"{option}: expected a recipe with {needs}, found {', '.join(recipe.name for recipe in recipes)}; leave "
@@ -60,9 +60,9 @@ def _inserted(
     return found
 
 
-def _shared(one: Recipe, baseline: Recipe, owner: Recipe) -> Recipe:
+def _share(one: Recipe, baseline: Recipe, owner: Recipe) -> Recipe:
     """A baseline that was inserted before; if `owner` has the same, its description says so."""
-    same = _unnamed(one) == _unnamed(baseline)
+    same = _without_name(one) == _without_name(baseline)
     return replace(one, about=f"{one.about}; also the baseline of {owner.name}") if same else one
 
 
@@ -83,19 +83,19 @@ def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
     The recipes as they were before a budget or a choice of learning rates changed each in its own way. Two recipes may
     share a baseline, for example caches that differ in how rows are read together.
     """
-    known = {one.name: _spelt_out(one) for one in recipes}
+    known = {one.name: _spell_out(one) for one in recipes}
     baselines = {one.name: baseline for one in recipes if (baseline := never_written(one)) is not None}
     found = {}
     for one in recipes:
-        owners = (name for name, baseline in baselines.items() if _spelt_out(baseline) == known[one.name])
+        owners = (name for name, baseline in baselines.items() if _spell_out(baseline) == known[one.name])
         found[one.name] = Role(tuple(owners), written_memory(one.model) if one.name in baselines else None)
     return found
 
 
-def _spelt_out(recipe: Recipe) -> Recipe:
+def _spell_out(recipe: Recipe) -> Recipe:
     """The recipe without name and seed, with every switch of its caches given."""
     model = mapped(recipe.model, GRC, GRC.resolved)
-    return replace(_unnamed(recipe), model=model, train=replace(recipe.train, seed=0))
+    return replace(_without_name(recipe), model=model, train=replace(recipe.train, seed=0))
 
 
 def written_memory(model: ModelConfig) -> str:
@@ -113,7 +113,7 @@ def _keep_size(memory: Any, sizes: list[int], size: str) -> Any:
     return memory
 
 
-def _unnamed(recipe: Recipe) -> Recipe:
+def _without_name(recipe: Recipe) -> Recipe:
     return replace(recipe, name="", about="")
 
 
@@ -132,7 +132,7 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     wanted = parameters(recipe.model)
     if parameters(plain) == wanted:
         return None
-    model = _widened(plain, wanted, "--baselines")
+    model = _widen(plain, wanted, "--baselines")
     found = parameters(model)
     if abs(found / wanted - 1) > NEAR:
         raise InputError(
@@ -152,7 +152,7 @@ def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
     before = parameters(recipe.model)
     if abs(before / wanted - 1) <= NEAR:
         return recipe
-    model = _widened(recipe.model, wanted, "--equal parameters")
+    model = _widen(recipe.model, wanted, "--equal parameters")
     found = parameters(model)
     if abs(found / wanted - 1) > NEAR:
         raise InputError(
@@ -171,7 +171,7 @@ def _none() -> Any:
     return None
 
 
-def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
+def _widen(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
     """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them.
 
     Of a detector, the MLPs of its backbone.
@@ -179,7 +179,7 @@ def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
     backbone = getattr(model, "backbone", None)
     if isinstance(backbone, ModelConfig):
         rest = parameters(model) - parameters(backbone)
-        return replace(model, backbone=_widened(backbone, wanted - rest, option))  # type: ignore[call-arg]
+        return replace(model, backbone=_widen(backbone, wanted - rest, option))  # type: ignore[call-arg]
     name = next((name for name in _WIDTHS if hasattr(model, name)), None)
     if name is None:
         raise InputError(
@@ -188,7 +188,7 @@ def _widened(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
         )
     value: Any = getattr(model, name)
     if isinstance(value, tuple):
-        return _widened_stages(model, name, value, wanted)
+        return _widen_stages(model, name, value, wanted)
     if not value:
         raise InputError(
             f"{option}: expected a model with an MLP, to make it wider, found {name} 0; write the "
@@ -220,7 +220,7 @@ def _width(channels: int, unit: float) -> float:
     return channels if unit == 1 else (channels + 0.5) * unit
 
 
-def _widened_stages(model: ModelConfig, name: str, ratios: Sequence[int], wanted: int) -> ModelConfig:
+def _widen_stages(model: ModelConfig, name: str, ratios: Sequence[int], wanted: int) -> ModelConfig:
     """The same for integer ratios ≥ 1, one per stage: of the nearest models the one with the smallest changes."""
     start = parameters(model)
     slopes = []

@@ -67,7 +67,7 @@ class Budget:
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise InputError(f"--minutes: expected a number above 0, found {self.minutes:g}; change it")
 
-    def applied(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
+    def apply(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
         """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
 
         Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of
@@ -86,11 +86,11 @@ class Budget:
         found = self._read(path, recipes) if path.exists() else {}
         known = found.get("recipes", {})
         if any(one.name not in known for one in recipes):
-            found = self._measured(recipes, found, jobs)
+            found = self._measure(recipes, found, jobs)
             write_json(path, found)
         return [with_steps(one, found["recipes"][one.name]["steps"]) for one in recipes], found
 
-    def _measured(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
+    def _measure(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
         """The content of budget.json with the recipes that are not in what it had before ({}: none are).
 
         Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
@@ -166,7 +166,7 @@ class Budget:
 
 
 def budget_lines(found: JSONObject) -> list[str]:
-    """Lines that say what is equal and what each recipe gets of it; none for equal updates. found: `Budget.applied`."""
+    """Lines that say what is equal and what each recipe gets of it; none for equal updates. found: `Budget.apply`."""
     if found["equal"] == UPDATES:
         return []
     rows = [

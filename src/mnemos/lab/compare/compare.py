@@ -71,7 +71,7 @@ def compare(
     folder, given, budget = Path(folder), recipes, Budget(equal[0], minutes)
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
-    recipes = _of_models(scored_alike(recipes), unwritten, baselines, PARAMETERS in equal)
+    recipes = _with_models(scored_alike(recipes), unwritten, baselines, PARAMETERS in equal)
     _check(recipes, folder, budget.kind)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -82,18 +82,18 @@ def compare(
         recipes = [replace(one, train=replace(one.train, threads=one.train.threads or 1)) for one in recipes]
     folder.mkdir(parents=True, exist_ok=True)
     tell = _silent if quiet else _print
-    tell(_count(len(recipes), seeds, len(rates)))
+    tell(_describe_count(len(recipes), seeds, len(rates)))
     for recipe in recipes:
-        if (line := _changed(recipe, given)) is not None:
+        if (line := _describe_change(recipe, given)) is not None:
             tell(f"{recipe.name}: {line}")
         if (line := differing(as_json(recipe.data), as_json(recipes[0].data), "data")) is not None:
             tell(f"{recipe.name}: other data settings than {recipes[0].name}: {line}")
     roles = roles_of(recipes)  # before each gets steps of its own
-    recipes, spent = budget.applied(recipes, folder, jobs)
+    recipes, spent = budget.apply(recipes, folder, jobs)
     for line in budget_lines(spent):
         tell(line)
     left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
-    planned, chosen = _planned(recipes, folder, seeds, rates, jobs, left, tell)
+    planned, chosen = _plan(recipes, folder, seeds, rates, jobs, left, tell)
     others = planned[len(recipes) :] if rates else planned  # the first seeds are of the sweep
     train_several(others, jobs, quiet=quiet or jobs > 1, tell=not quiet, left=left)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
@@ -124,7 +124,7 @@ def _silent(line: str) -> None:
     """Print nothing."""
 
 
-def _of_models(recipes: list[Recipe], unwritten: bool, baselines: bool, parameters: bool) -> list[Recipe]:
+def _with_models(recipes: list[Recipe], unwritten: bool, baselines: bool, parameters: bool) -> list[Recipe]:
     """The recipes with equal parameters and with their baselines, where they are wanted."""
     if parameters:
         recipes = of_equal_parameters(completed(recipes))
@@ -137,7 +137,7 @@ def _of_models(recipes: list[Recipe], unwritten: bool, baselines: bool, paramete
     return recipes
 
 
-def _count(recipes: int, seeds: int, rates: int) -> str:
+def _describe_count(recipes: int, seeds: int, rates: int) -> str:
     """How many runs there will be."""
     of_seeds = f"{seeds} seed{'s' * (seeds > 1)}"
     if not rates:
@@ -146,13 +146,13 @@ def _count(recipes: int, seeds: int, rates: int) -> str:
     return f"{recipes} recipes × {rates} learning rate{'s' * (rates > 1)}, then {of_seeds} of the best: {runs} runs"
 
 
-def _changed(recipe: Recipe, given: Sequence[Recipe]) -> str | None:
+def _describe_change(recipe: Recipe, given: Sequence[Recipe]) -> str | None:
     """What a recipe is that was not given, or how it differs from the one that was; None if it does not."""
     before = next((one for one in given if one.name == recipe.name), None)
     return recipe.about if before is None else widths_text(before.model, recipe.model)
 
 
-def _planned(
+def _plan(
     recipes: list[Recipe],
     folder: Path,
     seeds: int,

@@ -99,7 +99,7 @@ class Comparison:
     metric: the first of the task, on the test split; about: one sentence on it. majority: the score of the most
     frequent class; reference: scores without learning (`Task.reference`). against: the row that the others are tested
     against. unit: what "tokens" of the rows counts. runs: the folders of each row's runs. equal: what was made equal
-    (`Budget.applied`), with "parameters": whether they are; None where files do not say. provenance: see
+    (`Budget.apply`), with "parameters": whether they are; None where files do not say. provenance: see
     `provenance.shared`.
     """
 
@@ -143,7 +143,10 @@ def read_comparison(folder: Path) -> Comparison:
     comparison = from_json(Comparison, found, path, _REMEDY)
     if not comparison.rows:
         raise InputError(f'{path}: expected "rows" to be a list of recipes, found none; {_REMEDY}')
-    if comparison.against and comparison.against not in [row.name for row in comparison.rows]:
+    names = {row.name for row in comparison.rows}
+    if stray := next((one.name for one in comparison.controls if one.name not in names), None):
+        raise InputError(f'{path}: expected "controls" of its rows, found one of {stray!r}; {_REMEDY}')
+    if comparison.against and comparison.against not in names:
         raise InputError(f'{path}: expected "against" to name a row, found {comparison.against!r}; {_REMEDY}')
     if comparison.equal is not None:
         try:

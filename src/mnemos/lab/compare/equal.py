@@ -31,7 +31,7 @@ KINDS = {
     "parameters": "equal parameters",
 }
 UPDATES, SAMPLES, FLOPS, TIME, PARAMETERS = KINDS
-_HELD: tuple[HeldOut, ...] = ("valid", "test")
+_SPLITS: tuple[HeldOut, ...] = ("valid", "test")
 # Of `TrainConfig`: what an update costs, and what follows from the number of updates.
 _COST = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "rollout")
 
@@ -149,9 +149,9 @@ def check_scored(recipes: Sequence[Recipe]) -> None:
     different = [first, *(one for one in recipes[1:] if one.data != first.data)]
     if len(different) == 1:
         return
-    scored = [_scored(recipe) for recipe in different]
+    scored = [_count_targets(recipe) for recipe in different]
     for other, found in zip(different[1:], scored[1:], strict=True):
-        for split, mine, theirs in zip(_HELD, scored[0], found, strict=True):
+        for split, mine, theirs in zip(_SPLITS, scored[0], found, strict=True):
             if mine.shape != theirs.shape or not torch.equal(mine, theirs):
                 raise InputError(
                     f"compare: expected recipes that are scored on the same targets of the {split} split, found "
@@ -160,16 +160,16 @@ def check_scored(recipes: Sequence[Recipe]) -> None:
                 )
 
 
-def _scored(recipe: Recipe) -> list[Tensor]:
+def _count_targets(recipe: Recipe) -> list[Tensor]:
     """For each held-out split, how often each target is counted: int64 [classes]."""
     task = recipe.data.build()
     try:
-        return [_counts(recipe, task, split) for split in _HELD]
+        return [_count_split(recipe, task, split) for split in _SPLITS]
     finally:
         task.close()
 
 
-def _counts(recipe: Recipe, task: Task, split: HeldOut) -> Tensor:
+def _count_split(recipe: Recipe, task: Task, split: HeldOut) -> Tensor:
     total = torch.zeros(max(task.vocab_size, task.classes), dtype=torch.int64)
     for batch in scored_batches(task, split, recipe.train, NoProgress()):
         targets = batch.targets

@@ -50,7 +50,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
         return report
 
     def observe_own(name: str) -> Callable[[GatedCacheAttention, tuple], None]:
-        return lambda layer, args: observe(name, _computed(layer, args[0]))
+        return lambda layer, args: observe(name, _compute(layer, args[0]))
 
     try:
         for name, layer in layers.items():
@@ -68,7 +68,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
                 layer.observer = None
 
 
-def _computed(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
+def _compute(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
     """Compute the branches of a `GatedCacheAttention` for input [B, T, D]; it has no submodule to hook."""
     o_self = layer.inner.heads(x, None, None)[0]
     projected = layer.inner.project(o_self)

@@ -78,7 +78,7 @@ def controls(
         return scores
     with evaluating(model):  # entered first, because it promotes pending cache updates before the caches are copied
         for name in names:
-            with _changed(model, name):
+            with _changing(model, name):
                 score = evaluate(model, batches(), task)
             scores[name] = {key: value for key, value in score.items() if key != "count"}
     return scores
@@ -98,7 +98,7 @@ def legend(names: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def _changed(model: nn.Module, control: str) -> Iterator[None]:
+def _changing(model: nn.Module, control: str) -> Iterator[None]:
     kept = [(cache.cache.clone(), cache.mix.detach().clone()) for cache in caches(model)]
     generator = torch.Generator().manual_seed(0)
     try:
@@ -221,15 +221,15 @@ class _Reading:
                 part, carried, first = _rows(part, going), select(carried, going), select(first, going)
                 own = {key: select(state, going) for key, state in own.items()}
             if i:
-                own = self._controlled(part, carried, first, own, i)
-            carried = self._scored(part, carried, i, _CARRIED)
+                own = self._control(part, carried, first, own, i)
+            carried = self._score(part, carried, i, _CARRIED)
             if not i:
                 if not leaves(carried):
                     return
                 first = carried
                 self.memories |= _memories(carried)
 
-    def _controlled(self, part: Any, carried: State, first: State, own: dict[Key, State], i: int) -> dict[Key, State]:
+    def _control(self, part: Any, carried: State, first: State, own: dict[Key, State], i: int) -> dict[Key, State]:
         """Read a segment under every control; returns the new states of the readings with a changed part."""
         device, count = leaves(carried)[0].device, leaves(carried)[0].shape[0]
         self.rows = max(self.rows, count)
@@ -245,12 +245,12 @@ class _Reading:
             for control, source in sources.items():
                 key = label, control
                 if name is not None:
-                    after[key] = self._scored(part, _grafted(own.get(key, carried), source, name), i, key)
+                    after[key] = self._score(part, _graft(own.get(key, carried), source, name), i, key)
                 elif self.task.count(part):
-                    self._scored(part, source, i, key)
+                    self._score(part, source, i, key)
         return after
 
-    def _scored(self, part: Any, state: State, i: int, key: Key) -> State:
+    def _score(self, part: Any, state: State, i: int, key: Key) -> State:
         """Read a segment, add its scores to the sums of `key`, and return the new state. The first is not scored."""
         count = self.task.count(part)
         if not count and isinstance(self.model, Advances):
@@ -330,7 +330,7 @@ def _is_memory(node: object) -> bool:
     return isinstance(node, NamedMemory)
 
 
-def _grafted(state: State, source: State, name: str) -> State:
+def _graft(state: State, source: State, name: str) -> State:
     """The state, with the parts of this name taken from `source`."""
     others = iter(pytree.tree_leaves(source, is_leaf=_is_memory))
 

@@ -64,9 +64,9 @@ def evaluate(
             outputs, state = task.forward(model, batch, state)
             if counted_here:
                 loss, count = loss + task.loss(model, outputs, batch).item(), count + targets
-                for function, held in sums.items():
+                for function, added in sums.items():
                     for i, value in enumerate(called(function, functions[function], model, outputs, batch)):
-                        held[i] += value.item()
+                        added[i] += value.item()
             for collect, lists in records.items():
                 lists.append(collect(model, outputs, batch) if counted_here else [])
     # One float64 vector, so one reduction suffices; counts are exact up to 2^53.

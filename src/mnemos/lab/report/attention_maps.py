@@ -22,15 +22,15 @@ MARGINS = 0.34  # inches above and below in a panel without a title
 TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """For each cached variant, a figure and a table of the first run with image maps, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(comparison.names):
-        found = [(run.label, run.explained) for run in comparison.runs_of(name) if run.explained]
+    for index, name in enumerate(results.names):
+        found = [(run.label, run.explained) for run in results.runs_of(name) if run.explained]
         drawn = [(label, one, one.pictures) for label, one in found if one.pictures is not None]
         if drawn:
             parts.append(_variant(index, name, *drawn[0]))
-        elif name in comparison.cached():
+        elif name in results.cached():
             why = found[0][1].left if found else "no run has an explain.json"
             whys += [f"{name}: {why}, so the report has no images of its branches."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])

@@ -158,15 +158,15 @@ def _image(axes: "Axes", matrix: np.ndarray, end: float) -> None:
     axes.tick_params(length=0)
 
 
-def slot_section(comparison: Results) -> str:
+def slot_section(results: Results) -> str:
     """For each cached variant, patches and numbers of the first run with a slot comparison, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(comparison.names):
-        runs = [run for run in comparison.runs_of(name) if run.explained]
+    for index, name in enumerate(results.names):
+        runs = [run for run in results.runs_of(name) if run.explained]
         found = [run for run in runs if _compared(run)]
         if found:
             parts.append(_slots(index, name, found[0]))
-        elif name in comparison.cached():
+        elif name in results.cached():
             why = _why(runs)
             whys += [f"{name}: {why}, so the report cannot show what its slots hold."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])

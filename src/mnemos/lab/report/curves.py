@@ -26,37 +26,37 @@ _LOGARITHMIC = 8.0  # greatest / least value of an axis from which it is drawn i
 _WORDS = {"valid": "validation", "train": "training"}
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """The figure with learning curves of all variants, or a line that says there are none."""
-    wanted = [panel for panel in _panels(comparison) if recorded(comparison, *panel)]
+    wanted = [panel for panel in _panels(results) if recorded(results, *panel)]
     if not wanted:
         return missing("No run recorded a loss or a metric, so there is no curve to draw.")
     panels = [
         panel(
             f"curve-{kind}-{name}",
             title(kind, name),
-            partial(draw, comparison=comparison, kind=kind, name=name),
+            partial(draw, results=results, kind=kind, name=name),
             x="updates",
         )
         for kind, name in wanted
     ]
-    keys = variant_legend(comparison.names, [name for name in comparison.names if comparison.runs_of(name)])
-    return figure(panels, _caption(comparison, wanted), legend=keys) + "".join(
-        missing(line) for line in _notes(comparison, wanted)
+    keys = variant_legend(results.names, [name for name in results.names if results.runs_of(name)])
+    return figure(panels, _caption(results, wanted), legend=keys) + "".join(
+        missing(line) for line in _notes(results, wanted)
     )
 
 
-def _panels(comparison: Results) -> list[tuple[str, str]]:
+def _panels(results: Results) -> list[tuple[str, str]]:
     """(kind of record, quantity) of every possible panel: the metric that the runs are judged by, and the loss."""
-    names = dict.fromkeys([quality(comparison), "loss"])
+    names = dict.fromkeys([quality(results), "loss"])
     return [(kind, name) for kind in _WORDS for name in names]
 
 
-def quality(comparison: Results) -> str:
+def quality(results: Results) -> str:
     """The metric that the runs are judged by; if that is the loss, the first other metric that they recorded."""
-    if comparison.metric != "loss":
-        return comparison.metric
-    records = [getattr(run, kind) for run in comparison.all_runs() for kind in _WORDS]
+    if results.metric != "loss":
+        return results.metric
+    records = [getattr(run, kind) for run in results.all_runs() for kind in _WORDS]
     others = (name for columns in records for name in columns if name not in (*OWN, "step"))
     return next(others, "loss")
 
@@ -66,11 +66,11 @@ def title(kind: str, name: str) -> str:
     return f"{capital(_WORDS[kind])} {name}"
 
 
-def draw(axes: "Axes", comparison: Results, kind: str, name: str) -> None:
+def draw(axes: "Axes", results: Results, kind: str, name: str) -> None:
     """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every variant."""
     steps_axis(axes)
-    for index, label in enumerate(comparison.names):
-        series = [getattr(run, kind) for run in comparison.runs_of(label)]
+    for index, label in enumerate(results.names):
+        series = [getattr(run, kind) for run in results.runs_of(label)]
         series = [s for s in series if _has(s, name)]
         colour = variant_colour(index)
         if len(series) > 1:
@@ -81,11 +81,11 @@ def draw(axes: "Axes", comparison: Results, kind: str, name: str) -> None:
         curve(axes, *thin(step, value), color=colour, **few)
     if not axes.lines:
         nothing(axes, f"no {name} recorded")
-    elif name == comparison.metric and comparison.majority is not None:
-        axes.axhline(comparison.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
+    elif name == results.metric and results.majority is not None:
+        axes.axhline(results.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
             "majority class",
-            (1, comparison.majority),
+            (1, results.majority),
             xycoords=("axes fraction", "data"),
             xytext=(0, 3),
             textcoords="offset points",
@@ -106,39 +106,39 @@ def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray
     return common, np.where(np.isfinite(values).all(0), values.sum(0) / len(series), np.nan)
 
 
-def recorded(comparison: Results, kind: str, name: str) -> bool:
+def recorded(results: Results, kind: str, name: str) -> bool:
     """Whether any run recorded the quantity in its records of this kind."""
-    return any(_has(getattr(run, kind), name) for run in comparison.all_runs())
+    return any(_has(getattr(run, kind), name) for run in results.all_runs())
 
 
 def _has(columns: Columns, name: str) -> bool:
     return name in columns and bool(np.isfinite(columns[name]).any())
 
 
-def _caption(comparison: Results, wanted: list[tuple[str, str]]) -> str:
-    several = any(len(runs) > 1 for runs in comparison.records.values())
+def _caption(results: Results, wanted: list[tuple[str, str]]) -> str:
+    several = any(len(runs) > 1 for runs in results.records.values())
     lines = "A thin line is one seed, the thick line their mean" if several else "One run per variant"
     majority = ""
-    if comparison.majority is not None and any(name == comparison.metric for _, name in wanted):
+    if results.majority is not None and any(name == results.metric for _, name in wanted):
         majority = " The dotted line is the share of the most frequent class."
     what = capital(listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]))
-    long = any(len(run.train["step"]) > 400 for run in comparison.all_runs())
+    long = any(len(run.train["step"]) > 400 for run in results.all_runs())
     means = " Long curves are drawn as means over 400 intervals." if long else ""
-    source = f"From metrics.jsonl of {plural(len(comparison.all_runs()), 'run')}."
-    shown = comparison.about and any(name == comparison.metric for _, name in wanted)
-    about = f" {capital(comparison.metric)}: {comparison.about}" if shown else ""
+    source = f"From metrics.jsonl of {plural(len(results.all_runs()), 'run')}."
+    shown = results.about and any(name == results.metric for _, name in wanted)
+    about = f" {capital(results.metric)}: {results.about}" if shown else ""
     return f"{what} by update. {lines}.{majority}{about}{means} {source}"
 
 
-def _notes(comparison: Results, wanted: list[tuple[str, str]]) -> list[str]:
+def _notes(results: Results, wanted: list[tuple[str, str]]) -> list[str]:
     """What the figure cannot show: values that are not finite, and quantities that no run recorded."""
     notes = []
-    for run in comparison.all_runs():
+    for run in results.all_runs():
         notes += [line for kind in ("train", "valid") if (line := _broken(run, kind))]
     # Metrics of a whole split, such as BLEU, have no value in training.
     absent = [
         f"{_WORDS[kind]} {name}"
-        for kind, name in _panels(comparison)
+        for kind, name in _panels(results)
         if (kind, name) not in wanted and (kind == "valid" or name == "loss")
     ]
     if absent:
@@ -183,25 +183,25 @@ class Along(NamedTuple):
         return sorted({at for points in self.values.values() for at in points})
 
 
-def along_section(comparison: Results) -> str:
+def along_section(results: Results) -> str:
     """The curve and the table; "" if no run measured a metric along an axis."""
-    found = read_along(comparison)
+    found = read_along(results)
     if found is None:
         return ""
     drawn = panel(
-        "along", f"Test {found.metric}", lambda axes: draw_along(axes, comparison, found), size=(5.2, 2.6), x=found.x
+        "along", f"Test {found.metric}", lambda axes: draw_along(axes, results, found), size=(5.2, 2.6), x=found.x
     )
-    keys = variant_legend(comparison.names, found.values)
+    keys = variant_legend(results.names, found.values)
     chance = " The dotted line is a guess." if math.isfinite(found.chance) else ""
     caption = f"Test {found.metric} by {found.x}; dots are seeds, lines their mean.{chance} From result.json."
-    return figure([drawn], caption, kind="wide", legend=keys) + _table(comparison, found)
+    return figure([drawn], caption, kind="wide", legend=keys) + _table(results, found)
 
 
-def read_along(comparison: Results) -> Along | None:
+def read_along(results: Results) -> Along | None:
     """What the runs measured along the axis of the first run that has one; runs with another axis are left out."""
     found: Along | None = None
-    for name in comparison.names:
-        for run in comparison.runs_of(name):
+    for name in results.names:
+        for run in results.runs_of(name):
             one = run.artifacts.get("along")
             if not isinstance(one, dict) or not isinstance(one.get("values"), list):
                 continue
@@ -219,7 +219,7 @@ def _points(values: list, run: RunRecord) -> list[tuple[float, float]]:
     return [(number(at, run.label, "along.values"), number(one, run.label, "along.values")) for at, one in pairs]
 
 
-def draw_along(axes: "Axes", comparison: Results, found: Along) -> None:
+def draw_along(axes: "Axes", results: Results, found: Along) -> None:
     """A line per variant through the means, and a dot per seed."""
     places = found.places
     if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
@@ -227,7 +227,7 @@ def draw_along(axes: "Axes", comparison: Results, found: Along) -> None:
     axes.set_xticks(places, [f"{at:g}" for at in places])
     axes.minorticks_off()
     for name, points in found.values.items():
-        index = comparison.names.index(name)
+        index = results.names.index(name)
         colour, at = variant_colour(index), sorted(points)
         curve(axes, np.array(at), np.array([finite_spread(points[x]).mean for x in at]), color=colour)
         for x in at:
@@ -236,10 +236,10 @@ def draw_along(axes: "Axes", comparison: Results, found: Along) -> None:
         axes.axhline(found.chance, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
 
 
-def _table(comparison: Results, found: Along) -> str:
+def _table(results: Results, found: Along) -> str:
     rows = [
         [escape(name), *(_mean(points.get(at, [])) for at in found.places)]
-        for name in comparison.names
+        for name in results.names
         if (points := found.values.get(name))
     ]
     caption = f"The same in numbers: test {found.metric}, mean ± sample standard deviation over seeds."

@@ -24,14 +24,14 @@ ACTIVITY = (
 )
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """Two figures for each variant with gated caches, or a line that says its gates were not recorded."""
     parts = []
-    for index, name in enumerate(comparison.names):
-        runs = [run for run in comparison.runs_of(name) if run.gates]
+    for index, name in enumerate(results.names):
+        runs = [run for run in results.runs_of(name) if run.gates]
         if runs:
             parts.append(_variant(index, name, runs))
-        elif name in comparison.cached():
+        elif name in results.cached():
             parts.append(missing(f"{name}: no run recorded its gates."))
     return "\n".join(parts)
 

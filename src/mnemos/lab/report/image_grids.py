@@ -18,11 +18,11 @@ PIXELS = 960  # approximate width of a grid
 GAP = 0.08  # gap between pictures, in units of a picture
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """Samples and completions of the first run of each variant that has any."""
     parts = []
-    for name in comparison.names:
-        run = next((run for run in comparison.runs_of(name) if run.written is not None), None)
+    for name in results.names:
+        run = next((run for run in results.runs_of(name) if run.written is not None), None)
         if run is not None:
             parts.append(_variant(name, run))
     return "\n".join(parts)

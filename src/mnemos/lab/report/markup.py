@@ -62,6 +62,17 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind
     )
 
 
+def html_page(title: str, style: str, header: str, body: str) -> str:
+    """A page that needs no other file. header: HTML below the title."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
+        f"<header><h1>{escape(title)}</h1>{header}</header>\n{body}\n</main></body></html>\n"
+    )
+
+
 def own_ids(text: str, slug: str) -> str:
     """HTML or SVG whose ids, and the references to them, begin with `slug`; the same text may be in a page twice."""
     text = re.sub(r'\bid="', f'id="{slug}-', text)

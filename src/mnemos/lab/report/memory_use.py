@@ -32,42 +32,42 @@ _SAYS = (
 )
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls."""
-    scored = {name: runs for name in comparison.names if (runs := comparison.state_controls(name))}
-    whys = _not_scored({name: why for name in comparison.names if (why := comparison.uncontrolled(name))}, comparison)
+    scored = {name: runs for name in results.names if (runs := results.state_controls(name))}
+    whys = _not_scored({name: why for name in results.names if (why := results.uncontrolled(name))}, results)
     if not scored:
         return "\n".join(whys)
-    said = [paragraph(_summary(comparison, name)) for name in scored]
-    shown = [_drawing(comparison, scored), _table(comparison, scored)]
+    said = [paragraph(_summary(results, name)) for name in scored]
+    shown = [_drawing(results, scored), _table(results, scored)]
     return "\n".join(filter(None, [*said, paragraph(_SAYS), *shown, *whys]))
 
 
-def _not_scored(reasons: dict[str, str], comparison: Results) -> list[str]:
+def _not_scored(reasons: dict[str, str], results: Results) -> list[str]:
     """One line per reason why the state of some variants was not controlled."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)
     lines = [f"{listed(names)}: {reason}, so no control of a state was run." for reason, names in by_reason.items()]
-    if any(control.name in reasons for control in comparison.controls):
+    if any(control.name in reasons for control in results.controls):
         lines.append("The controls of caches that the model stores are in the table of controls above.")
     return [missing(line) for line in lines]
 
 
-def _memories(comparison: Results, name: str) -> dict[str, ControlledMemory]:
+def _memories(results: Results, name: str) -> dict[str, ControlledMemory]:
     """The memories of a variant, by name, from the first run that has each."""
-    known = [one for _, one in comparison.state_controls(name)]
+    known = [one for _, one in results.state_controls(name)]
     return {memory.name: memory for one in reversed(known) for memory in one.memories}
 
 
-def _summary(comparison: Results, name: str) -> str:
+def _summary(results: Results, name: str) -> str:
     parts = []
-    for memory in _memories(comparison, name):
-        effects = {kind: comparison.memory_effect(name, memory, kind) for kind in WORDS}
+    for memory in _memories(results, name):
+        effects = {kind: results.memory_effect(name, memory, kind) for kind in WORDS}
         changes = [f"{WORDS[kind]}, {_rounded(d.difference)}" for kind, d in effects.items() if d is not None]
         if changes:
             parts.append(f"With its {memory} {listed(changes)}.")
-    start = f"{name}, change in the test {_metric(comparison, name)} of the segments after the first."
+    start = f"{name}, change in the test {_metric(results, name)} of the segments after the first."
     return " ".join([start, *parts])
 
 
@@ -76,19 +76,19 @@ def _rounded(value: float) -> str:
     return decimal(round(value, 4) + 0.0, signed=True)
 
 
-def _metric(comparison: Results, name: str) -> str:
-    known = comparison.state_controls(name)[0][1]
-    return comparison.metric if comparison.metric in known.carried.scores else known.metric
+def _metric(results: Results, name: str) -> str:
+    known = results.state_controls(name)[0][1]
+    return results.metric if results.metric in known.carried.scores else known.metric
 
 
-def _drawing(comparison: Results, scored: Scored) -> str:
+def _drawing(results: Results, scored: Scored) -> str:
     """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
     panels, sources = [], []
     for name, runs in scored.items():
         run, known = runs[0]
         if len(known.segments) < 2:
             continue
-        index = comparison.names.index(name)
+        index = results.names.index(name)
         courses = [change for memory in known.memories for change in _changes(known, memory).values()]
         for place, memory in enumerate(known.memories):
             drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
@@ -138,21 +138,21 @@ def draw(axes: "Axes", known: StateControls, memory: ControlledMemory, limits: t
     axes.grid(axis="y", color=RULE[0])
 
 
-def _table(comparison: Results, scored: Scored) -> str:
+def _table(results: Results, scored: Scored) -> str:
     rows, whys = [], []
     for name, runs in scored.items():
-        metric = _metric(comparison, name)
+        metric = _metric(results, name)
         carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
-        for memory in _memories(comparison, name).values():
+        for memory in _memories(results, name).values():
             whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
             for kind in memory.scored():
-                d = comparison.memory_effect(name, memory.name, kind)
+                d = results.memory_effect(name, memory.name, kind)
                 if d is None:
                     continue
                 interval = "–" if d.interval is None else " to ".join(map(_rounded, d.interval))
                 rows.append(
                     [
-                        variant_name(comparison.names.index(name), name),
+                        variant_name(results.names.index(name), name),
                         escape(f"{memory.name} {WORDS[kind]}"),
                         decimal(carried),
                         decimal(carried + d.difference),
@@ -162,9 +162,9 @@ def _table(comparison: Results, scored: Scored) -> str:
                     ]
                 )
     first = next(iter(scored.values()))[0][1]
-    better = "higher" if comparison.higher_is_better else "lower"
+    better = "higher" if results.higher_is_better else "lower"
     caption = (
-        f"Controls of the state: test {_metric(comparison, next(iter(scored)))} ({better} is better) of some rows' "
+        f"Controls of the state: test {_metric(results, next(iter(scored)))} ({better} is better) of some rows' "
         f"segments after the first ({plural(first.rows, 'row')} at once, "
         f"{plural(first.targets, 'target')}), so it differs from that of the whole split. Mean over "
         "seeds; the 95% interval of the change comes from the spread between seeds. From the runs' explain.json."

@@ -30,11 +30,11 @@ class _About(NamedTuple):
     compared: bool
 
 
-def example_section(comparison: Results) -> str:
+def example_section(results: Results) -> str:
     """One table per kind of example, for all variants with the same references, from their first runs; "" if none."""
     tables: dict[tuple[_About, tuple[tuple[str, str], ...]], dict[str, list[str]]] = {}
-    for name in comparison.names:
-        for run in comparison.runs_of(name)[:1]:
+    for name in results.names:
+        for run in results.runs_of(name)[:1]:
             for about, lines in _examples(run.artifacts):
                 rows = tuple(line[:2] for line in lines)
                 tables.setdefault((about, rows), {})[name] = [line[2] for line in lines]
@@ -92,11 +92,11 @@ def _examples(result: JSONObject) -> list[tuple[_About, Lines]]:
     return [one for one in found if one[1]]
 
 
-def alignment_section(comparison: Results) -> str:
+def alignment_section(results: Results) -> str:
     """A table for the first run of each variant whose result.json has an alignment; "" if none has."""
     parts = []
-    for name in comparison.names:
-        for run in comparison.runs_of(name)[:1]:
+    for name in results.names:
+        for run in results.runs_of(name)[:1]:
             found = run.artifacts.get("alignment")
             if isinstance(found, dict) and {"rows", "columns", "weights", "about"} <= {*found}:
                 parts += _shades(name, found)
@@ -119,11 +119,11 @@ def _shade(weight: float, most: float) -> str:
     return f'<i class="weight" {names} style="--weight:{100 * weight / most:.0f}%"></i>'
 
 
-def detection_section(comparison: Results) -> str:
+def detection_section(results: Results) -> str:
     """For the first run of each variant that has them: its photos, and a table of its classes; "" if none has any."""
     parts = []
-    for name in comparison.names:
-        run = next((one for one in comparison.runs_of(name) if one.detected or _classes(one)), None)
+    for name in results.names:
+        run = next((one for one in results.runs_of(name) if one.detected or _classes(one)), None)
         if run is not None:
             parts += [_photos(name, run)] * bool(run.detected) + [_by_class(name, run)] * bool(_classes(run))
     return "\n".join(parts)

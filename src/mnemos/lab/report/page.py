@@ -1,7 +1,6 @@
 """The report: one self-contained HTML file."""
 
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from . import (
     slot_attention,
     table,
 )
-from .markup import escape, listed, own_ids, paragraph, plural
+from .markup import escape, html_page, listed, own_ids, paragraph, plural
 from .read import Results, read_tasks, task_differences
 from .style import style_sheet
 from .table import side_by_side
@@ -75,7 +74,6 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def assemble(comparisons: Sequence[Results]) -> str:
     """The report as HTML, with a part for each task."""
     title = _title(comparisons)
-    style = style_sheet() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     if len(comparisons) == 1:
         lead, body = _parts(comparisons[0])
     else:
@@ -86,15 +84,9 @@ def assemble(comparisons: Sequence[Results]) -> str:
             part = _section("task", _title([one]), own) + "\n" + sections
             parts.append(own_ids(part, f"task-{i + 1}"))
         body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
-        f"<header><h1>{escape(title)}</h1>\n{paragraph(_byline(comparisons), 'byline')}</header>\n"
-        f'<section id="verdict" class="abstract"><h2>In short</h2>\n{lead}</section>\n{body}\n'
-        "</main></body></html>\n"
-    )
+    header = f"\n{paragraph(_byline(comparisons), 'byline')}"
+    opening = f'<section id="verdict" class="abstract"><h2>In short</h2>\n{lead}</section>'
+    return html_page(title, style_sheet(), header, f"{opening}\n{body}")
 
 
 def _parts(comparison: Results) -> tuple[str, str]:

@@ -15,15 +15,15 @@ _PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "report
 _MOST = 80  # characters of a value in a table
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """The recipes of the variants, the machine and data of the runs, and the commands to repeat them."""
-    parts = [_recipes(comparison), _shared(comparison), _data(comparison), _runs(comparison), _reproduce(comparison)]
+    parts = [_recipes(results), _shared(results), _data(results), _runs(results), _reproduce(results)]
     return "\n".join(filter(None, parts))
 
 
-def _recipes(comparison: Results) -> str:
+def _recipes(results: Results) -> str:
     """The fields in which the recipes differ, and every recipe in full in a collapsed element."""
-    recipes = {name: runs[0].recipe for name in comparison.names if (runs := comparison.runs_of(name))}
+    recipes = {name: runs[0].recipe for name in results.names if (runs := results.runs_of(name))}
     if not recipes:
         return missing("The comparison has no run folders, so the recipes of its variants are unknown.")
     flattened = {name: flat(recipe) for name, recipe in recipes.items()}
@@ -42,7 +42,7 @@ def _recipes(comparison: Results) -> str:
     elif len(recipes) > 1:
         parts.append(missing("The recipes do not differ."))
     for name, recipe in recipes.items():
-        rolled = rollout(recipe, comparison.runs_of(name)[0].result)
+        rolled = rollout(recipe, results.runs_of(name)[0].result)
         parts += [paragraph(f"{name}: {rolled}")] if rolled else []
         text = json.dumps(recipe, indent=2, ensure_ascii=False)
         about = recipe.get("about")
@@ -79,12 +79,12 @@ def _cell(value: object, absent: object) -> str:
     return escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
 
 
-def _shared(comparison: Results) -> str:
+def _shared(results: Results) -> str:
     """What all runs have in common, and a warning for everything that weakens the numbers."""
-    runs = comparison.all_runs()
+    runs = results.all_runs()
     known = [_kept(run.provenance.to_json()) for run in runs if run.provenance]
-    if not known and comparison.provenance:
-        known = [_kept(comparison.provenance)]
+    if not known and results.provenance:
+        known = [_kept(results.provenance)]
     if not known:
         return missing("There is no run.json: these numbers have no provenance.")
     fields = dict.fromkeys(key for one in known for key in one)
@@ -116,10 +116,10 @@ def _kept(about: JSONObject) -> JSONObject:
     return flat(kept)
 
 
-def _data(comparison: Results) -> str:
+def _data(results: Results) -> str:
     """The data files of the runs, one collapsed table for each set of files."""
-    runs = [run.provenance for run in comparison.all_runs() if run.provenance]
-    found = [comparison.provenance.get("data"), *(about.data for about in runs)]
+    runs = [run.provenance for run in results.all_runs() if run.provenance]
+    found = [results.provenance.get("data"), *(about.data for about in runs)]
     sets: dict[str, JSONObject] = {}
     for data in found:
         if isinstance(data, dict) and isinstance(data.get("files"), list):
@@ -147,10 +147,10 @@ def _commit(about: Provenance) -> str:
     return ", ".join(dict.fromkeys(said)) or "–"
 
 
-def _runs(comparison: Results) -> str:
+def _runs(results: Results) -> str:
     rows = []
-    for name in comparison.names:
-        for run in comparison.runs_of(name):
+    for name in results.names:
+        for run in results.runs_of(name):
             about, steps = run.provenance or Provenance(), run.cost("steps")
             if not math.isfinite(steps):
                 steps = run.train["step"][-1] if run.train["step"].size else 0
@@ -194,16 +194,16 @@ def longer(resumed: JSONObject) -> str:
     return f"{command(words)}  # resumed after update {resumed['step']:,}"
 
 
-def _reproduce(comparison: Results) -> str:
-    runs = [run.provenance for run in comparison.all_runs() if run.provenance]
+def _reproduce(results: Results) -> str:
+    runs = [run.provenance for run in results.all_runs() if run.provenance]
     processes = [one for about in runs for one in _processes(about)]
-    given = comparison.provenance.get("command")
+    given = results.provenance.get("command")
     own = dict.fromkeys(command(about.command) for about in runs if about.command)
     commands = [command(given)] if given else list(own)
     if not commands:
         return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so the report cannot name it.")
     commands += [more for one in processes if (more := longer(one))]
-    commits = list(dict.fromkeys(str(a["commit"]) for a in processes or [comparison.provenance] if a.get("commit")))
+    commits = list(dict.fromkeys(str(a["commit"]) for a in processes or [results.provenance] if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
     note = "The same commit, versions and seeds give the same numbers on the same machine"
     return (

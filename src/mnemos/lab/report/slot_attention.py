@@ -24,11 +24,11 @@ VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
 
-def section(comparison: Results) -> str:
+def section(results: Results) -> str:
     """For each variant, kinds, examples and words of the first run with a write_attention.json; "" if there is none."""
     parts = []
-    for index, name in enumerate(comparison.names):
-        run = next((run for run in comparison.runs_of(name) if run.write_attention is not None), None)
+    for index, name in enumerate(results.names):
+        run = next((run for run in results.runs_of(name) if run.write_attention is not None), None)
         if run is not None and run.write_attention is not None:
             parts.append(_variant(index, name, run, run.write_attention))
     return "\n".join(parts)

@@ -7,6 +7,7 @@ that one drawing serves light and dark, and is read in the page's own type.
 import io
 import re
 from collections.abc import Callable, Collection, Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,9 +124,10 @@ def _ramp(index: int, count: int) -> int:
 
 
 def style_sheet() -> str:
-    """The palette as CSS custom properties, with dark colours if the reader prefers them."""
+    """The style of a page: page.css, and the palette, with dark colours if the reader prefers them."""
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in VARIABLES.items()) for i in (0, 1))
-    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    css = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{css}"
 
 
 def panel(

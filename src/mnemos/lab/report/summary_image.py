@@ -33,24 +33,24 @@ def picture(folder: Path, out_png: Path) -> Path:
     Of a task that measures its metric along an axis (`along`): that curve, and the metric at its end by bytes of state.
     folder: a comparison folder or a run folder. The file is replaced atomically. Raises InputError as `report` does.
     """
-    comparison = read([Path(folder)])
+    results = read([Path(folder)])
     out_png = Path(out_png)
     out_png.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(out_png, raster((10.0, 4.375), 160, lambda figure: _lay_out(figure, comparison), _TYPE))
+    write_bytes(out_png, raster((10.0, 4.375), 160, lambda figure: _lay_out(figure, results), _TYPE))
     return out_png
 
 
-def _lay_out(figure: "Figure", comparison: Results) -> None:
+def _lay_out(figure: "Figure", results: Results) -> None:
     left = figure.add_axes((0.055, 0.13, 0.42, 0.65))
     right = figure.add_axes((0.565, 0.13, 0.42, 0.65))
-    if (reach := read_along(comparison)) is not None:
-        _lay_out_along(left, right, comparison, reach)
+    if (reach := read_along(results)) is not None:
+        _lay_out_along(left, right, results, reach)
         return
-    name = comparison.metric if recorded(comparison, "valid", comparison.metric) else "loss"
-    draw(left, comparison, "valid", name)
-    heading(left, title("valid", name), _keys(comparison, [n for n in comparison.names if comparison.runs_of(n)]))
-    for label in comparison.names:
-        gated = [run.gates for run in comparison.runs_of(label) if run.gates]
+    name = results.metric if recorded(results, "valid", results.metric) else "loss"
+    draw(left, results, "valid", name)
+    heading(left, title("valid", name), _keys(results, [n for n in results.names if results.runs_of(n)]))
+    for label in results.names:
+        gated = [run.gates for run in results.runs_of(label) if run.gates]
         if gated:
             layers = gated[0].layers
             draw_mix(right, [gates for gates in gated if gates.layers == layers])
@@ -61,18 +61,18 @@ def _lay_out(figure: "Figure", comparison: Results) -> None:
     nothing(right, "no variant recorded gates")
 
 
-def _keys(comparison: Results, shown: Collection[str]) -> list[tuple[str, str, str]]:
+def _keys(results: Results, shown: Collection[str]) -> list[tuple[str, str, str]]:
     """The entries of a legend of the variants that are shown: colour, name and marker."""
-    numbered = enumerate(comparison.names)
+    numbered = enumerate(results.names)
     return [(variant_colour(i), short(n, 40), marker(i)) for i, n in numbered if n in shown]
 
 
-def _lay_out_along(left: "Axes", right: "Axes", comparison: Results, reach: Along) -> None:
+def _lay_out_along(left: "Axes", right: "Axes", results: Results, reach: Along) -> None:
     """The curve along the axis, and its last value by the bytes of state of a stream."""
-    draw_along(left, comparison, reach)
-    heading(left, f"Test {reach.metric}", _keys(comparison, reach.values), reach.x)
+    draw_along(left, results, reach)
+    heading(left, f"Test {reach.metric}", _keys(results, reach.values), reach.x)
     last = reach.places[-1]
-    for i, row in enumerate(comparison.rows):
+    for i, row in enumerate(results.rows):
         for value in reach.values.get(row.name, {}).get(last, []):
             right.plot(row.state_bytes, value, marker(i), color=variant_colour(i), markersize=7)
     right.set_xscale("log", base=2)
