@@ -1,6 +1,5 @@
 """Small models that claims train: on which data, how they are compared, and what few seeds can show."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.images import find_mnist
 from mnemos.lab.tasks.metrics import perplexity
@@ -66,12 +66,6 @@ def write_report(comparison: JSONObject) -> Path:
     return report([folder], folder / "report.html")
 
 
-def result(run: Path) -> JSONObject:
-    """The contents of a run's result.json."""
-    found: JSONObject = json.loads((run / "result.json").read_text())
-    return found
-
-
 def caution(options: Options, data: bool = True) -> str:
     """A note on what the number of seeds can show. `data`: whether --data could select a larger data set."""
     if options.seeds >= 5:
@@ -112,7 +106,7 @@ def train_language_models(found: Finding, options: Options, name: str, recipes: 
     return Trained(
         dict(zip(recipes, comparison["rows"], strict=True)),
         {
-            row: [perplexity(float(result(run)["test"]["loss"])) for run in runs_of(comparison, recipe)]
+            row: [perplexity(Result.read(run).score("loss")) for run in runs_of(comparison, recipe)]
             for row, recipe in shortened.items()
         },
     )

@@ -1,6 +1,5 @@
 """What small models learn with each attention: the copy task (Figure 2), and speech with CTC (Table 3)."""
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +10,14 @@ from mnemos.lab.report.curves import draw
 from mnemos.lab.report.read import Results, read
 from mnemos.lab.report.style import MARKERS, variant_colour
 from mnemos.lab.report.summary_image import heading
+from mnemos.lab.run.files import Measurement, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 from ..claim import Claim
 from ..findings import Finding, Table, png, spread
 from ..reproduce import Options
-from ..small_runs import caution, result, runs, runs_of, train_and_compare, write_report
+from ..small_runs import caution, runs, runs_of, train_and_compare, write_report
 from .recipes import attention, copy_small
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
     )
     for name, trained, row in zip(ATTENTIONS, recipes, comparison["rows"], strict=True):
         places = runs_of(comparison, trained)
-        losses = [result(place)["test"]["loss"] for place in places]
+        losses = [Result.read(place).score("loss") for place in places]
         table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
     found.tables.append(table)
     found.notes += [
@@ -68,8 +68,8 @@ def _learned(places: list[Path]) -> float | None:
     """The update by which the validation loss of every run has reached `LEARNED`; None if one run never does."""
     firsts = []
     for place in places:
-        lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        steps = [line["step"] for line in lines if line["kind"] == "valid" and line["loss"] <= LEARNED]
+        lines = Measurement.read_all(place)
+        steps = [line.step for line in lines if line.kind == "valid" and line.values["loss"] <= LEARNED]
         if not steps:
             return None
         firsts.append(steps[0])
@@ -117,7 +117,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     )
     for name, recipe, row in zip(MODELS, recipes, comparison["rows"], strict=True):
         theirs = claim.values["lsh-4" if name == "lsh" else name]
-        epochs = [result(run)["epoch_seconds"] for run in runs_of(comparison, recipe)]
+        epochs = [Result.read(run, ["epoch_seconds"]).epoch_seconds or 0.0 for run in runs_of(comparison, recipe)]
         table.add(name, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
     found.tables.append(table)
     found.notes.append(caution(options))

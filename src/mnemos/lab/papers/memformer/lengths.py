@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from mnemos.lab.report.style import RULE, variant_colour
 from mnemos.lab.report.summary_image import heading
+from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 
 from ..claim import Claim
 from ..findings import Finding, Table, png
 from ..reproduce import Options
-from ..small_runs import caution, result, runs, train_and_compare
+from ..small_runs import caution, runs, train_and_compare
 from .slot_figures import small, source
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list
     print(f"  horizon {horizon}, {slots} slots", flush=True)
     trained = runs(train_and_compare(options, recipe.name, [recipe]))
     found.runs += [run for run in trained if run not in found.runs]
-    return [math.exp(result(run)["test"]["loss"]) for run in trained]
+    return [math.exp(Result.read(run).score("loss")) for run in trained]
 
 
 def _lay_out(figure: "Figure", scores: dict[str, list[list[float]]]) -> None:
