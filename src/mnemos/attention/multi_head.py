@@ -1,4 +1,4 @@
-"""The base of multi-head self-attention layers: declarations, the state of new rows, and the projection of heads."""
+"""The base of multi-head self-attention layers, and what several of them compute alike."""
 
 from typing import TYPE_CHECKING, Generic
 

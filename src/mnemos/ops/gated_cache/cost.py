@@ -130,19 +130,10 @@ def training_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     return sum(part.macs for part in parts(shape, grc, batch, "training"))
 
 
-def frozen_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of an eval() forward of a batch with inference="frozen", after keys and values were projected."""
-    return sum(part.macs for part in parts(shape, grc, batch, "frozen"))
-
-
-def transient_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of an eval() forward of a batch with inference="transient"."""
-    return sum(part.macs for part in parts(shape, grc, batch, "transient"))
-
-
 def inference_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of an eval() forward of a batch."""
-    return (frozen_macs if grc.inference == "frozen" else transient_macs)(shape, grc, batch)
+    """Multiply-adds of an eval() forward of a batch; where the cache is frozen, after keys and values were projected."""
+    mode: Mode = "frozen" if grc.inference == "frozen" else "transient"
+    return sum(part.macs for part in parts(shape, grc, batch, mode))
 
 
 def backward_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
