@@ -62,10 +62,17 @@ def test_it_counts_the_flops_that_the_counter_counts():
     assert total(operations(step))[0] == count_flops(step) > 0
 
 
+class Mixing(torch.nn.Linear):
+    """Every token reads the mean of all."""
+
+    def forward(self, x):
+        return super().forward(x) + x.mean(1, keepdim=True)
+
+
 class Host(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.attention = torch.nn.Linear(width, width)
+        self.attention = Mixing(width, width)
 
     def forward(self, x):
         return self.attention(x)

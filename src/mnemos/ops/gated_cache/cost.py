@@ -131,7 +131,7 @@ def training_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
 
 
 def inference_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of an eval() forward of a batch; where the cache is frozen, after keys and values were projected."""
+    """Multiply-adds of an eval() forward of a batch; of a frozen cache keys and values were projected before."""
     mode: Mode = "frozen" if grc.inference == "frozen" else "transient"
     return sum(part.macs for part in parts(shape, grc, batch, mode))
 
