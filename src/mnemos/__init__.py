@@ -4,6 +4,7 @@ Names are imported when they are first used, so `import mnemos` alone does not l
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getattr__`
@@ -165,7 +166,8 @@ def _imported(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"mnemos.{name}")
     moved = f"; it is mnemos.{_MOVED[name]} now" if name in _MOVED else ""
-    raise AttributeError(f"module 'mnemos' has no attribute {name!r}{moved}")
+    message = f"module 'mnemos' has no attribute {name!r}{moved}"
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])  # the traceback ends with a name that is alike
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
