@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mnemos.ops.rotary import Rotary
 
     from .blocks import Activation, Norm
-    from .transformer import HeadConfig
+    from .heads import HeadConfig
 
 M = TypeVar("M", bound=type)
 
