@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from mnemos.atomic import write_json
 from mnemos.json_text import parse
@@ -21,11 +21,52 @@ from mnemos.types import JSON, InputError, JSONObject
 
 Scores = dict[str, float]  # the loss and each of the task's metrics
 Types = Mapping[str, type | tuple[type, ...]]
-T = TypeVar("T")
+
+
+class _File:
+    """A JSON object in a run's folder, as a dataclass with a field for each entry.
+
+    FILE: its name. _OTHERS: the field with the entries that have no field of their own. _ALWAYS: entries that are
+    written also where they have the default. _TYPES: of entries, beside those that a class checks itself.
+    """
+
+    FILE: ClassVar[str]
+    _OTHERS: ClassVar[str]
+    _ALWAYS: ClassVar[set[str]]
+    _TYPES: ClassVar[Types]
+
+    @classmethod
+    def exists(cls, folder: Path) -> bool:
+        """Whether a folder has the file."""
+        return (folder / cls.FILE).is_file()
+
+    @classmethod
+    def _of(cls, found: JSONObject, path: Path) -> Self:
+        """The dataclass with the entries in the content of the file; null is the default."""
+        names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
+        known = {name: value for name, value in found.items() if name in names and value is not None}
+        for name, kind in cls._TYPES.items():
+            if name in known and not isinstance(known[name], kind):
+                raise damaged(path, f"{known[name]!r:.40} as its {name!r}")
+        return cls(**known, **{cls._OTHERS: {name: value for name, value in found.items() if name not in names}})
+
+    def to_json(self) -> JSONObject:
+        """The content of the file."""
+        found: JSONObject = {}
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            if one.name != self._OTHERS and (one.name in self._ALWAYS or value != default):
+                found[one.name] = value
+        return found | getattr(self, self._OTHERS)
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        write_json(folder / self.FILE, self.to_json())
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(_File):
     """result.json, which is written last: a run that has it is finished.
 
     Runs of older versions lack some entries, which then have the default. A score that is null in the file is NaN.
@@ -86,9 +127,10 @@ class Result:
     controls: dict[str, Scores] = field(default_factory=dict)
     artifacts: JSONObject = field(default_factory=dict)
 
-    FILE: ClassVar[str] = "result.json"
-    _ALWAYS: ClassVar[set[str]] = {"valid", "scored_rows", "metrics", "reference", "majority", "epoch_seconds"}
-    _TYPES: ClassVar[Types] = {
+    FILE = "result.json"
+    _OTHERS = "artifacts"
+    _ALWAYS = {"valid", "scored_rows", "metrics", "reference", "majority", "epoch_seconds"}
+    _TYPES = {
         **dict.fromkeys(("recipe", "metric", "unit"), str),
         **dict.fromkeys(("metrics", "controls"), dict),
         "averaged_steps": list,
@@ -98,11 +140,6 @@ class Result:
         *("seed", "steps", "majority", "parameters", "seconds", "peak_bytes", "tokens", "update_flops"),
         *("epoch_seconds", "rollout_segments", "best_step", "flops", "state_bytes"),
     )
-
-    @classmethod
-    def exists(cls, folder: Path) -> bool:
-        """Whether a folder has the file."""
-        return (folder / cls.FILE).is_file()
 
     @classmethod
     def read(cls, folder: Path, needed: Iterable[str] = ()) -> Self:
@@ -117,7 +154,7 @@ class Result:
     @classmethod
     def from_json(cls, found: JSONObject, path: Path) -> Self:
         """The result in the content of the file at `path`. Raises InputError for entries of other types."""
-        result = _made(cls, found, "artifacts", path, cls._TYPES)
+        result = cls._of(found, path)
         costs = {name: getattr(result, name) for name in cls._NUMBERS}
         parts = {"costs": costs, **result.controls}
         parts |= {name: getattr(result, name) for name in ("valid", "test", "scored_rows", "reference", "before")}
@@ -136,14 +173,6 @@ class Result:
         ):
             raise damaged(path, f"{along!r:.60} as its 'along'")
         return result
-
-    def to_json(self) -> JSONObject:
-        """The content of the file."""
-        return _entries(self, "artifacts", self._ALWAYS)
-
-    def write(self, folder: Path) -> None:
-        """Write the file."""
-        write_json(folder / self.FILE, self.to_json())
 
     @property
     def split(self) -> Literal["valid", "test"]:
@@ -170,7 +199,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Provenance(_File):
     """run.json: everything that a run's numbers may depend on, and each time that it was continued.
 
     Attributes:
@@ -207,13 +236,10 @@ class Provenance:
     resumed: list[JSONObject] = field(default_factory=list)
     others: JSONObject = field(default_factory=dict)
 
-    FILE: ClassVar[str] = "run.json"
-    _ALWAYS: ClassVar[set[str]] = {"commit", "dirty", "finished", "resumed"}
-
-    @classmethod
-    def exists(cls, folder: Path) -> bool:
-        """Whether a folder has the file."""
-        return (folder / cls.FILE).is_file()
+    FILE = "run.json"
+    _OTHERS = "others"
+    _ALWAYS = {"commit", "dirty", "finished", "resumed"}
+    _TYPES = {"resumed": list, "command": (list, str), "threads": int}
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -224,7 +250,7 @@ class Provenance:
     @classmethod
     def from_json(cls, found: JSONObject, path: Path) -> Self:
         """The provenance in the content of the file at `path`. Raises InputError for entries of other types."""
-        about = _made(cls, found, "others", path, {"resumed": list, "command": (list, str), "threads": int})
+        about = cls._of(found, path)
         if not all(isinstance(entry, dict) for entry in about.resumed):
             raise damaged(path, f"{about.resumed!r:.40} as its 'resumed'")
         for part in (found, *about.resumed):
@@ -236,14 +262,6 @@ class Provenance:
             if not (isinstance(files, list) and all(isinstance(one, dict) for one in files) and isinstance(count, int)):
                 raise damaged(path, f"{data!r:.60} as its 'data'")
         return about
-
-    def to_json(self) -> JSONObject:
-        """The content of the file."""
-        return _entries(self, "others", self._ALWAYS)
-
-    def write(self, folder: Path) -> None:
-        """Write the file."""
-        write_json(folder / self.FILE, self.to_json())
 
     def latest(self, name: str) -> Any:
         """An entry, such as "data", as the last process that continued the run with another one wrote it; or None."""
@@ -333,26 +351,6 @@ def read_object(path: Path, types: Types | None = None) -> JSONObject:
 def damaged(path: Path, found: str) -> InputError:
     """The error of a file that a run did not write as it is."""
     return InputError(f"{path}: expected JSON as a run writes it, found {found}; start a new run in another folder")
-
-
-def _made(cls: type[T], found: JSONObject, rest: str, path: Path, types: Types) -> T:
-    """A dataclass from the entries of a file, with those that it has no field for in `rest`; null is the default."""
-    names = {one.name for one in fields(cls)} - {rest}  # type: ignore[arg-type]
-    known = {name: value for name, value in found.items() if name in names and value is not None}
-    for name, kind in types.items():
-        if name in known and not isinstance(known[name], kind):
-            raise damaged(path, f"{known[name]!r:.40} as its {name!r}")
-    return cls(**known, **{rest: {name: value for name, value in found.items() if name not in names}})
-
-
-def _entries(value: Any, rest: str, always: set[str]) -> JSONObject:
-    """The entries of a file: fields that have another value than by default, those in `always`, and those in `rest`."""
-    found: JSONObject = {}
-    for one in fields(value):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        if one.name != rest and (one.name in always or getattr(value, one.name) != default):
-            found[one.name] = getattr(value, one.name)
-    return found | getattr(value, rest)
 
 
 def _is_number(value: JSON) -> bool:
