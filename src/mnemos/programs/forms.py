@@ -58,8 +58,8 @@ def adapted(model: nn.Module, form: Form = "operators") -> nn.Module:
 
     def copied(part: nn.Module) -> nn.Module:
         if id(part) not in copies:
-            children: dict[str, Any] = dict(part._modules)  # some may be None
-            children |= {name: copied(child) for name, child in children.items() if child is not None}
+            below = part.named_modules(remove_duplicate=False)  # a child may have two names
+            children = {name: copied(child) for name, child in below if name and "." not in name}
             copies[id(part)] = found = with_children(part, children)
             for kind, forms in FORMS.items():
                 if isinstance(part, kind):
