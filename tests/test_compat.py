@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import gc
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -139,6 +140,9 @@ def test_distributed_wrappers_tell_what_they_broadcast():
         wrapped.require_forward_param_sync = True
         _compat.share_buffers(wrapped)  # the fallback
     finally:
+        # DDP goes before its processes do: the last to let go of them must not hold Python's lock.
+        del wrapped
+        gc.collect()
         dist.destroy_process_group()
 
 
