@@ -1,0 +1,32 @@
+"""The size of files, and what the benchmarks take from the package."""
+
+import ast
+import importlib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_no_file_is_longer_than_700_lines():
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert not {path.name: length for path, length in lengths.items() if length > 700}
+
+
+def test_the_benchmarks_import_names_that_exist():
+    missing = []
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "mnemos":
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    if not hasattr(module, name.name) and not _is_module(f"{node.module}.{name.name}"):
+                        missing.append(f"{path.name}:{node.lineno}: {node.module}.{name.name}")
+    assert not missing
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
