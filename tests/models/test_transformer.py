@@ -10,7 +10,7 @@ from mnemos import GRC, InputError, Transformer, TransformerConfig, libraries
 from mnemos.attention import BlockSparseConfig, LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.config import ModelConfig, from_dict
 from mnemos.lab.speech.models import SpeechConfig
-from mnemos.models.blocks import sinusoids
+from mnemos.models.blocks import LearnedPositions, SinusoidalPositions, sinusoids
 from mnemos.models.transformer import HeadConfig
 
 SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)
@@ -23,6 +23,13 @@ def model(**fields) -> Transformer:
 
 def ids(t: int = 9) -> torch.Tensor:
     return torch.randint(11, (2, t), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", [LearnedPositions(12, 4), SinusoidalPositions()])
+def test_positions_of_a_stream_compile_without_a_graph_break(kind):
+    y, seen = torch.zeros(2, 3, 4), torch.tensor([5, 0])
+    compiled = torch.compile(kind, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(y, seen), kind(y, seen))
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])

@@ -11,6 +11,7 @@ from mnemos._compat import has_global_forward_hooks, has_hooks
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
+from mnemos.modes import in_graph
 from mnemos.ops.gated_cache import native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
@@ -185,7 +186,7 @@ class GatedBranch(GatedCache):
         comparison would wait for the device, so `compute` runs at every call.
         """
         changing = self.training or torch.is_grad_enabled() or tensors[0].device.type != "cpu"
-        if changing or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if changing or in_graph():
             if self._remembered:  # torch.compile counts clearing an empty dict as a side effect, too
                 self._remembered.clear()
             return compute()

@@ -11,7 +11,7 @@ from mnemos._compat import transformed
 from mnemos.config import AttentionConfig
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.key_values import KeyValues, check_key_values
-from mnemos.modes import reads_without_waiting
+from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
@@ -247,7 +247,7 @@ def _blind(visible: Tensor) -> Tensor | None:
         found = ~visible.any(-1, keepdim=True)
     else:
         found = visible.detach().amax(-1, keepdim=True).isneginf()
-    fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed(found)
+    fixed = in_graph() or transformed(found)
     return found if fixed or bool(found.any()) else None
 
 

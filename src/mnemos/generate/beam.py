@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.config import check_fields
+from mnemos.ops.checks import check_finite
 from mnemos.types import (
     Branching,
     InputError,
@@ -76,12 +77,6 @@ def log_probs(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def check_finite(values: Tensor) -> None:
-    """Raise InputError for NaN among the best values, on a CPU: a device is not synchronised."""
-    if values.device.type == "cpu" and bool(values.isnan().any()):
-        raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
-
-
 def forbid_repeats(logp: Tensor, tokens: Tensor, n: int) -> None:
     """Set the log-probabilities [R, V] of tokens that would repeat n of tokens [R, T] to −inf, in place."""
     if tokens.shape[1] < n:
@@ -110,7 +105,6 @@ def drawn(
 
     Where no token may come next, the score is −inf: the hypothesis goes on with any token and never counts.
     """
-    check_finite(logp)
     ends = (logp == -torch.inf).all(1, keepdim=True)
     tokens = draw(logp.masked_fill(ends, 0), *settings, generator)[:, None]
     found = logp.gather(1, tokens).view(scores.shape) + scores

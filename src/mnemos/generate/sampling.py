@@ -6,6 +6,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
+from mnemos.ops.checks import check_finite
 from mnemos.types import DrawingLikelihood, InputError, Likelihood, LogProbLikelihood
 
 
@@ -22,7 +23,7 @@ def draw(
 
     temperature 0: the most probable token. top_k > 0: only the k most probable ones; top_p < 1: only the most probable
     ones, as many as have this probability together; min_p > 0: only those that have at least this share of the greatest
-    probability; 0, 1 and 0, or None: all. Raises InputError for settings out of range.
+    probability; 0, 1 and 0, or None: all. Raises InputError for settings out of range, and on a CPU for outputs of NaN.
     """
     top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
     if likelihood is not None and not isinstance(likelihood, LogProbLikelihood):
@@ -38,7 +39,7 @@ def draw(
         return likelihood.draw(outputs, temperature, top_k, top_p, generator)
     outputs = scores_of(outputs, likelihood)
     if temperature == 0:
-        return outputs.argmax(-1)
+        return most_probable(outputs)
     chances = probabilities(outputs, temperature, top_k, top_p, min_p)
     return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
 
@@ -48,14 +49,23 @@ def scores_of(outputs: Tensor, likelihood: LogProbLikelihood | None) -> Tensor:
     return outputs if likelihood is None else likelihood.log_prob(outputs)
 
 
+def most_probable(scores: Tensor) -> Tensor:
+    """The tokens [..] with the greatest of scores [.., V]. Raises InputError for NaN, on a CPU."""
+    tokens = scores.argmax(-1)
+    check_finite(scores.gather(-1, tokens[..., None]))
+    return tokens
+
+
 def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     """The distribution [.., V], in float32, from which `draw` draws a token of logits [.., V] at a temperature above 0.
 
     The order is that of transformers: temperature, top_k, top_p, min_p (Nguyen et al. 2024, "Turning Up the Heat").
-    Cost: O(V), with top_p below 1 O(V log V), per distribution.
+    Cost: O(V), with top_p below 1 O(V log V), per distribution. Raises InputError for NaN, on a CPU.
     """
     logits = scores.float()
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # at most 0: cannot overflow at any temperature
+    greatest = logits.amax(-1, keepdim=True)
+    check_finite(greatest)
+    logits = (logits - greatest) / temperature  # at most 0: cannot overflow at any temperature
     if 0 < top_k < logits.shape[-1]:
         values, places = logits.topk(top_k)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, places, values)

@@ -16,7 +16,7 @@ from mnemos.types import Bounded, InputError, LogProbLikelihood, State, likeliho
 
 from .decoder_step import packed
 from .rollback import Rollback, check_cuts, together, without_last
-from .sampling import checked_settings, is_whole, probabilities, scores_of
+from .sampling import checked_settings, is_whole, most_probable, probabilities, scores_of
 from .stream import Step, Stream
 
 
@@ -163,7 +163,7 @@ class ModelDrafter:
             self.states.append(state)
             scores = scores_of(outputs[:, -1], self.likelihood)
             if settings.temperature == 0:
-                tokens.append(scores.argmax(-1, keepdim=True))
+                tokens.append(most_probable(scores)[:, None])
             else:
                 chances.append(settings.probabilities(scores))
                 tokens.append(torch.multinomial(chances[-1], 1, generator=settings.generator))
@@ -414,7 +414,7 @@ def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple
     k, rows = tokens.shape[1], torch.arange(len(tokens), device=scores.device)
     drafted = torch.arange(k, device=scores.device) < counts[:, None]
     if settings.temperature == 0:
-        best = scores.argmax(-1)
+        best = most_probable(scores)
         accepted = ((best[:, :k] == tokens) & drafted).cumprod(1).sum(1)
         return accepted.tolist(), best[rows, accepted]
     p = settings.probabilities(scores)

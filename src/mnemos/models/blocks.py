@@ -140,12 +140,16 @@ def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Device = No
 
 
 class LearnedPositions(nn.Embedding):
-    """y [B, T, D] plus learned positions from `seen` [B] on (None: 0). Raises InputError beyond the last position."""
+    """y [B, T, D] plus learned positions from `seen` [B] on (None: 0). Raises InputError beyond the last position.
+
+    In a compiled graph and on other devices than a CPU, where reading `seen` would cost a wait, the look-up raises its
+    own error.
+    """
 
     def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
         """See the class."""
         limit, t = self.num_embeddings, y.shape[1]
-        start = int(seen.max()) if seen is not None and seen.numel() else 0
+        start = int(seen.max()) if seen is not None and seen.numel() and reads_without_waiting(seen) else 0
         if start + t > limit:
             raise InputError(
                 f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "

@@ -17,6 +17,7 @@ from mnemos.memory.branched import Encoded
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import (
@@ -45,6 +46,7 @@ from .blocks import (
     init_weights,
     module_list,
 )
+from .fields import check_sizes
 from .transformer import check_mode
 
 
@@ -409,11 +411,8 @@ def _check(c: EncoderDecoderConfig) -> None:
     check_fields(c.encoder, "model.encoder")
     check_fields(c.decoder, "model.decoder")
     check_heads(c.dim, c.num_heads)
-    for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "max_length"):
-        if getattr(c, name) < 1:
-            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
-    if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+    check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, max_length=1)
+    check_dropout(c.dropout)
     if c.source_vocab_size < 0 or (c.share == "all" and c.source_vocab_size not in (0, c.vocab_size)):
         raise InputError(
             f"source_vocab_size: expected 0 or {c.vocab_size}, as the embeddings are shared, found "

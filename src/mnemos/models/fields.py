@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from mnemos.types import InputError
+
 if TYPE_CHECKING:
     from mnemos.config import AttentionConfig
     from mnemos.memory.grc import GRC
@@ -67,7 +69,14 @@ class MemformerFields(TypedDict, total=False):
     norm: Literal["rms", "pre"]
 
 
-def signed(config: type) -> Callable[[M], M]:
+def check_sizes(config: object, **least: int) -> None:
+    """Raise InputError for a field of the configuration that is below its least value."""
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise InputError(f"{name}: expected at least {value}, found {getattr(config, name)}; raise it")
+
+
+def with_signature(config: type) -> Callable[[M], M]:
     """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks.
 
     The meanings of the fields, "Attributes:" at the end of the configuration's docstring, are added to the model's.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.ops import logistic_mixture
+from mnemos.ops.checks import check_finite
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -244,8 +245,7 @@ class LogisticMixture:
             raise InputError(
                 f"expected top_k 0 and top_p 1, as a mixture has no logits, found {top_k} and {top_p}; use temperature"
             )
-        if bool(outputs.isnan().any()):
-            raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
+        check_finite(outputs)
         return logistic_mixture.draw(outputs, self.levels, temperature, generator)
 
 

@@ -10,12 +10,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
+from .fields import check_sizes
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
@@ -77,11 +79,8 @@ class LSTM(nn.Module):
         super().__init__()
         self.config = c = with_fields(config or LSTMConfig(), fields, "LSTM")
         check_fields(c, "model")
-        for name in ("vocab_size", "dim", "layers"):
-            if getattr(c, name) < 1:
-                raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
-        if not 0 <= c.dropout < 1:
-            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+        check_sizes(c, vocab_size=1, dim=1, layers=1)
+        check_dropout(c.dropout)
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.dropout = Dropout(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer

@@ -12,12 +12,13 @@ from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_token_ids, leaves, map_state
 
 from .blocks import Activation, init_weights, shrink_residuals
-from .fields import MemformerFields, signed
+from .fields import MemformerFields, check_sizes, with_signature
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, Step
 
@@ -106,7 +107,7 @@ class MemformerState(NamedTuple):
     layers: tuple[DecoderCache, ...]
 
 
-@signed(MemformerConfig)
+@with_signature(MemformerConfig)
 class Memformer(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: a language model with a memory of slots and constant cost.
 
@@ -378,15 +379,12 @@ class Memformer(nn.Module):
 def _check(c: MemformerConfig) -> None:
     check_fields(c, "model")
     check_heads(c.dim, c.num_heads)
-    for name in ("vocab_size", "encoder_layers", "decoder_layers", "mlp", "segment"):
-        if getattr(c, name) < 1:
-            raise InputError(f"{name}: expected at least 1, found {getattr(c, name)}; raise it")
+    check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, segment=1)
     if c.cls is not None and c.cls < 0:
         raise InputError(f"cls: expected at least 0, or None for the preset's, found {c.cls}; use 0 for none")
     if c.bos is not None and not 0 <= c.bos < c.vocab_size:
         raise InputError(f"bos: expected a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}; change it")
-    if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+    check_dropout(c.dropout)
     if c.decoder_reads and not c.memory.slots:
         raise InputError(
             "decoder_reads: expected slots to read, found memory.slots 0; raise it or use decoder_reads=False"

@@ -16,6 +16,7 @@ from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, padded
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.rotary import Rotary
 from mnemos.types import (
@@ -42,6 +43,7 @@ from .blocks import (
     shrink_residuals,
     sinusoids,
 )
+from .fields import check_sizes
 from .heads import AdaptiveSoftmax, adaptive, language_head, tie
 
 
@@ -526,8 +528,5 @@ def kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> Se
 def _check(c: SegmentConfig) -> None:
     check_fields(c, "model")
     check_heads(c.dim, c.num_heads)
-    for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("segment", 1)):
-        if getattr(c, name) < least:
-            raise InputError(f"{name}: expected at least {least}, found {getattr(c, name)}; raise it")
-    if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+    check_sizes(c, vocab_size=1, layers=1, mlp=0, segment=1)
+    check_dropout(c.dropout)

@@ -14,6 +14,7 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.rotary import Rotary
 from mnemos.registry import register
@@ -46,7 +47,7 @@ from .blocks import (
     module_list,
     shrink_residuals,
 )
-from .fields import TransformerFields, signed
+from .fields import TransformerFields, check_sizes, with_signature
 from .heads import AdaptiveSoftmax, HeadConfig, LogisticMixture, adaptive, check_head, language_head, spread_means, tie
 
 
@@ -139,7 +140,7 @@ class TransformerState(NamedTuple):
     layers: tuple[State, ...]
 
 
-@signed(TransformerConfig)
+@with_signature(TransformerConfig)
 class Transformer(nn.Module):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
@@ -350,11 +351,8 @@ def _check(c: TransformerConfig) -> None:
     check_fields(c.attention, "model.attention")
     check_head(c.head, c.vocab_size)
     check_heads(c.dim, c.num_heads)
-    for name, least in (("vocab_size", 1), ("layers", 1), ("mlp", 0), ("max_length", 1)):
-        if getattr(c, name) < least:
-            raise InputError(f"{name}: expected at least {least}, found {getattr(c, name)}; raise it")
-    if not 0 <= c.dropout < 1:
-        raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+    check_sizes(c, vocab_size=1, layers=1, mlp=0, max_length=1)
+    check_dropout(c.dropout)
     if c.head.classes and c.head.pool == "cls" and c.causal:
         raise InputError(
             'head.pool: expected "last" or "mean" in a causal classifier, found "cls", whose class token is before all '

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos import _compat
+from mnemos.modes import in_graph
 
 _STEPS = 1 << 16  # the values of a random 16-bit number
 _PER_DRAW = 4  # of these in one draw of the generator, which has 64 bits
@@ -31,8 +32,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 def _draws(x: Tensor) -> bool:
     plain = x.device.type == "cpu" and x.is_floating_point()
-    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # a traced program has one number of draws
-    return plain and not in_graph and not _compat.transformed(x)
+    # A traced program has one number of draws.
+    return plain and not in_graph() and not _compat.transformed(x)
 
 
 class Dropout(nn.Dropout):

@@ -12,7 +12,7 @@ from mnemos.attention.gated import Walk
 from mnemos.lab.tasks.batch import to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
-from mnemos.modes import evaluating
+from mnemos.modes import in_mode
 from mnemos.types import JSONObject
 
 from .records import to_json
@@ -72,7 +72,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
     with (
         generators.kept(),
         torch.no_grad(),
-        evaluating(model, training=True),
+        in_mode(model, training=True),
         hold_caches(model),
         traced(model) as records,
     ):

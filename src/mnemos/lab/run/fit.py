@@ -11,7 +11,7 @@ from mnemos.config import DataConfig, ModelConfig
 from mnemos.lab.tasks.metrics import Metric, find_metrics
 from mnemos.lab.tasks.own import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.lab.tasks.task import Task
-from mnemos.modes import evaluating
+from mnemos.modes import in_mode
 from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
@@ -107,6 +107,6 @@ def fit(
         about="a model trained by mnemos.fit",
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
-    with evaluating(model, training=True):  # restores the mode of every module
+    with in_mode(model, training=True):  # restores the mode of every module
         opened = Run.open(recipe, folder, resume, task=task, model=model, quiet=quiet)
         return carry_out(opened, count_flops=False).to_json()  # the data are read for updates alone

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import constant
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_dropout, check_mask
 from mnemos.types import Device, InputError
 
 __all__ = ["block_sparse_attention", "check_pattern", "draw_random_blocks", "is_dense"]
@@ -146,14 +147,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float)
             f"expected floating q and k [B, T, H, D] and v [B, T, H, M] of one dtype, found {q.dtype} "
             f"{tuple(q.shape)}, {k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}"
         )
-    if mask is not None and (mask.shape != q.shape[:2] or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(q.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
-    if not 0 <= dropout < 1:
-        raise InputError(
-            f"expected a dropout of at least 0 and less than 1, found {dropout}; it is the fraction of weights dropped"
-        )
+    check_mask(mask, q.shape[:2])
+    check_dropout(dropout)
 
 
 def check_pattern(block: int, window: int, random_blocks: int, global_blocks: int) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mnemos.ops.checks import check_dropout, check_mask
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -106,9 +107,5 @@ def _check(qk: Tensor, v: Tensor, rotations: Tensor, chunk: int, mask: Tensor | 
             f"{tuple(rotations.shape)}"
         )
     check_settings(rotations.shape[0], 2 * rotations.shape[3], chunk)
-    if mask is not None and (mask.shape != (b, t) or mask.dtype != torch.bool):
-        raise InputError(f"expected a mask of booleans {(b, t)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
-    if not 0 <= dropout < 1:
-        raise InputError(
-            f"expected a dropout of at least 0 and less than 1, found {dropout}; it is the fraction of weights dropped"
-        )
+    check_mask(mask, (b, t))
+    check_dropout(dropout)

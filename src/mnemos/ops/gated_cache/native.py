@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mnemos import native as kernels
 from mnemos._compat import dispatch_mode_active, transformed
+from mnemos.modes import in_graph
 from mnemos.native import library, why_not
 
 __all__ = ["Kernel", "Reading", "Update", "fused", "takes"]
@@ -29,7 +30,7 @@ _FEW = 1 << 18  # numbers of an intermediate that are kept for the backward, bec
 
 def takes(*tensors: Tensor | None) -> bool:
     """Whether there are kernels, and all tensors are plain ones of float32 on the CPU that no tracer observes."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or dispatch_mode_active() or library() is None:
+    if in_graph() or dispatch_mode_active() or library() is None:
         return False
     for x in tensors:
         if x is not None and (type(x) not in _PLAIN or x.dtype not in _TYPES or not x.is_cpu):

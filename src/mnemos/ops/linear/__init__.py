@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_mask
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -255,8 +256,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, e
     if not q.device == k.device == v.device == (q.device if mask is None else mask.device):
         where = ", ".join(str(x.device) for x in (q, k, v, mask) if x is not None)
         raise InputError(f"expected q, k, v and mask on one device, found {where}; move them with .to(device)")
-    if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
-        raise InputError(f"expected a mask of booleans {(b, n)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
+    check_mask(mask, (b, n))
     if not eps >= 0:
         raise InputError(f"expected an eps of at least 0, found {eps}; it is added to a sum of positive numbers")
 

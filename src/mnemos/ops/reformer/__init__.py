@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mnemos.ops.checks import check_dropout, check_mask
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rotation_hash import rotation_hash
 from mnemos.types import Device, InputError
@@ -93,12 +94,8 @@ def _check(
             f"expected rotations [rounds, {h} or 1, {d}, buckets/2] of one number of rounds for qk {tuple(qk.shape)}, "
             f"found {shapes}; draw them with draw_rotations"
         )
-    if mask is not None and (mask.shape != (b, t) or mask.dtype != torch.bool):
-        raise InputError(f"expected a mask of booleans {(b, t)}, True = valid; found {mask.dtype} {tuple(mask.shape)}")
-    if not 0 <= dropout < 1:
-        raise InputError(
-            f"expected a dropout of at least 0 and less than 1, found {dropout}; it is the fraction of weights dropped"
-        )
+    check_mask(mask, (b, t))
+    check_dropout(dropout)
     if last is not None and not 0 <= last <= t:
         raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_mask
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device, InputError
@@ -114,8 +115,7 @@ def _check(
     if content_bias.shape != (h, d) or position_bias.shape != (h, d):
         found = f"{tuple(content_bias.shape)} and {tuple(position_bias.shape)}"
         raise InputError(f"expected content_bias and position_bias [{h}, {d}], found {found}")
-    if mask is not None and (mask.shape != (b, n) or mask.dtype != torch.bool):
-        raise InputError(f"expected a mask of booleans [{b}, {n}], found {mask.dtype} {tuple(mask.shape)}")
+    check_mask(mask, (b, n))
     if window is not None and window < 1:
         raise InputError(f"expected a window of at least 1 position, found {window}")
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.checks import check_mask
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -101,10 +102,7 @@ def _check_scores(
             f"expected q_m and k_m [B, K, H, d] and k_x [B, L, H, d] of one B, H and d, found {tuple(q_m.shape)}, "
             f"{tuple(k_m.shape)} and {tuple(k_x.shape)}"
         )
-    if mask is not None and (mask.shape != k_x.shape[:2] or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(k_x.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
+    check_mask(mask, k_x.shape[:2])
     if not temperature > 0:
         raise InputError(f"expected a temperature above 0, found {temperature}")
     if self_logit is not None and self_logit.shape not in (q_m.shape[1:3], q_m.shape[2:3]):

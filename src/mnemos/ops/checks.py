@@ -1,0 +1,29 @@
+"""Checks of arguments that several operations and models share. Each raises InputError."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mnemos.modes import reads_without_waiting
+from mnemos.types import InputError
+
+
+def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
+    """Refuse a mask that is not boolean or has another shape; None is no mask."""
+    if mask is not None and (mask.shape != torch.Size(shape) or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a fraction of dropped values outside [0, 1)."""
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout: expected at least 0 and below 1, found {dropout}; use 0 for none")
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Refuse NaN in a model's outputs, on a CPU: another device would have to finish first."""
+    if reads_without_waiting(outputs) and bool(outputs.isnan().any()):
+        raise InputError("expected finite outputs, found NaN: the weights have diverged; use an earlier checkpoint")
