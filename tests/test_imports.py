@@ -1,4 +1,4 @@
-"""The direction of the arrows: a room imports only what stands above it. `__init__.py` files, which re-export, may."""
+"""The direction of the arrows: a room imports only what stands above it. The package's own `__init__.py` alone may."""
 
 import ast
 import importlib
@@ -19,12 +19,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 LIBRARY = [
     "errors",
     "_compat",
+    "modes",
     "types",
     "json_text",
     "atomic",
     "tree_file",
     "generators",
-    "modes",
     "schedule",
     "libraries",
     "registry",
@@ -57,13 +57,13 @@ LABORATORY = [
     "cli",
 ]
 ROOMS = [*LIBRARY, "lab", *(f"lab.{name}" for name in LABORATORY), "__main__"]
-FILES = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py")
+FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
 PUBLIC = {name for name, module in mnemos._NAMES.items() if module.startswith("mnemos.lab.")}  # of the laboratory
 
 
 def room(parts: Sequence[str]) -> str:
     """The room of a module with these names below mnemos."""
-    names = [part.removesuffix(".py") for part in parts]
+    names = [part.removesuffix(".py") for part in parts if part != "__init__.py"]
     return ".".join(names[:2]) if names[0] == "lab" else names[0]
 
 
@@ -130,7 +130,7 @@ def test_a_reference_shares_nothing_with_what_it_judges():
 @pytest.mark.slow
 def test_importing_mnemos_imports_no_heavy_library():
     out = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
-    assert out.stdout.splitlines() == ["mnemos []", "models []", "figures []", "training []"]
+    assert out.stdout.splitlines() == ["mnemos []", "models []", "trainers []", "figures []", "training []"]
 
 
 LIGHT = """
@@ -151,6 +151,9 @@ config = TransformerConfig(vocab_size=9, dim=16, layers=1, num_heads=2, attentio
 mnemos.fused_step(config.build().eval())
 parameters(config)
 tell("models", "torch._dynamo")
+
+import mnemos.trainers  # each of them is for one of these libraries
+tell("trainers", "transformers pytorch_lightning")
 
 import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ._compat import pytree
 from .errors import InputError as InputError
+from .modes import reads_without_waiting
 
 State: TypeAlias = Any  # a pytree (tuples, dicts, classes registered with torch) of [B, ...] tensors, or None
 S = TypeVar("S")  # a state of any type: what goes in comes out
@@ -65,14 +66,15 @@ class Rows:
         return found
 
     def groups(self, size: int) -> list[int] | None:
-        """The group of every `size` rows, if each `size` rows taken in order are of one group; else None.
+        """The group that each run of `size` taken rows comes from; None if a run mixes groups.
 
-        A group is `size` rows of the state, from a multiple of `size` on.
+        Group g of the state is its rows g·size … (g + 1)·size − 1. A search, for one, takes the beams of a sentence
+        from the beams of that sentence.
         """
-        of = [row // size for row in self.listed]
-        first = of[::size]
-        same = len(of) % size == 0 and all(of[i] == first[i // size] for i in range(len(of)))
-        return first if same else None
+        groups = [row // size for row in self.listed]
+        first = groups[::size]
+        whole = len(groups) % size == 0
+        return first if whole and all(group == first[i // size] for i, group in enumerate(groups)) else None
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
@@ -98,7 +100,7 @@ def select(state: S, rows: Tensor) -> S:
     batch = _batch(state, rows, "select")
     if rows.dtype == torch.bool:
         rows = rows.nonzero().squeeze(1)
-    elif rows.device.type == "cpu" and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
+    elif reads_without_waiting(rows) and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
         raise InputError(f"select: expected rows 0 to {batch - 1}, found {int(rows.min())} to {int(rows.max())}")
     return taken(state, Rows(rows))
 
@@ -403,6 +405,11 @@ def combined_state_kind(parts: Iterable[StateKind]) -> StateKind:
     return "growing" if "growing" in found else "constant" if "constant" in found else "none"
 
 
+def angle_dtype(device: Device) -> torch.dtype:
+    """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
+    return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+
+
 _Chain: TypeAlias = tuple[Tensor, "_Chain | None"]
 
 
@@ -490,11 +497,6 @@ def check_heads(dim: int, num_heads: int) -> None:
         raise InputError(f"dim must be divisible by num_heads, found dim {dim} and num_heads {num_heads}{hint}")
 
 
-def angle_dtype(device: Device) -> torch.dtype:
-    """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
-    return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
-
-
 def check_input(x: Tensor, dim: int) -> None:
     """Raise InputError unless x is [B, T, dim] of floats; T may be 0."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
@@ -538,8 +540,7 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
             f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
         )
     _check_mask(mask, x.shape)
-    # Reading the values would make a device wait; there the embedding's own check has to suffice.
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if reads_without_waiting(x):  # elsewhere the embedding's own check has to suffice
         low, high = torch.aminmax(x)
         if low < 0 or high >= size:
             raise InputError(f"token ids: expected 0 to {size - 1}, found {int(low)} to {int(high)}; {fix}")

@@ -49,7 +49,7 @@ def test_resumed_it_is_bit_identical(tmp_path):
     weights, others = Language.load_from_checkpoint(first), batches(1)
     for index in (1, 2):  # the rows of the checkpoint are not those of these data; a second fit goes on
         trainer(tmp_path / "others", max_steps=1).fit(weights, others)
-        assert weights._rows.saved()["next"] == index
+        assert weights._rows.state_dict()["next"] == index
 
 
 def test_batches_without_a_seed_go_on_once_from_a_saved_place():

@@ -15,7 +15,8 @@ from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.memory_replay.verification import StateComparison
 from mnemos.trainers import RolloutBatches
-from mnemos.trainers.reading import Reader, RowStates
+from mnemos.trainers.reader import Reader
+from mnemos.trainers.row_states import RowStates
 from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")
@@ -333,4 +334,4 @@ def test_a_state_of_another_model_is_refused():
         rows.read(lambda s, state: (torch.zeros(()), state), batches[2])
     other, device = Reader(made("mamba")), torch.device("cpu")
     with pytest.raises(InputError, match="state of this model"):
-        states["mamba"].restore(states["linear"].saved(), lambda: other.fresh(1, device), device)
+        states["mamba"].restore(states["linear"].state_dict(), lambda: other.fresh(1, device), device)

@@ -11,7 +11,8 @@ from torch import Tensor
 from mnemos.schedule import Schedule
 from mnemos.types import InputError, JSONObject
 
-Rollout = dict[str, Any]  # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
+# "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
+RolloutBatch = dict[str, Any]
 IGNORE = -100  # a target that is not counted
 _LENGTHS = "lengths of documents"
 _ELSEWHERE = {
@@ -64,13 +65,13 @@ class RolloutBatches:
         self.documents, self.rows, self.segment, self.rollout = documents, rows, segment, rollout
         self.seed, self.sets = seed, sets
         lengths = []
-        self._kept: dict[int, range | Tensor] = {}  # of the documents with padding
+        self._unpadded: dict[int, range | Tensor] = {}  # of the documents with padding
         for i in range(len(documents)):
             found = documents[i]
-            kept = _kept(found, i)
-            if kept is not None:
-                self._kept[i] = kept
-            lengths.append(len(_field(found, "input_ids", i) if kept is None else kept))
+            places = _find_unpadded(found, i)
+            if places is not None:
+                self._unpadded[i] = places
+            lengths.append(len(_find_ids(found, i) if places is None else places))
         self._usable = [i for i, n in enumerate(lengths) if n > 1]
         if not self._usable:
             raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
@@ -88,7 +89,7 @@ class RolloutBatches:
             self._process = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else (0, 1)
         return self._process
 
-    def described(self) -> JSONObject:
+    def describe(self) -> JSONObject:
         """What the order of the tokens depends on: a saved place is one in data that are described alike."""
         names = ("rows", "segment", "rollout", "seed", "sets")
         about = {name: getattr(self, name) for name in names}
@@ -104,7 +105,7 @@ class RolloutBatches:
             last += 1
         return self.sets * math.ceil(last / self.rollout)
 
-    def __getitem__(self, index: int) -> Rollout:
+    def __getitem__(self, index: int) -> RolloutBatch:
         """Batch number `index`, from 0; with a seed there is no last one."""
         rank, processes = self.process
         if self._schedule is None:
@@ -129,8 +130,8 @@ class RolloutBatches:
         place = self._usable[document]
         found = self.documents[place]
         first = number * self.segment
-        ids = _field(found, "input_ids", place)
-        here = self._kept.get(place, range(len(ids)))[first : first + self.segment + 1]
+        ids = _find_ids(found, place)
+        here = self._unpadded.get(place, range(len(ids)))[first : first + self.segment + 1]
         ids = _part(ids, here, place)
         labels = ids
         if isinstance(found, Mapping) and "labels" in found:
@@ -142,7 +143,7 @@ class RolloutBatches:
             labels = _part(found["labels"], here, place)
         return ids[:-1], labels[1:]
 
-    def __iter__(self) -> Iterator[Rollout]:
+    def __iter__(self) -> Iterator[RolloutBatch]:
         if self.seed is None:  # an iteration begins the epoch, but for one that goes on from a saved place
             self._place = self._place % len(self) if self._restored else 0
         self._restored = False
@@ -153,17 +154,17 @@ class RolloutBatches:
 
     def state_dict(self) -> JSONObject:
         """The place of an iteration, and the data that it is one of."""
-        return {"place": self._place, "data": self.described()}
+        return {"place": self._place, "data": self.describe()}
 
     def load_state_dict(self, saved: JSONObject) -> None:
         """Go on from a saved place. Raises InputError if it is one of other data, or of other rows."""
-        check_described(self, saved["data"])
+        check_description(self, saved["data"])
         self._place, self._restored = int(saved["place"]), True
 
 
-def check_described(batches: RolloutBatches, saved: JSONObject) -> None:
+def check_description(batches: RolloutBatches, saved: JSONObject) -> None:
     """Raise InputError unless a place was saved in the same data, cut in the same way."""
-    for name, found in batches.described().items():
+    for name, found in batches.describe().items():
         if saved.get(name) != found and name == _LENGTHS:
             raise InputError(
                 "documents: expected those with which the checkpoint was written, found others, or more or fewer of "
@@ -177,12 +178,13 @@ def check_described(batches: RolloutBatches, saved: JSONObject) -> None:
             )
 
 
-def _field(document: Any, name: str, place: int) -> Any:
+def _find_ids(document: Any, place: int) -> Any:
     """The token ids of a document."""
     if isinstance(document, Mapping):
-        if name not in document:
-            raise InputError(f"document {place}: expected {name!r}, found {', '.join(map(str, document))}; tokenise it")
-        document = document[name]
+        if "input_ids" not in document:
+            found = ", ".join(map(str, document))
+            raise InputError(f"document {place}: expected 'input_ids', found {found}; tokenise it")
+        document = document["input_ids"]
     if isinstance(document, str) or not hasattr(document, "__len__") or getattr(document, "shape", None) == ():
         raise InputError(
             f"document {place}: expected token ids [n], found {type(document).__name__}; tokenise the text first"
@@ -196,11 +198,11 @@ def _field(document: Any, name: str, place: int) -> Any:
     return document
 
 
-def _kept(document: Any, place: int) -> range | Tensor | None:
+def _find_unpadded(document: Any, place: int) -> range | Tensor | None:
     """The places of a document's tokens that are no padding, as a range where there is none between; None: all."""
     if not isinstance(document, Mapping) or document.get("attention_mask") is None:
         return None
-    ids, mask = _field(document, "input_ids", place), torch.as_tensor(document["attention_mask"])
+    ids, mask = _find_ids(document, place), torch.as_tensor(document["attention_mask"])
     if mask.shape != (len(ids),) or mask.is_floating_point():
         raise InputError(
             f"document {place}: expected an attention_mask of {len(ids)} integers or booleans, as many as input_ids, "
@@ -216,11 +218,11 @@ def _kept(document: Any, place: int) -> range | Tensor | None:
 def _part(values: Any, here: range | Tensor, place: int) -> Tensor:
     """A document's ids or labels at some places, which are in order."""
     first, last = int(here[0]), int(here[-1])
-    found = _checked(values[first : last + 1], place)
+    found = _as_ids(values[first : last + 1], place)
     return found if isinstance(here, range) else found[here - first]
 
 
-def _checked(values: Any, place: int) -> Tensor:
+def _as_ids(values: Any, place: int) -> Tensor:
     found = torch.as_tensor(values)
     if found.dim() != 1 or found.is_floating_point():
         raise InputError(

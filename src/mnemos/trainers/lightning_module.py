@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.memory_replay.rollout import Verify
 from mnemos.types import InputError, JSONObject, State
 
-from .batches import Rollout, RolloutBatches
-from .reading import Reader, RowStates, Segment, average_gradients
+from .batches import RolloutBatch, RolloutBatches
+from .row_states import RowStates, Segment, average_gradients
+
+if TYPE_CHECKING:
+    from .reader import Reader
 
 _SAVED = "mnemos_rollouts"  # the entry of a checkpoint
 
@@ -76,7 +79,9 @@ class RolloutModule:
         """(the losses of a segment's targets, summed and divided by `count`; the new state). Override it at will."""
         return self._read_by()(segment, state, count)
 
-    def _read_by(self) -> Reader:
+    def _read_by(self) -> "Reader":
+        from .reader import Reader  # which imports transformers
+
         if not isinstance(getattr(self, "model", None), nn.Module):
             raise InputError(
                 f"{type(self).__name__}: expected a language model as self.model, found none; assign it in __init__, "
@@ -118,7 +123,7 @@ class RolloutModule:
         with torch.no_grad(), generators.kept():
             return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
 
-    def training_step(self, batch: Rollout, batch_idx: int) -> None:
+    def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """One update from one rollout."""
         if self._rows is None:
             raise InputError(f"{type(self).__name__}.on_train_start: expected a call of super().on_train_start()")
@@ -164,7 +169,7 @@ class RolloutModule:
             )
         self._validated = RowStates(batches)
 
-    def validation_step(self, batch: Rollout, batch_idx: int) -> None:
+    def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """Log the loss of a batch; Lightning takes the mean, weighted by the targets."""
         if self._validated is None:
             name = "on_validation_epoch_start"
@@ -176,7 +181,7 @@ class RolloutModule:
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the rows and the generators of all processes."""
         if self._rows is not None:
-            own = (self._rows.saved(), generators.take())
+            own = (self._rows.state_dict(), generators.take())
             every = self._gathered(own)
             checkpoint[_SAVED] = {"rows": [one[0] for one in every], "generators": [one[1] for one in every]}
 

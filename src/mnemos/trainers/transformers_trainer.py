@@ -16,7 +16,8 @@ from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.memory_replay.rollout import Verify
 
 from .batches import RolloutBatches
-from .reading import Reader, RowStates, average_gradients
+from .reader import Reader
+from .row_states import RowStates, average_gradients
 
 libraries.transformers()
 libraries.accelerate()
@@ -231,7 +232,7 @@ class RolloutTrainer(Trainer):
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None and not self.args.save_only_model:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            tree_file.write(Path(output_dir) / self._files()[0], self._rows.saved())
+            tree_file.write(Path(output_dir) / self._files()[0], self._rows.state_dict())
 
     def _whole(self) -> str:
         processes = self.args.world_size
