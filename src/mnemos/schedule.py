@@ -20,7 +20,7 @@ class Schedule:
 
     def __init__(self, lengths: Sequence[int], rows: int, seed: int | None):
         if rows < 1:
-            raise InputError(f"train.batch_size must be at least 1, found {rows}")
+            raise InputError(f"rows: expected at least 1 row in a batch, found {rows}")
         self.lengths = lengths
         self._free = [(0, row) for row in range(rows)]  # a heap of (batch in which a row becomes free, row)
         self._starts: list[list[int]] = [[] for _ in range(rows)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .atomic import replacing, sort_metadata
-from .errors import InputError, TrainingFailed
+from .errors import InputError
 
 FORMAT = "mnemos checkpoint 1"
 
@@ -80,9 +80,9 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a checkpoint atomically: after a crash at any moment, `path` is the complete old file or the new one.
+    """Write a value atomically: after a crash at any moment, `path` is the complete old file or the new one.
 
-    Raises TrainingFailed if the file cannot be written; the old file is then unchanged.
+    Raises InputError if the file cannot be written; the old file is then unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -94,9 +94,7 @@ def write(path: Path, value: object) -> None:
             save_file(_without_shared_storage(tensors), temporary, about)
             sort_metadata(temporary)
     except (OSError, SafetensorError) as error:
-        raise TrainingFailed(
-            f"{path}: the checkpoint could not be written ({error}); free disk space, then resume the run"
-        ) from error
+        raise InputError(f"{path}: the file could not be written ({error}); free disk space") from error
 
 
 def _without_shared_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -111,7 +109,7 @@ def _without_shared_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read(path: Path) -> Any:
-    """Read a checkpoint's value, on the CPU. Raises InputError if the file is missing, damaged or not a checkpoint."""
+    """Read a value that `write` wrote, on the CPU. Raises InputError if the file is missing, damaged or another."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -119,8 +117,7 @@ def read(path: Path) -> Any:
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
                 raise InputError(
-                    f"{path}: expected a checkpoint ({FORMAT}), found another safetensors file; name a file that "
-                    "mnemos train wrote"
+                    f"{path}: expected a checkpoint ({FORMAT}), found another safetensors file; name another"
                 )
             # Copied, because memory-mapped tensors may be unaligned, and some kernels round differently on these.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -128,18 +125,16 @@ def read(path: Path) -> Any:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: expected a checkpoint, found no such checkpoint file; name one that is in the folder"
-        ) from None
+        raise InputError(f"{path}: expected a checkpoint, found no such file; name one that is in the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
         problem = str(error).splitlines()[0]
-        raise InputError(f"{path}: the file is damaged ({problem}); use an earlier checkpoint") from None
+        raise InputError(f"{path}: the file is damaged ({problem}); use an earlier one") from None
     if not intact:
-        raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); use an earlier checkpoint")
+        raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); use an earlier one")
     try:
         return decode(tensors, about["tree"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{path}: expected a checkpoint ({FORMAT}), found one whose tree cannot be read ({error!r:.60}); use an "
-            "earlier checkpoint"
+            f"{path}: expected a checkpoint ({FORMAT}), found one whose tree cannot be read ({error!r:.60}); "
+            "use an earlier one"
         ) from None

@@ -275,6 +275,7 @@ def test_losses_of_several_types():
         ({"slide": 8}, "slide from 1 to 7.*found 8"),
         ({"offload": "no such folder"}, "found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
+        ({"weights": [1.0] * 6 + [None]}, "a number as the weight of each segment"),
         ({"truncate_every": True}, "truncate_every of at least 1, found True"),
         ({"resets": [None]}, "resets for 7 segments, found 1"),
         ({"weights": torch.ones(7, requires_grad=True)}, "weights without gradient, .* inside the step"),

@@ -299,7 +299,10 @@ def _read_weights(weights: Iterable[float | Tensor] | None, count: int) -> list[
             "replay: expected weights without gradient, found some that require it; "
             "multiply the loss by them inside the step"
         )
-    return [float(weight) for weight in found if weight is not None]
+    try:
+        return [float(weight) for weight in found]  # type: ignore[arg-type]  # None raises the error
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"replay: expected a number as the weight of each segment, found {found!r:.60}") from None
 
 
 def _find_owner(step: Callable[..., object]) -> nn.Module | None:

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from mnemos import tree_file
 from mnemos.errors import TrainingFailed
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.sharding import load_model_state, model_state
@@ -151,8 +152,10 @@ def test_a_disk_that_refuses_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(TrainingFailed, match="No space left"):
+    with pytest.raises(TrainingFailed, match=r"No space left.*, then resume the run"):
         checkpoint.write(path, {"a": 2})
+    with pytest.raises(InputError, match=r"No space left.*; free disk space$"):  # of whoever has no run to resume
+        tree_file.write(path, {"a": 2})
     monkeypatch.undo()
     assert checkpoint.read(path) == {"a": 1}
     assert len(list(tmp_path.iterdir())) == 1

@@ -1,6 +1,6 @@
 """The checkpoints of a run: their names in its folder, which is the newest, and which are kept.
 
-Each is one file of `mnemos.tree_file`, whose functions this module has too.
+Each is one file of `mnemos.tree_file`, whose functions this module has too; `write` fails as a run does.
 """
 
 import re
@@ -9,16 +9,25 @@ from typing import Any
 
 from torch import Tensor
 
+from mnemos import tree_file
+from mnemos.errors import TrainingFailed
 from mnemos.tree_file import decode as decode
 from mnemos.tree_file import digest as digest
 from mnemos.tree_file import encode as encode
 from mnemos.tree_file import read as read
-from mnemos.tree_file import write as write
 from mnemos.types import InputError
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _BEST = re.compile(r"best-(\d{8,})\.safetensors")  # beside them: the weights of the best evaluations
 _AVERAGED = re.compile(r"averaged-(\d{8,})\.safetensors")  # and those averaged at the end of the run
+
+
+def write(path: Path, value: object) -> None:
+    """Write a checkpoint atomically. Raises TrainingFailed if it cannot be written; the old file is then unchanged."""
+    try:
+        tree_file.write(path, value)
+    except InputError as error:
+        raise TrainingFailed(f"{error}, then resume the run") from error
 
 
 def path_of(folder: Path, step: int) -> Path:
