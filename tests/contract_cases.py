@@ -15,7 +15,7 @@ from pairwise import pairwise
 
 from mnemos import GRC, registry
 from mnemos.attention import BlockSparseConfig, CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
-from mnemos.types import leaves
+from mnemos.types import HeadAttention, leaves
 
 DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13
 
@@ -60,7 +60,9 @@ def declared(attention: str, cache: str, causal: bool) -> torch.nn.Module:
 def _buildable(attention: str, cache: str, causal: bool, exhaustive: bool) -> bool:
     # By default every cache beside softmax attention, and beside every other a cache of each row.
     usual = exhaustive or attention == "softmax" or cache in ("", "stream")
-    return usual and causal in ATTENTIONS[attention].causal_modes
+    if not usual or causal not in ATTENTIONS[attention].causal_modes:
+        return False
+    return not cache or isinstance(declared(attention, "", causal), HeadAttention)  # what a cache goes around
 
 
 def over_layers(
