@@ -1,4 +1,7 @@
-"""The memories of segments that a model's configuration may hold: each has a switch `write` and a size."""
+"""The memories of segments that a model's configuration may hold: each has a switch `write` and a size.
+
+`mnemos compare --unwritten` and `--baselines` find a memory by its row in `SEGMENT_MEMORIES` (CONTRIBUTING.md).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,24 +19,22 @@ T = TypeVar("T")
 
 
 class SegmentMemory(NamedTuple):
-    """How such a configuration is found and its memory named.
+    """How the memory of such a configuration is measured and named.
 
-    size: the field that is the number of slots or tokens, 0 for no memory. names: two fields that tell the JSON of the
-    configuration from that of others. noun: what a part of the state and a report call the memory, in the plural.
-    absent: what else a configuration without the memory sets.
+    size: the field that is the number of slots or tokens, 0 for no memory. noun: what a part of the state and a report
+    call the memory, in the plural. absent: what else a configuration without the memory sets.
     """
 
     size: str
-    names: frozenset[str]
     noun: str
     absent: Mapping[str, Any] = MappingProxyType({})
 
 
 _UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory_tokens.check_count`
 SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
-    SlotsConfig: SegmentMemory("slots", frozenset({"slots", "temperature"}), "slots"),
-    AssociationsConfig: SegmentMemory("tokens", frozenset({"tokens", "key_dim"}), "associations", _UNWRITTEN),
-    TokensConfig: SegmentMemory("tokens", frozenset({"tokens", "causal"}), "memory tokens", _UNWRITTEN),
+    SlotsConfig: SegmentMemory("slots", "slots"),
+    AssociationsConfig: SegmentMemory("tokens", "associations", _UNWRITTEN),
+    TokensConfig: SegmentMemory("tokens", "memory tokens", _UNWRITTEN),
 }
 
 
