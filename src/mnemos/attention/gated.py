@@ -310,7 +310,7 @@ def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object
     if not isinstance(inner, HeadAttention):
         raise InputError(
             f"inner: expected an attention with the methods and declarations of mnemos.types.HeadAttention, found "
-            f"{type(inner).__name__}; add what it lacks"
+            f"{type(inner).__name__}; add what it lacks, such as `heads` and `project`, or leave the cache out"
         )
     if (inner.dim, inner.num_heads, inner.causal) != (dim, num_heads, causal):
         raise InputError(

@@ -55,7 +55,7 @@ def _insert(
     if not made_any:
         raise InputError(
             f"{option}: expected a recipe with {needs}, found {', '.join(recipe.name for recipe in recipes)}; leave "
-            "the option out"
+            "the option out, or give a memory of your own its row in mnemos.memory.written.SEGMENT_MEMORIES"
         )
     return found
 

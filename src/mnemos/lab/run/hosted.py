@@ -28,7 +28,8 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
     if not is_source(source):
         raise InputError(
             f"--model: expected hf:NAME, timm:NAME or the folder of a saved model of Hugging Face, found {source!r}; "
-            "settings of the recipe's own model are --model.FIELD, and --from RUN starts with the weights of a run"
+            "settings of the recipe's own model are --model.FIELD, a model registered under a name needs a recipe that "
+            "holds it, and --from RUN starts with the weights of a run"
         )
     model, data = recipe.model, recipe.data
     if isinstance(model, ImageConfig):
