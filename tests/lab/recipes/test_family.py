@@ -39,6 +39,11 @@ def test_each_combination_of_values_is_a_recipe(removed, capsys):
     assert made("8", memory="unwritten").model.cache == GRC(length=8).unwritten()
     with pytest.raises(InputError, match=r"2\+2"):
         made("2+2", "unwritten")
+    with pytest.raises(InputError, match="'16'"):
+        made("16")
+    for wrong in ({"memmory": "unwritten"}, {"slots": "8"}):
+        with pytest.raises(TypeError):
+            made("8", **wrong)
     assert main(["list", "listops"]) == 0
     said = capsys.readouterr().out
     assert "  listops: short-listops with caches of several lengths\n    some-8-slots " in said
@@ -57,5 +62,7 @@ def test_what_is_no_family_is_refused(removed):
 
     with pytest.raises(InputError, match="'some-silent'"):
         family("some-{memory}", memory=("silent",))(silent)
+    with pytest.raises(InputError, match=r"'some-8': .*another.*'unwritten'.*name every axis"):
+        family("some-{slots}", slots=("8",), memory=("", "unwritten"))(listops)
     with pytest.raises(InputError, match="'short-listops-wider'"):
         family("short-listops-{memory}", memory=("wider",))(lambda memory: listops("8", memory))

@@ -1,6 +1,7 @@
 """Families of recipes: one function with a few named axes, and a recipe for each combination of their values."""
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -25,7 +26,7 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
     The function returns the recipe with its `about`, or None for a combination that is no recipe. It is called for
     every combination when its module is imported, and must not build data or a model. The decorated function returns
     the named recipe of some values; an axis that is left out has its first one. Raises InputError for a recipe without
-    `about`, and for a name that is taken.
+    `about`, and for a name that is taken, also by another combination.
     """
     values = {axis: tuple(each) for axis, each in axes.items()}
 
@@ -37,17 +38,26 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
 
         @functools.wraps(function)
         def made(*args: str, **kwargs: str) -> Recipe:
-            given = dict(zip(values, args, strict=False)) | kwargs
-            recipe = named({axis: given.get(axis, each[0]) for axis, each in values.items()})
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            chosen = {axis: given.get(axis, each[0]) for axis, each in values.items()}
+            recipe = named(chosen) if all(chosen[axis] in each for axis, each in values.items()) else None
             if recipe is None:
                 raise InputError(f"{function.__name__}: expected values of a recipe, found {given}; see mnemos list")
             return recipe
 
+        taken: set[str] = set()
         for each in itertools.product(*values.values()):
             chosen = dict(zip(values, each, strict=True))
             recipe = named(chosen)
-            if recipe is not None:
-                registry.add("recipe", recipe.name, _member(made, recipe, chosen))
+            if recipe is None:
+                continue
+            if recipe.name in taken:
+                raise InputError(
+                    f"recipe {recipe.name!r}: expected one combination of values with this name, found another, "
+                    f"{chosen}; name every axis in {names!r}"
+                )
+            taken.add(recipe.name)
+            registry.add("recipe", recipe.name, _member(made, recipe, chosen))
         return made
 
     return decorate
