@@ -118,6 +118,23 @@ def test_labels_that_do_not_fit(tmp_path):
     assert (tmp_path / "l").read_bytes()[18] == 10
 
 
+@pytest.mark.parametrize("layout", ["pixels", "image"])
+def test_images_of_two_sizes(tmp_path, layout):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20, size=14)))
+    with pytest.raises(InputError, match=r"one size .*found 28 x 28 .*14 x 14 in the test"):
+        MNISTConfig(str(tmp_path), valid_size=10, layout=layout).build()
+
+
+def test_images_that_are_not_square(tmp_path):
+    write_mnist(tmp_path)
+    for part, count in (("train", 60), ("t10k", 20)):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(pack(images(count)[:, :14]))
+    assert MNISTConfig(str(tmp_path), valid_size=10).build().max_length == 14 * 28
+    with pytest.raises(InputError, match=r"square .*found 14 x 28"):
+        MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
+
+
 @pytest.mark.parametrize("size", [0, 60, 100])
 def test_held_out_sizes_that_leave_nothing(tmp_path, size):
     with pytest.raises(InputError, match=rf"mnist: .*60 images.*found {size}"):

@@ -71,6 +71,13 @@ class MNISTConfig(DataConfig):
             download_mnist(self.path)
         known = read_images(*find_mnist(self.path, "train"), classes=10)
         test = read_images(*find_mnist(self.path, "t10k"), classes=10)
+        sizes = known[0].shape[1:], test[0].shape[1:]
+        if sizes[0] != sizes[1] or (self.layout == "image" and sizes[0][0] != sizes[0][1]):
+            train_size, test_size = (f"{height} x {width}" for height, width in sizes)
+            raise InputError(
+                f"{self.path}: expected images of one size in both files, square for data.layout image, found "
+                f"{train_size} pixels in training and {test_size} in the test; check the files"
+            )
         valid, train = _split(known, (self.valid_size,), self.name)
         splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
         if self.layout == "pixels":
