@@ -24,7 +24,7 @@ def tiny(monkeypatch) -> None:
     for module in (tables, recipes):
         monkeypatch.setattr(module, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
     monkeypatch.setitem(
-        recipes.SMALL, "digits", ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
+        recipes.SMALL_PICTURES, "digits", ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
     )
     monkeypatch.setattr(tables, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
     sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0, slide=0)

@@ -27,7 +27,8 @@ from .text_files import find_text, split_documents
 SENTENCE = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HELD_OUT = 0.1  # of the documents, per held-out split
 _ENDS = (b". ", b"! ", b"? ")
-_LONGEST = 1_000  # bytes of a sentence, on average; text with longer ones has no places for what is hidden in it
+# Bytes of a sentence, on average; text with longer ones has no places for what is hidden in it.
+_LONGEST_SENTENCE = 1_000
 # S-NIAH-1: the instruction before the text, the sentence that is hidden in it, and the question.
 BEFORE = (
     b"A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the "
@@ -50,7 +51,7 @@ PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", 
 # Of different initials, because the answer is the first letter.
 PLACES = ("attic", "bakery", "cellar", "dairy", "forest", "garden", "harbour", "kitchen", "library", "museum")
 THINGS = ("apple", "ball", "coin", "drum", "flute", "globe", "hammer", "jar", "key", "lamp")
-LONGEST = 48  # bytes of a fact or of a question, at most
+_LONGEST_FACT = 48  # bytes of a fact or of a question, at most
 _TRIES = 1000
 
 
@@ -95,7 +96,7 @@ def books(path: str | None) -> dict[Split, Haystack]:
     splits = split_documents(find_text(path), HELD_OUT)
     found = {split: _haystack(list(documents.values())) for split, documents in splits.items()}
     for split, one in found.items():
-        if len(one.text) > _LONGEST * len(one.starts):
+        if len(one.text) > _LONGEST_SENTENCE * len(one.starts):
             raise InputError(
                 f'data.path: expected text in sentences, which end with ". ", "! " or "? ", found {len(one.starts):,} '
                 f"in the {len(one.text):,} bytes of the {split} split; name other text"
@@ -223,7 +224,7 @@ class FactsConfig(DataConfig):
                 f"babilong-like: expected data.task 1, 2 or 3 and data.facts of at least 2·task − 1, found task "
                 f"{self.task} and {self.facts} facts; change these"
             )
-        if self.length < (least := LONGEST * (self.facts + 1)):
+        if self.length < (least := _LONGEST_FACT * (self.facts + 1)):
             raise InputError(
                 f"data.length: expected at least {least} bytes for {self.facts} facts and a question, found "
                 f"{self.length}; raise it"

@@ -157,7 +157,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "costs",
             "parameters and FLOPs that a cache adds, with both lengths",
-            f"{_IMAGES}:cost",
+            f"{_IMAGES}:added_costs",
             "At ratio 0.5 a cache costs about 10 to 15 % more FLOPs and parameters.",
         ),
     ),

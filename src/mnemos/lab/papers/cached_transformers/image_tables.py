@@ -81,16 +81,16 @@ def costs(name: str, grcs: tuple[GRC, ...] = (PAPER_CACHE, AUTO)) -> tuple[Cost,
     """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
     made = config(name)
     model, x = made.build(), torch.zeros(1, made.channels, made.image, made.image)
-    found = [_cost(model, x, 0.0)]
+    found = [_measure(model, x, 0.0)]
     for grc in grcs:
         added = cache(model.host, grc).flops / 2e9
-        found.append(_cost(model, x, added))
+        found.append(_measure(model, x, added))
         uncache(model.host)
     return tuple(found)
 
 
 @torch.no_grad()
-def _cost(model: nn.Module, x: Tensor, added: float) -> Cost:
+def _measure(model: nn.Module, x: Tensor, added: float) -> Cost:
     training = flops_by_operation(lambda: model.train()(x))
     model.eval()(x)  # a frozen cache's keys and values are projected once
     inference = flops_by_operation(lambda: model(x))
@@ -130,7 +130,7 @@ _ADDED = (
 )
 
 
-def cost(claim: Claim, options: Options) -> Finding:
+def added_costs(claim: Claim, options: Options) -> Finding:
     """What a cache adds to each of the paper's models, in percent: parameters and FLOPs, with both lengths."""
     if options.recipes_only:
         return Finding([], [commands(list(RECIPES))])

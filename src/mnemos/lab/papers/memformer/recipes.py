@@ -90,7 +90,7 @@ _MEMFORMERS = {
 LANGUAGE = (*_XL, COMPRESSIVE, *_MEMFORMERS)
 
 # Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
-SMALL = {
+SMALL_PICTURES = {
     "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
     "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
 }
@@ -187,7 +187,7 @@ _PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_e
 _SMALL_OPTIM = OptimConfig(
     lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
 )
-_SMALL = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
+_SMALL_TRAIN = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
 _IMAGES = {
     "digits": PixelsConfig(DigitsConfig(layout="image"), start=True),
     "mnist": PixelsConfig(MNISTConfig(layout="image"), start=True),
@@ -196,7 +196,7 @@ _IMAGES = {
 
 def picture_recipe(task: str, row: str) -> Recipe:
     """A row of Table 1 at a small size: task "digits" or "mnist"."""
-    model, rollout = picture_variant(row, SMALL[task])
+    model, rollout = picture_variant(row, SMALL_PICTURES[task])
     ending = "" if task == "digits" else "-small"
     return Recipe(
         name=f"{task}-{PICTURES[row]}{ending}",
@@ -204,7 +204,7 @@ def picture_recipe(task: str, row: str) -> Recipe:
         model=model,
         data=_IMAGES[task],
         optim=_SMALL_OPTIM,
-        train=replace(_SMALL, rollout=rollout),
+        train=replace(_SMALL_TRAIN, rollout=rollout),
     )
 
 
@@ -218,7 +218,7 @@ def language_recipe(row: str, path: str | None = None) -> Recipe:
         model=model,
         data=TextConfig(path, segment=SMALL_LANGUAGE.segment, held_out=0.01),
         optim=_SMALL_OPTIM,
-        train=replace(_SMALL, batch_size=16, rollout=rollout),
+        train=replace(_SMALL_TRAIN, batch_size=16, rollout=rollout),
     )
 
 
