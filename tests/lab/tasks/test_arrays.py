@@ -47,6 +47,8 @@ def test_evaluation_visits_every_row_once(bucketed, batch_size):
         mask = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.mask is None else batch.mask
         found += [(x[m].tolist(), int(y)) for x, y, m in zip(batch.inputs, batch.targets, mask, strict=True)]
     assert sorted(found) == expected
+    lengths = [len(x) for x, _ in found]
+    assert lengths == (sorted(lengths) if bucketed else ragged(13, 2).lengths.tolist())
 
 
 def test_train_batches_visit_every_row_once_an_epoch():

@@ -80,7 +80,7 @@ def jpegs(path, split, classes=10, each=3, side=32):
             data = io.BytesIO()
             photo(1000 * (split == "test") + 10 * label + i, side, side).save(data, "JPEG", quality=95)
             contents[f"{split}/class{label}/{i:04d}.jpg"] = data.getvalue()
-    pack(path, contents)
+    pack(path, dict(reversed(contents.items())))  # the order of an archive is not that of the images
 
 
 def test_tars_of_jpegs(tmp_path):
@@ -101,6 +101,9 @@ def test_tars_of_jpegs(tmp_path):
         assert np.array_equal(ours[0], theirs[0])
         assert np.array_equal(ours[1], theirs[1])
     assert len(find_cifar(tmp_path / "cifar-batches", "cifar10")) == 50
+    (tmp_path / "cifar-batches/test/class3").rename(tmp_path / "cifar-batches/test/other")
+    with pytest.raises(InputError, match=r"test: expected the same classes as in train, found 'class3'"):
+        read_cifar(tmp_path / "cifar-batches", "cifar10")
 
 
 @pytest.mark.parametrize("name", ["cifar-10-python.tar.gz", "cifar-10-batches-py/batches.meta"])
@@ -213,7 +216,7 @@ def test_missing_files(tmp_path):
     assert "\n" not in str(error.value)
     jpegs(tmp_path / "train.tar.gz", "train", side=31, each=1)
     jpegs(tmp_path / "test.tar.gz", "test", each=1)
-    with pytest.raises(InputError, match=r"train/class0/0000.jpg: .*32 x 32.*\(31, 31\)"):
+    with pytest.raises(InputError, match=r"train/class9/0000.jpg: .*32 x 32.*\(31, 31\)"):
         read_cifar(tmp_path, "cifar10")
     with pytest.raises(InputError, match=r"data.size .*0"):
         CIFARConfig(str(tmp_path), size=0).build()

@@ -165,7 +165,8 @@ def test_samples_do_not_depend_on_the_number_of_workers(rules):
         assert np.array_equal(alone.labels, other.labels)
 
 
-def test_no_sample_comes_twice():
+def test_no_sample_comes_twice(monkeypatch):
+    monkeypatch.setattr(listops, "PATIENCE", 1)  # in many blocks, none of which is without a new sample
     rows = texts(generate(RULES, 0, 20_000))
     assert len(set(rows)) == len(rows) == 20_000
 
