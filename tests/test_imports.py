@@ -158,6 +158,6 @@ tell("trainers", "transformers pytorch_lightning")
 import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")
 
-import mnemos.lab.run.run
+import mnemos.lab.run.run, mnemos.trainers
 tell("training", "transformers lightning_fabric rich")
 """

@@ -78,6 +78,13 @@ def test_what_needs_the_laboratory_names_the_extra(alone):
     assert alone("-c", code).stdout.split() == ["True"] * 3
 
 
+def test_every_name_that_is_listed_can_be_had(alone):
+    """Without the laboratory, its names are not listed: help() and tools get every name of a list."""
+    code = "from mnemos import *\nimport mnemos\nprint('fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__)"
+    done = alone("-c", code)
+    assert done.stdout.split() == ["False", "False", "cache"], done.stderr
+
+
 @pytest.mark.slow
 def test_the_laboratory_needs_its_own_extra_alone(tmp_path_factory, tmp_path):
     run = installed(tmp_path_factory.mktemp("laboratory"), (*LIBRARY, *LABORATORY))

@@ -163,6 +163,12 @@ def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
     assert sorted(registry.load("recipe", "cifar-pvt-cached")().from_data()) == ["channels", "classes", "image"]
 
 
+@pytest.mark.parametrize("value", [3, True, ["a"]])
+def test_a_path_is_a_text(value):
+    with pytest.raises(InputError, match="file: expected a path, found"):
+        from_dict(Path, value, "file")
+
+
 def test_what_cannot_be_registered_is_refused():
     def needs(steps: int) -> Recipe:
         """With an argument."""

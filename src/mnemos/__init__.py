@@ -4,6 +4,7 @@ Names are imported when they are first used, so `import mnemos` alone does not l
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,23 @@ _MOVED = {
     "train": "lab.run",
 }
 
-__all__ = sorted([*_NAMES, *_ROOMS, "__version__"])
+_LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
+
+
+def missing_libraries() -> list[str]:
+    """The libraries of the laboratory that are not installed; without them it cannot be imported."""
+    return [name for name in _LABORATORY if importlib.util.find_spec(name) is None]
+
+
+def _list_names() -> list[str]:
+    """The public names; those of the laboratory only where it can be imported, so that each name has a value."""
+    found = [*_NAMES, *_ROOMS, "__version__"]
+    if missing_libraries():
+        found = [name for name in found if not _NAMES.get(name, f"mnemos.{name}").startswith("mnemos.lab")]
+    return sorted(found)
+
+
+__all__ = _list_names()
 
 
 def _imported(name: str) -> Any:

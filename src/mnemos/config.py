@@ -143,6 +143,8 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
             raise InputError(f"{where}: expected {len(kinds)} values, found {len(value)}")
         return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if isinstance(cls, type) and issubclass(cls, Path):
+        if not isinstance(value, (str, Path)):
+            raise _wrong(where, cls, value)
         return cls(value)
     if dataclasses.is_dataclass(cls):
         return _dataclass(cls, value, where)

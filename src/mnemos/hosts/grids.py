@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from mnemos.memory.stored import recomputing
-from mnemos.types import InputError
+from mnemos._compat import outside_transforms
+from mnemos.memory.stored import Reads, recomputing
 
 from .host import Site, argument, reach
 
@@ -54,12 +54,13 @@ class Grids:
     """The grid of the present call, between the module that shows it and the attentions below.
 
     Each thread has its own, because threads may share a model. A repeated forward (activation checkpointing) takes the
-    grid that its first one had with tokens of the same shape. Copies and pickles start empty.
+    grid that its first one had (see `Reads`). Copies and pickles start empty.
     """
 
     def __init__(self) -> None:
         self._threads = threading.local()
-        self._seen: dict[tuple[int, ...], set[Grid]] = {}
+        self._reads = Reads()  # of grids as tensors, empty for one that is not known
+        self._changes = torch.empty(0)  # written in place for each change of the grid, by which `Reads` tells them apart
 
     def __deepcopy__(self, memo: object) -> Self:
         return type(self)()
@@ -71,19 +72,21 @@ class Grids:
         """A call begins whose tokens form `grid`."""
         self._threads.grid = grid
 
-    def at(self, shape: tuple[int, ...], remember: bool) -> Grid | None:
-        """The grid of an attention's call with tokens of this shape; None: not known."""
+    def current(self, training: bool) -> Grid | None:
+        """The grid of an attention's call; None: not known. training: whether the call may be repeated.
+
+        Raises InputError for a repeated call of which it is not known what the first one had.
+        """
         if recomputing():
-            found = self._seen.get(shape, set())
-            if len(found) > 1:
-                raise InputError(
-                    f"expected one grid for tokens of shape {shape} under activation checkpointing, found "
-                    f"{sorted(found)}; run the backward after each forward"
-                )
-            return next(iter(found), None)
+            sides = self._reads.again(self._changes).tolist()
+            return (int(sides[0]), int(sides[1])) if sides else None
         grid: Grid | None = getattr(self._threads, "grid", None)
-        if remember and grid is not None:
-            self._seen.setdefault(shape, set()).add(grid)
+        if training and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            with outside_transforms():
+                if not hasattr(self._threads, "kept") or self._threads.kept[0] != grid:
+                    self._threads.kept = grid, torch.tensor(grid or ())
+                    self._changes.zero_()
+                self._reads.add(self._changes, self._threads.kept[1])
         return grid
 
 

@@ -174,7 +174,7 @@ def _find_grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tup
     if branch.own_grid is not None:
         grid = branch.own_grid(args, kwargs)
     else:
-        grid = None if branch.grids is None else branch.grids.at(tuple(call.x.shape[:2]), branch.training)
+        grid = None if branch.grids is None else branch.grids.current(branch.training)
     if grid is None or branch.padded is not None or branch.windows is not None:
         return grid
     return grid if grid[0] * grid[1] == call.x.shape[1] - branch.prefix else None

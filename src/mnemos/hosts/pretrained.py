@@ -1,15 +1,15 @@
 """Cached models on disk: `from_pretrained` for those of Hugging Face, `save` and `load` for any."""
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from mnemos.atomic import write_json
+from mnemos.atomic import replacing, write_json
 from mnemos.config import from_dict
+from mnemos.json_text import parse
 from mnemos.libraries import transformers
 from mnemos.memory.grc import GRC
 from mnemos.types import InputError
@@ -57,7 +57,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
         mnemos.hosts.save(vit, folder)
         vit = mnemos.hosts.load(timm.create_model("vit_small_patch16_224"), folder)
 
-    Pending updates are promoted. Raises InputError if `cache` was not called on this model.
+    Pending updates are promoted. Each file is written completely or not at all. Raises InputError if `cache` was not called on this model.
     """
     from safetensors.torch import save_model
 
@@ -68,15 +68,16 @@ def save(model: nn.Module, folder: str | Path) -> None:
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_model(model, str(folder / "model.safetensors"))
+    with replacing(folder / "model.safetensors") as temporary:
+        save_model(model, str(temporary))
     write_json(folder / _RECORD, record)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Give a host without caches the caches that `save` wrote, in place, and all weights; returns the model.
 
-    The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or its
-    weights are those of another model.
+    The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or
+    damaged, or its weights are those of another model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -84,7 +85,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     folder = Path(folder)
     if not (folder / _RECORD).is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected {_RECORD} and model.safetensors, as mnemos.hosts.save writes them")
-    for one in json.loads((folder / _RECORD).read_text()):
+    for one in _read_record(folder / _RECORD):
         _apply(model, one, folder, f"{_RECORD}: grc")
     try:
         load_model(model, str(folder / "model.safetensors"))
@@ -94,6 +95,24 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             "it was saved"
         ) from None
     return model
+
+
+def _read_record(path: Path) -> list[dict[str, Any]]:
+    """The settings of each call of `cache`, as `save` wrote them."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise InputError(f"{path}: expected JSON, found a damaged file ({error}); save the model again") from None
+    if not isinstance(found, list) or not all(_is_record(one) for one in found):
+        raise InputError(f"{path}: expected the settings of caches, found others; save the model again")
+    return found
+
+
+def _is_record(one: object) -> bool:
+    """Whether JSON says what a call of `cache` made: its settings, and the sizes of each cache by its module's name."""
+    if not isinstance(one, dict) or not {"grc", "caches"} <= one.keys() or not isinstance(one["caches"], dict):
+        return False
+    return all(isinstance(sizes, dict) and {*sizes} == {*Known._fields} for sizes in one["caches"].values())
 
 
 def has_caches(model: nn.Module) -> bool:

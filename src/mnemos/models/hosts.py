@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.json_text import parse
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
@@ -97,7 +98,7 @@ def _place(source: str) -> str:
 def _saved_config(folder: Path) -> dict[str, Any]:
     """The config.json in a folder; {} without one."""
     try:
-        found = json.loads((folder / "config.json").read_text())
+        found = parse((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

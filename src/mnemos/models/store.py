@@ -11,6 +11,7 @@ from torch import nn
 
 from mnemos.atomic import replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
+from mnemos.json_text import parse
 from mnemos.types import InputError
 
 from .budget import build_within
@@ -115,8 +116,8 @@ def load(folder: str | Path) -> Any:
 
 def _trained_by_fit(recipe: Path) -> bool:
     try:
-        return bool(json.loads(recipe.read_bytes()[:LONGEST_CONFIG])["model"]["is"] == "own")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return bool(parse(recipe.read_bytes()[:LONGEST_CONFIG].decode())["model"]["is"] == "own")
+    except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
@@ -137,7 +138,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, str]:
     try:
         if path.stat().st_size > LONGEST_CONFIG:
             raise InputError(f"expected at most {LONGEST_CONFIG:,} bytes, found {path.stat().st_size:,}")
-        about = json.loads(path.read_text())
+        about = parse(path.read_text(encoding="utf-8"))
         if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
             raise InputError("expected a model and its sha256, as mnemos.save writes them")
         return from_dict(ModelConfig, about["model"], "model"), about["sha256"]
@@ -145,9 +146,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, str]:
         raise InputError(f"{path}: {error}; save again") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
-    except RecursionError:
-        raise InputError(f"{path}: expected settings, found JSON that is nested too deeply; save again") from None
-    except (ValueError, OSError) as error:  # a number of thousands of digits; a file that cannot be read
+    except OSError as error:
         raise InputError(f"{path}: expected settings, found an error ({error}); save again") from None
 
 

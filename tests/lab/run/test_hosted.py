@@ -151,6 +151,12 @@ def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
     assert torch.equal(model.host.model.embed_tokens.weight[:64], host.model.embed_tokens.weight)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"model": {}}', '{"a": ' + "9" * 5_000 + "}"])
+def test_a_folder_of_another_kind_is_no_host(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert not hosts.is_source(str(tmp_path))
+
+
 def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
     about = {"model_type": "jamba", "vocab_size": 40, **SIZES, "num_key_value_heads": 1, "num_experts": 1}
     about |= {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 9, "expert_layer_offset": 8}
