@@ -158,6 +158,6 @@ tell("trainers", "transformers pytorch_lightning")
 import mnemos.lab.report  # draw nothing until they are asked to
 tell("figures", "matplotlib")
 
-import mnemos.lab.run.run, mnemos.trainers
+import mnemos.lab.run.run
 tell("training", "transformers lightning_fabric rich")
 """

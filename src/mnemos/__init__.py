@@ -6,6 +6,7 @@ Names are imported when they are first used, so `import mnemos` alone does not l
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getattr__`
@@ -158,20 +159,22 @@ _MOVED = {
     "train": "lab.run",
 }
 
-_LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
+LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
 
 
-def missing_libraries() -> list[str]:
-    """The libraries of the laboratory that are not installed; without them it cannot be imported."""
-    return [name for name in _LABORATORY if importlib.util.find_spec(name) is None]
+def find_missing(libraries: Iterable[str]) -> list[str]:
+    """Those of some libraries that are not installed."""
+    return [name for name in libraries if importlib.util.find_spec(name) is None]
 
 
 def _list_names() -> list[str]:
-    """The public names; those of the laboratory only where it can be imported, so that each name has a value."""
-    found = [*_NAMES, *_ROOMS, "__version__"]
-    if missing_libraries():
-        found = [name for name in found if not _NAMES.get(name, f"mnemos.{name}").startswith("mnemos.lab")]
-    return sorted(found)
+    """The public names that have a value here: not those of the laboratory, say, where its libraries are missing."""
+    names = {*_NAMES, *_ROOMS, "__version__"}
+    if find_missing(LABORATORY):
+        names = {name for name in names if not _NAMES.get(name, f"mnemos.{name}").startswith("mnemos.lab")}
+    if find_missing(["transformers"]):
+        names.remove("functional")
+    return sorted(names)
 
 
 __all__ = _list_names()

@@ -82,6 +82,15 @@ def cache_name() -> str:
     return next(name for name in CACHE_NAMES if name in fields)
 
 
+def other_version(expected: str, found: str, fix: str = "run: pip install 'mnemos-torch[hf]'") -> InputError:
+    """The error where the installed transformers differs from the versions tried in something that is used.
+
+    expected: what of transformers is needed, as in "functional: expected the caches of". found: what there is instead.
+    """
+    tried = f"transformers {' or '.join(TRIED)} (the versions tried)"
+    return InputError(f"{expected} {tried}, found {found}; {fix}")
+
+
 def accelerate() -> ModuleType:
     """The module `accelerate`, which Trainer needs. Raises InputError with the install command if it is missing."""
     return _imported("accelerate", "trainer")

@@ -104,8 +104,6 @@ _CLASSES = {
 # The functions that make recipes, below `mnemos`, and what they say of each; `make numbers` writes it.
 RECIPES = Path(__file__).parent / "lab" / "recipes" / "names.json"
 KINDS = ("attention", "model", "data", "recipe", "preprocessing")
-# What to use instead of a name that this package had.
-_RENAMED = {("attention", "lsh"): "use 'bucket-union', its new name, or 'reformer', the attention as published"}
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -131,17 +129,31 @@ class Family(TypedDict):
     tasks: dict[str, dict[str, str]]
 
 
-FAMILIES: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
-_RECIPES = {
-    name: (place, about)
-    for place, family in FAMILIES.items()
-    for recipes in family["tasks"].values()
-    for name, about in recipes.items()
-}
-_OURS = {
-    kind: {name: Definition(*f"{__package__}.{place}".split(":")) for name, place in table.items()}
-    for kind, table in [*_CLASSES.items(), ("recipe", {name: place for name, (place, _) in _RECIPES.items()})]
-}
+@functools.cache
+def families() -> dict[str, Family]:
+    """This package's families of recipes, by the place of each function below `mnemos`: the file `RECIPES`."""
+    found: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def _recipes() -> dict[str, tuple[str, str]]:
+    """The place of each of this package's recipes, and what is said of it."""
+    return {
+        name: (place, about)
+        for place, family in families().items()
+        for recipes in family["tasks"].values()
+        for name, about in recipes.items()
+    }
+
+
+@functools.cache
+def _own(kind: str) -> dict[str, Definition]:
+    """Where each entry of this package is defined."""
+    table = {name: place for name, (place, _) in _recipes().items()} if kind == "recipe" else _CLASSES[kind]
+    return {name: Definition(*f"{__package__}.{place}".split(":")) for name, place in table.items()}
+
+
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
 _files: dict[str, Path] = {}  # the file of each module that `load_file` imported
@@ -183,7 +195,7 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     taken = _registered[kind].get(name)
     before = taken.place if taken else None
     if before is None and place.module.partition(".")[0] != __package__:
-        before = _OURS[kind].get(name)
+        before = _own(kind).get(name)
     if before is not None and str(before) != str(place):
         raise InputError(
             f"expected a new name for the {kind} {place}, found {name!r}, which belongs to {before}; rename it"
@@ -194,7 +206,7 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
 def remove(kind: str, name: str) -> None:
     """Remove an entry that another package registered. Raises InputError if there is none."""
     _check_kind(kind)
-    if name in _OURS[kind] or _registered[kind].pop(name, None) is None:
+    if name in _own(kind) or _registered[kind].pop(name, None) is None:
         raise InputError(
             f"expected a {kind} that was registered from outside mnemos, found {name!r}; name a registered one"
         )
@@ -206,8 +218,8 @@ def places(kind: str) -> dict[str, Definition]:
     Imports nothing.
     """
     _check_kind(kind)
-    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _OURS[kind]}
-    return {**_OURS[kind], **others}
+    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _own(kind)}
+    return {**_own(kind), **others}
 
 
 def names(kind: str) -> list[str]:
@@ -224,8 +236,8 @@ def about(kind: str, name: str) -> str:
     if name in _registered[kind]:
         return first_line(_registered[kind][name].value.__doc__)
     if kind == "recipe":
-        return _RECIPES[name][1]
-    place = _OURS[kind][name]
+        return _recipes()[name][1]
+    place = _own(kind)[name]
     return _first_lines(place.module).get(place.attribute, "")
 
 
@@ -251,8 +263,8 @@ def load(kind: str, name: str, file: object = None) -> Any:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
-        hint = _RENAMED.get((kind, name)) or (f"did you mean {near[0]!r}?" if near else listed)
-        if kind == "recipe" and any(name == default_name(place.rpartition(":")[2]) for place in FAMILIES):
+        hint = f"did you mean {near[0]!r}?" if near else listed
+        if kind == "recipe" and any(name == default_name(place.rpartition(":")[2]) for place in families()):
             hint = f"this is a family: mnemos list {name} prints its recipes"
         if file is not None:
             hint = f"its plug-in {file} is missing: give the file with --plugin FILE"

@@ -150,8 +150,6 @@ def test_configuration():
     assert (attention.settings, attention.causal, attention.dropout) == (settings, True, 0.1)
     with pytest.raises(InputError, match="expected an integer"):
         config.from_dict(ReformerConfig, {**dataclasses.asdict(settings), "buckets": "8"})
-    with pytest.raises(InputError, match=r"'bucket-union'.*'reformer'"):
-        config.from_dict(config.AttentionConfig, {"is": "lsh"})
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"chunk": 0}, {"buckets": 7}, {"look_back": -1}])

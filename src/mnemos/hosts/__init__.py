@@ -1,4 +1,8 @@
-"""Gated caches in existing models of torch.nn, timm and Hugging Face."""
+"""Memories in existing models of torch.nn, timm and Hugging Face.
+
+`cache` adds gated caches and `uncache` takes them out; `remember` adds memory tokens. `save`, `load` and
+`from_pretrained` are for cached models, `parameter_groups` for learning rates, `register_host` for more attentions.
+"""
 
 from .attach import cache, uncache
 from .branch import HostBranch

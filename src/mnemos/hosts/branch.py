@@ -58,12 +58,11 @@ class HostBranch(GatedBranch):
         self.register_load_state_dict_pre_hook(_rename)
         self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
-        self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = (
-            None  # called with the branch, y and lift(o_mem)
-        )
+        # Called with the branch, y and lift(o_mem).
+        self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = None
 
-    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **carried: Any) -> Tensor:
-        """See the class. carried: `grid`, that of this call's tokens, or the state of the rows (`DecoderBranch`)."""
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **context: Any) -> Tensor:
+        """See the class. context: `grid`, that of the tokens, or `carried` (`DecoderBranch`)."""
         if x.dim() != 3 or x.shape[-1] != self.dim or y.shape != (*x.shape[:2], self.out_dim):
             raise InputError(
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
@@ -77,9 +76,9 @@ class HostBranch(GatedBranch):
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
-            mixed = self._mix(y, self._read_cache(x, y, mask, **carried))
+            mixed = self._mix(y, self._read_cache(x, y, mask, **context))
             if self.convolution is not None:
-                mixed = mixed + self.convolve(x, carried.get("grid")).to(y.dtype)
+                mixed = mixed + self.convolve(x, context.get("grid")).to(y.dtype)
         except BaseException:
             if began:
                 promote([self])  # discards what the failed forward left: the next one starts again

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError
 
-from .host import AttentionInput, Call, Host, Site, argument, reach
+from .host import TEXT_SLOTS, AttentionInput, Call, Host, Site, any_length, argument, reach
 from .masks import LEAVE_OUT, LENGTHS, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
@@ -155,7 +155,7 @@ def make_host(site: Site, width: int | None) -> Custom:
         )
     heads = next((n for name in _HEADS if (n := _find_integer(module, name)) and dim % n == 0), 1)
     kind = f"{type(module).__module__}:{type(module).__name__}"
-    return Custom(kind, (), "", "", make_reader(module), place=_anywhere, found=(dim, heads))
+    return Custom(kind, (), "", "", make_reader(module), place=_any_length, found=(dim, heads))
 
 
 def make_reader(module: nn.Module) -> Reader:
@@ -180,6 +180,6 @@ def _find_integer(module: object, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _anywhere(site: Site, seen: int | None) -> AttentionInput:
-    """One slot per token of the example; 64 without an example."""
-    return AttentionInput(tokens=seen, slots=seen or 64)
+def _any_length(site: Site, seen: int | None) -> AttentionInput:
+    """As `any_length`, but without a limit: the positions that a model has need not be those of a named module."""
+    return any_length(site, seen)._replace(slots=seen or TEXT_SLOTS, limit=None)

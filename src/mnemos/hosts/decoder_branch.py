@@ -8,11 +8,12 @@ the state. No function or class of transformers is changed.
 
 from collections.abc import Callable
 from functools import cache as once
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from mnemos.memory.grc import GRC
 from mnemos.types import InputError
 
 from .branch import HostBranch
@@ -22,6 +23,32 @@ from .masks import own_tokens
 from .row_blocks import BlockState, RowBlocks
 
 KEEP = 64  # tokens that `crop` can remove at least; assisted decoding removes drafted tokens, 20 by default
+
+
+class RowsState(Protocol):
+    """The state of the rows of one gated cache in one call."""
+
+    def current(self, repeat: Callable[[Tensor, Tensor | None, BlockState], RowBlocks]) -> BlockState | None:
+        """The state before the call; None: the rows are new. repeat(source, valid, state) makes updates again."""
+        ...
+
+    def extend(self, source: Tensor, valid: Tensor | None, blocks: RowBlocks, gradient: bool) -> None:
+        """Go on to the state after a call's tokens [B, T, Dm]; gradient: whether it flows through the state."""
+        ...
+
+    def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """compute(cache), which may be that of an earlier call with the same cache."""
+        ...
+
+
+class GivesRowsState(Protocol):
+    """A host's cache that carries the state of gated caches itself, as that of `mnemos.functional` does."""
+
+    valid: Tensor | None  # [B, T] bool, the valid tokens of the call; None: all
+
+    def gated(self, grc: GRC) -> RowsState:
+        """What the next gated cache reads and writes."""
+        ...
 
 
 class DecoderBranch(HostBranch):
@@ -48,7 +75,7 @@ class DecoderBranch(HostBranch):
         return self.grc.block or self.cache.shape[0]
 
     def _read_cache(
-        self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None, carried: "Carried | None" = None
+        self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None, carried: RowsState | None = None
     ) -> Tensor:
         """o_mem [B, T, H, Dm/H]."""
         x = x[..., : self.cache_dim]
@@ -58,11 +85,11 @@ class DecoderBranch(HostBranch):
         stream = self.grc.scope == "stream"
         start = torch.zeros_like(self.cache) if stream else self.cache  # zeros, whatever the buffer holds
 
-        def advance(tokens: Tensor, cache: Tensor) -> Tensor:
+        def next_cache(tokens: Tensor, cache: Tensor) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start)
 
         def blocks_of(source: Tensor, valid: Tensor | None, state: BlockState | None) -> RowBlocks:
-            return RowBlocks(source, valid, state, start, self.block, advance)
+            return RowBlocks(source, valid, state, start, self.block, next_cache)
 
         state = None if carried is None else carried.current(blocks_of)
         if not stream and (state is None or not self.grc.write):
@@ -96,13 +123,13 @@ def mix_decoder(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     branch: DecoderBranch = module.grc
     x, mask, past = branch.host.read(module, args, kwargs)
     y = output[0] if isinstance(output, tuple) else output
-    carried = valid = None
-    if branch.moves and hasattr(past, "gated"):  # the call of `mnemos.functional`, whose state is a value
+    carried: RowsState | None = None
+    valid = None
+    if branch.moves and hasattr(past, "gated"):  # a `GivesRowsState`
         carried, valid = past.gated(branch.grc), past.valid
     elif branch.moves:
-        if past is not None:
-            carried = find_carried(past, reach(module, branch.host.layer), *x.shape[:2])
-        valid = own_tokens(mask, x, 0 if carried is None else carried.length)
+        found = None if past is None else find_carried(past, reach(module, branch.host.layer), *x.shape[:2])
+        carried, valid = found, own_tokens(mask, x, 0 if found is None else found.length)
     mixed = branch(x, y, valid, carried=carried)
     return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
 

@@ -60,7 +60,9 @@ class Grids:
     def __init__(self) -> None:
         self._threads = threading.local()
         self._reads = Reads()  # of grids as tensors, empty for one that is not known
-        self._changes = torch.empty(0)  # written in place for each change of the grid, by which `Reads` tells them apart
+        self._changes = torch.empty(
+            0
+        )  # written in place for each change of the grid, by which `Reads` tells them apart
 
     def __deepcopy__(self, memo: object) -> Self:
         return type(self)()

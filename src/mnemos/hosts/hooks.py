@@ -43,11 +43,11 @@ def attach(site: Site, branch: HostBranch) -> None:
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
         note = functools.partial(_note_call_of, branch.host.carrier)
-        remember(module, module.register_forward_pre_hook(note, with_kwargs=True))
-        remember(carrier, carrier.register_forward_pre_hook(_mix_input))
+        keep_handle(module, module.register_forward_pre_hook(note, with_kwargs=True))
+        keep_handle(carrier, carrier.register_forward_pre_hook(_mix_input))
     else:
         mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
-        remember(module, module.register_forward_hook(mix, with_kwargs=True))
+        keep_handle(module, module.register_forward_hook(mix, with_kwargs=True))
     carrier.grc = branch
     if branch.needs_grid:
         follow_grid(site, branch)
@@ -66,9 +66,9 @@ def follow_grid(site: Site, branch: HostBranch) -> None:
     if NOTES not in above.__dict__:
         setattr(above, NOTES, (Grids(), reader))
         if isinstance(above, nn.Conv2d):
-            remember(above, above.register_forward_hook(_note_output))
+            keep_handle(above, above.register_forward_hook(_note_output))
         else:
-            remember(above, above.register_forward_pre_hook(_note_call, with_kwargs=True))
+            keep_handle(above, above.register_forward_pre_hook(_note_call, with_kwargs=True))
     branch.grids = getattr(above, NOTES)[0]
 
 
@@ -79,10 +79,10 @@ def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
         forget_compiled()
         return
     setattr(model, ROSTER, branches)
-    remember(model, model.register_forward_pre_hook(_begin))
-    remember(model, model.register_forward_hook(_end))
-    remember(model, model.register_forward_hook(_fail, always_call=True))
-    remember(model, model.register_load_state_dict_post_hook(_report_missing))
+    keep_handle(model, model.register_forward_pre_hook(_begin))
+    keep_handle(model, model.register_forward_hook(_end))
+    keep_handle(model, model.register_forward_hook(_fail, always_call=True))
+    keep_handle(model, model.register_load_state_dict_post_hook(_report_missing))
     for module in _list_changed(model):
         compiled_again(module)
 
@@ -105,9 +105,9 @@ def _attach_parts(site: Site, branch: HostBranch) -> None:
         part = getattr(module, _PART, None)
         if part is None:
             setattr(module, _PART, part := _Part())
-            remember(module, module.register_forward_pre_hook(_begin_part))
-            remember(module, module.register_forward_hook(_end_part))
-            remember(module, module.register_forward_hook(_fail_part, always_call=True))
+            keep_handle(module, module.register_forward_pre_hook(_begin_part))
+            keep_handle(module, module.register_forward_hook(_end_part))
+            keep_handle(module, module.register_forward_hook(_fail_part, always_call=True))
         part.branches.append(branch)
 
 
@@ -142,7 +142,7 @@ def detach_all(model: nn.Module) -> int:
     return count
 
 
-def remember(module: nn.Module, handle: RemovableHandle) -> None:
+def keep_handle(module: nn.Module, handle: RemovableHandle) -> None:
     """Store a hook's handle in its module, so that a copy of the module has handles of its own hooks."""
     module.__dict__.setdefault(_HANDLES, []).append(handle)
 

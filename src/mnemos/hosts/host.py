@@ -89,7 +89,7 @@ PART = (
 TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
-def nowhere(site: Site, seen: int | None) -> AttentionInput:
+def any_length(site: Site, seen: int | None) -> AttentionInput:
     """The input of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
     limit = next((n for m in site.above if (n := _find_max_positions(m))), None)
     slots = seen or TEXT_SLOTS
@@ -118,11 +118,11 @@ def _find_max_positions(module: object) -> int | None:
 
 
 def in_a_part(site: Site, seen: int | None) -> AttentionInput:
-    """The input of an attention of images whose model is not known: as `nowhere`, with a warning."""
-    return nowhere(site, seen)._replace(warning=PART)
+    """The input of an attention of images whose model is not known: as `any_length`, with a warning."""
+    return any_length(site, seen)._replace(warning=PART)
 
 
-def never(site: Site) -> str | None:
+def no_reason(site: Site) -> str | None:
     """None: there is no reason to leave an attention without a cache."""
     return None
 
@@ -145,8 +145,8 @@ class Host:
     heads: str
     call: Callable[[Any, tuple, dict], Call]
     out: str = ""
-    place: Callable[[Site, int | None], AttentionInput] = nowhere
-    left: Callable[[Site], str | None] = never
+    place: Callable[[Site, int | None], AttentionInput] = any_length
+    left: Callable[[Site], str | None] = no_reason
     carrier: str = field(default="", kw_only=True)
 
     @property

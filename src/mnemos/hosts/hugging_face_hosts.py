@@ -17,11 +17,11 @@ from .host import (
     PaddedReader,
     Site,
     TokenReader,
+    any_length,
     argument,
     config_field,
     in_a_part,
-    never,
-    nowhere,
+    no_reason,
 )
 from .masks import valid_tokens
 from .timm_hosts import IMAGE, POOLED_QUERIES, pyramid, stage_grid, window
@@ -77,7 +77,7 @@ def _masked_patches(site: Site, seen: int | None) -> AttentionInput:
 
 def _tower(site: Site, seen: int | None, prefix: int) -> AttentionInput:
     """A vision tower, or a text tower that is not causal."""
-    return _patches(site, seen, prefix) if hasattr(site.module.config, "image_size") else nowhere(site, seen)
+    return _patches(site, seen, prefix) if hasattr(site.module.config, "image_size") else any_length(site, seen)
 
 
 def _text_tower(site: Site) -> str | None:
@@ -174,7 +174,7 @@ def _linear_host(
     out: str = "o_proj.out_features",
     heads: str = "num_attention_heads",
     call: Callable[..., Call] | None = None,
-    left: Callable[[Site], str | None] = never,
+    left: Callable[[Site], str | None] = no_reason,
 ) -> Host:
     """An attention with a `q_proj`. A mask of a vision model is a bias of positions, unless `call` reads it."""
     reads = call or TokenReader("hidden_states")
@@ -214,7 +214,7 @@ _VISION: tuple[Host, ...] = (
     ),
     _linear_host(
         "detr:DetrSelfAttention",
-        nowhere,
+        any_length,
         heads="config.encoder_attention_heads",
         call=PaddedReader(1),
         left=_object_queries,

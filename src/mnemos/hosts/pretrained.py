@@ -57,7 +57,8 @@ def save(model: nn.Module, folder: str | Path) -> None:
         mnemos.hosts.save(vit, folder)
         vit = mnemos.hosts.load(timm.create_model("vit_small_patch16_224"), folder)
 
-    Pending updates are promoted. Each file is written completely or not at all. Raises InputError if `cache` was not called on this model.
+    Pending updates are promoted. Each file is written completely or not at all. Raises InputError if `cache` was not
+    called on this model.
     """
     from safetensors.torch import save_model
 

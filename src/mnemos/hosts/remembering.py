@@ -109,9 +109,7 @@ class Remembering(nn.Module):
         weight = embedding.weight
         self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
         with torch.no_grad():  # as large as the embeddings of tokens
-            self.memory.start.copy_(
-                torch.randn_like(self.memory.start, dtype=torch.float32) * _measure_spread(embedding)
-            )
+            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * _measure_std(embedding))
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
         """The memory of `batch_size` new rows; passing None to `forward` means the same."""
@@ -377,20 +375,20 @@ class Segmented(nn.Module):
 
     def _read_segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
         """Hidden states [B, T, D] of rows that all have `count` tokens of an unfinished segment."""
-        memory, begun, found, i = state.memory, state.tokens[:, :count], [], 0
+        memory, unfinished, found, i = state.memory, state.tokens[:, :count], [], 0
         while i < x.shape[1]:
-            before = begun.shape[1]
-            begun = torch.cat([begun, x[:, i : i + self.segment - before]], 1)
-            i += begun.shape[1] - before
-            if begun.shape[1] == self.segment:
-                hidden, memory = self.remembering.hidden(begun, memory)
-                begun = begun[:, :0]
+            before = unfinished.shape[1]
+            unfinished = torch.cat([unfinished, x[:, i : i + self.segment - before]], 1)
+            i += unfinished.shape[1] - before
+            if unfinished.shape[1] == self.segment:
+                hidden, memory = self.remembering.hidden(unfinished, memory)
+                unfinished = unfinished[:, :0]
             else:
-                hidden, _ = self.remembering.hidden(begun, memory, writes=False)
+                hidden, _ = self.remembering.hidden(unfinished, memory, writes=False)
             found.append(hidden[:, before:])
-        n = begun.shape[1]
+        n = unfinished.shape[1]
         kept = torch.zeros_like(state.tokens)
-        kept[:, :n] = begun
+        kept[:, :n] = unfinished
         return torch.cat(found, 1), SegmentedState(memory, kept, torch.full_like(state.begun, n))
 
     def _read_padded(self, x: Tensor, state: SegmentedState, mask: Tensor) -> tuple[Tensor, SegmentedState]:
@@ -468,7 +466,7 @@ def _are_same(x: Tensor, y: Tensor) -> bool:
     return bool((x - y).abs().max() <= min(100 * rounding, 0.05) * y.abs().max())
 
 
-def _measure_spread(embedding: Any) -> Tensor:
+def _measure_std(embedding: Any) -> Tensor:
     """The standard deviation of what an embedding gives for tokens: some scale their weights (Gemma 3, Bart)."""
     weight = embedding.weight
     some = torch.arange(min(256, len(weight)), device=weight.device)

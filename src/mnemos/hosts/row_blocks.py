@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Advance = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, block, Dm], cache [B, Tm, Dm]) -> the next cache
+Update = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, block, Dm], cache [B, Tm, Dm]) -> the next cache
 Read = Callable[[Tensor, Tensor], Tensor]  # (inputs [B, T, ...], cache [B or 1, Tm, Dm]) -> o_mem [B, T, H, M]
 
 
@@ -47,7 +47,7 @@ class RowBlocks:
         state: BlockState | None,
         start: Tensor,
         block: int,
-        advance: Advance,
+        update: Update,
     ) -> None:
         b, t, width = source.shape
         places = [0] * b
@@ -80,7 +80,7 @@ class RowBlocks:
             done = [end >= (number + 1) * block for end in ends] if known else None
             if done is not None and not any(done):
                 break
-            self.caches.append(self._advanced(number, done, advance))
+            self.caches.append(self._advanced(number, done, update))
 
     def read(self, x: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
         """o_mem [B, T, H, M] of inputs x [B, T, ...]: each token reads the cache before its block.
@@ -93,7 +93,7 @@ class RowBlocks:
             return read(x, caches[0])
         b = x.shape[0]
         before = [caches[min(number, len(caches) - 1)] for number in range(self.count)]
-        inputs = self._spread(x).unflatten(1, (self.count, self.block))
+        inputs = self._place(x).unflatten(1, (self.count, self.block))
         if before[0].shape[0] < b:  # one cache for all rows: their inputs are one row per block
             found = read(inputs.transpose(0, 1).flatten(1, 2), torch.cat(before))
             found = found.unflatten(1, (b, self.block)).transpose(0, 1)
@@ -133,10 +133,10 @@ class RowBlocks:
             return torch.cat(
                 [partial[:, : self.begin], source, source.new_zeros(len(source), rest, source.shape[2])], 1
             )
-        tokens = self._spread(source)
+        tokens = self._place(source)
         return torch.cat([tokens[:, : self.block] + partial, tokens[:, self.block :]], 1)
 
-    def _spread(self, values: Tensor) -> Tensor:
+    def _place(self, values: Tensor) -> Tensor:
         """Values [B, T, ...] at their places, [B, count·block, ...]; zeros elsewhere. Those of padding drop out."""
         size, (b, t) = self.count * self.block, values.shape[:2]
         if self.index is None:
@@ -144,16 +144,16 @@ class RowBlocks:
         empty = values.new_zeros(b, size + 1, *values.shape[2:])
         return empty.scatter(1, _widen(self.index, values), values)[:, :size]
 
-    def _advanced(self, number: int, done: list[bool] | None, advance: Advance) -> Tensor:
+    def _advanced(self, number: int, done: list[bool] | None, update: Update) -> Tensor:
         """The caches after a block; done: the rows that completed it, None if they are not known."""
         tokens, cache = self.tokens[:, number * self.block : (number + 1) * self.block], self.caches[-1]
         if done is None:
             finished = (self.first + self.taken >= (number + 1) * self.block)[:, None, None]
-            return torch.where(finished, advance(tokens, cache), cache)
+            return torch.where(finished, update(tokens, cache), cache)
         if all(done):
-            return advance(tokens, cache)
+            return update(tokens, cache)
         rows = torch.tensor([row for row, is_done in enumerate(done) if is_done], device=cache.device)
-        return cache.index_copy(0, rows, advance(tokens[rows], cache[rows]))
+        return cache.index_copy(0, rows, update(tokens[rows], cache[rows]))
 
 
 def _widen(index: Tensor, values: Tensor) -> Tensor:

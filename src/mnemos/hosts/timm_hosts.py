@@ -21,10 +21,10 @@ from .host import (
     Site,
     TokenReader,
     add_paper,
+    any_length,
     argument,
     in_a_part,
-    never,
-    nowhere,
+    no_reason,
 )
 from .masks import CAUSAL, refuse_mask, valid_tokens
 
@@ -64,7 +64,7 @@ def _patches(site: Site, seen: int | None, prefix: int | None = None) -> Attenti
     prefix: their number, where it is not `num_prefix_tokens` of the attention or of the model.
     """
     if any(type(m).__name__ == "MobileVitBlock" for m in site.above):  # rows of patches; there is no class token
-        return nowhere(site, seen)
+        return any_length(site, seen)
     model = next((m for m in reversed(site.above) if hasattr(m, "patch_embed") or hasattr(m, "embeds")), None)
     if prefix is None:
         owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
@@ -81,7 +81,7 @@ def _patches(site: Site, seen: int | None, prefix: int | None = None) -> Attenti
     if seen:
         return AttentionInput(seen, seen - prefix, prefix, None, seen)
     sides = getattr(getattr(model, "embeds", None), "pos_embed_grid_size", None)  # NaFlexViT: images of any shape
-    return nowhere(site, None)._replace(prefix=prefix, slots=math.prod(sides) if sides else TEXT_SLOTS)
+    return any_length(site, None)._replace(prefix=prefix, slots=math.prod(sides) if sides else TEXT_SLOTS)
 
 
 def _grid(patches: Any) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def _partition(site: Site, seen: int | None) -> AttentionInput:
     """MaxViT: windows, or tokens at equal distances, are rows of the batch; CoAtNet: the whole grid is one row."""
     size = getattr(site.above[-1] if site.above else None, "partition_size", None)
     if size is None:
-        return nowhere(site, seen)
+        return any_length(site, seen)
     area = size[0] * size[1]
     stage = next((i for m in site.above for i, s in enumerate(getattr(m, "stages", ())) if s in site.above), 0)
     height, width = (side // (4 * 2**stage) for side in image_size(site.above))
@@ -186,7 +186,7 @@ def _pooled_grid(site: Site) -> str | None:
 
 def _grid_and_class(site: Site, seen: int | None) -> AttentionInput:
     """MViT: 64 slots, or one per token of an example; a class token, if there is one."""
-    place, prefix = nowhere(site, seen), int(site.module.has_cls_token)
+    place, prefix = any_length(site, seen), int(site.module.has_cls_token)
     return place._replace(prefix=prefix, slots=(seen - prefix) if seen else place.slots)
 
 
@@ -216,7 +216,7 @@ def _host(
     width: str = "qkv.in_features",
     out: str = "proj.out_features",
     heads: str = "num_heads",
-    left: Callable[[Site], str | None] = never,
+    left: Callable[[Site], str | None] = no_reason,
 ) -> Host:
     return Host(f"timm.{kind}", signature, width, heads, call, out, place, left)
 
@@ -248,7 +248,7 @@ HOSTS = (
         "qkv.in_channels",
         "proj.out_channels",
     ),
-    _host("models.hiera:MaskUnitAttention", ("x",), nowhere, _TOKENS, "dim", "dim_out", "heads", _pooled_units),
+    _host("models.hiera:MaskUnitAttention", ("x",), any_length, _TOKENS, "dim", "dim_out", "heads", _pooled_units),
     _host("models.mvitv2:MultiScaleAttention", ("x", "feat_size"), _grid_and_class, _TOKENS, left=_pooled_grid),
     _host(
         "models.mvitv2:MultiScaleAttentionPoolFirst",

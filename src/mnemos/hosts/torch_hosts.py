@@ -19,9 +19,9 @@ from .host import (
     Site,
     TokenReader,
     add_paper,
+    any_length,
     argument,
     in_a_part,
-    nowhere,
 )
 from .masks import CAUSAL, combine, refuse_mask
 from .timm_hosts import IMAGE, POOLED_QUERIES
@@ -93,7 +93,7 @@ def _patches(site: Site, seen: int | None) -> AttentionInput:
     model = next((m for m in site.above if _is_torchvision_vit(m)), None)
     if model is None:
         inside = any(type(m).__module__ == "torchvision.models.vision_transformer" for m in site.above)
-        return nowhere(site, seen)._replace(warning=PART if inside else "")
+        return any_length(site, seen)._replace(warning=PART if inside else "")
     side = model.image_size // model.patch_size
     tokens = seen or side * side + 1
     return AttentionInput(tokens, tokens - 1, 1, (side, side) if tokens == side * side + 1 else None, tokens)
@@ -148,7 +148,7 @@ def _partition(site: Site, seen: int | None) -> AttentionInput:
 
 def _video(site: Site, seen: int | None) -> AttentionInput:
     """MViT: 64 slots, or one per token of an example; its class token is not summarised."""
-    place = nowhere(site, seen)
+    place = any_length(site, seen)
     return place._replace(prefix=1, slots=seen - 1 if seen else place.slots)
 
 

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from mnemos import libraries
-from mnemos.errors import InputError
 
 if TYPE_CHECKING:
     from .functional_cache import FunctionalState as FunctionalState
@@ -48,10 +47,9 @@ def _imported(name: str) -> Any:
     except ImportError as error:
         if not (error.name or "").startswith("transformers"):
             raise
-        raise InputError(
-            f"mnemos.hugging_face: expected transformers {' or '.join(libraries.TRIED)} (the versions tried), found "
-            f"{version('transformers')}, in which something has another place ({error}); run: "
-            "pip install 'mnemos-torch[hf]'"
+        raise libraries.other_version(
+            "mnemos.hugging_face: expected",
+            f"{version('transformers')}, in which something has another place ({error})",
         ) from error
     return getattr(module, name)
 

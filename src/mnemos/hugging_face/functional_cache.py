@@ -29,9 +29,8 @@ try:
         LinearAttentionLayer,
     )
 except ImportError as error:
-    raise InputError(
-        f"functional: expected the caches of transformers {' or '.join(libraries.TRIED)} (the versions tried), found "
-        f"{_library.__version__} without {error.name or 'them'} ({error}); run: pip install 'mnemos-torch[hf]'"
+    raise libraries.other_version(
+        "functional: expected the caches of", f"{_library.__version__} without {error.name or 'them'} ({error})"
     ) from None
 
 
@@ -156,7 +155,7 @@ def _take_decoder(config: Any) -> Any:
 
 
 class GatedPart:
-    """The state of one gated cache in one call: the given one, and the place [..] for the next one."""
+    """The state of one gated cache in one call (`RowsState`): the given one, and the list that gets the next one."""
 
     def __init__(self, state: Any, new: list[State]) -> None:
         self._state, self._new = state, new

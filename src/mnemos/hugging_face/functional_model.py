@@ -159,11 +159,11 @@ class Functional(nn.Module):
         ) as error:
             version = libraries.transformers().__version__
             tried = ".".join(version.split(".")[:2]) in libraries.TRIED
-            raise InputError(
-                f"functional: expected a causal model with a cache as in transformers {' or '.join(libraries.TRIED)} "
-                f"(the versions tried), found {self.config.architecture} of transformers {version}, which fails with "
-                f"that cache ({type(error).__name__}: {_first_line(error)}); "
-                f"{'' if tried else 'run pip install mnemos-torch[hf], or '}use another model"
+            raise libraries.other_version(
+                "functional: expected a causal model with a cache as in",
+                f"{self.config.architecture} of transformers {version}, which fails with that cache "
+                f"({type(error).__name__}: {_first_line(error)})",
+                f"{'' if tried else 'run pip install mnemos-torch[hf], or '}use another model",
             ) from error
         self._probed_as = weight.device, weight.dtype
 

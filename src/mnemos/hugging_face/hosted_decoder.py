@@ -12,9 +12,10 @@ from mnemos.hosts.attach import cache
 from mnemos.hosts.row_blocks import BlockState
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
-from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
+
+from .hub import TIMM, host_config, host_of, host_weights
 
 if TYPE_CHECKING:
     from .functional_cache import FunctionalState
@@ -30,7 +31,7 @@ _DEFAULT = json.dumps({"model_type": "llama", "vocab_size": 256, **_SMALL})
 class HostedDecoderConfig(ModelConfig):
     """A causal decoder of Hugging Face, with or without a gated cache per stream: what `--model hf:NAME` chooses.
 
-    host: the settings of the decoder as JSON (`hosts.settings_of`). vocab_size: the tokens of the data; a smaller
+    host: the settings of the decoder as JSON (`hub.settings_of`). vocab_size: the tokens of the data; a smaller
     vocabulary of the host is enlarged. max_length: the tokens that are read together. Attention, its keys and values
     and positions begin again with each segment of so many tokens, as when the decoder was trained; only the gated
     cache goes on. A decoder whose state is of constant size by itself (sliding windows, recurrence) has no segments.
@@ -177,7 +178,7 @@ class HostedDecoder(nn.Module):
         return state._replace(seen=seen, parts=tuple(parts))
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
-        """The trained weights of a host (`hosts.is_source`) by this model's names.
+        """The trained weights of a host (`hub.is_source`) by this model's names.
 
         Rows of tokens that the host does not have are copies of that of its first token of a document, or the mean.
         """

@@ -20,6 +20,7 @@ from mnemos.types import (
     LogProbLikelihood,
     Output,
     State,
+    collect_auxiliary_losses,
     is_padding_free,
     join,
     leaves,
@@ -81,9 +82,9 @@ class Generates:
                 "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
                 "computation (splits = 'segments'); decode without an assistant"
             )
-        if (pending := cache.take_pending()) is not None:
-            _, state = read_padded(self.model, pending[0], (cache.state, pending[1]), self._call(cache, 1), True, 1)
-            cache.read(*pending, state)
+        if (unread := cache.take_unread()) is not None:
+            _, state = read_padded(self.model, unread[0], (cache.state, unread[1]), self._call(cache, 1), True, 1)
+            cache.read(*unread, state)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
         cache.read(tokens, mask, state)
         return outputs, state
@@ -179,7 +180,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             cache = StateCache()
         mask = cut_mask(attention_mask, input_ids)
         check_labels(labels, input_ids)
-        with self._collect() as auxiliary:
+        with collect_auxiliary_losses() as auxiliary:
             keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             outputs, _ = self._read(cache, input_ids, mask, keep)
         likelihood, loss = likelihood_of(self.model), None
@@ -288,8 +289,8 @@ def as_logits(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
         return outputs
     if isinstance(likelihood, LogisticMixture):
         levels = torch.arange(likelihood.levels, device=outputs.device).expand(*outputs.shape[:-1], -1)
-        spread = outputs[..., None, :].expand(*levels.shape, -1)
-        return logistic_mixture.log_prob(spread, levels, likelihood.levels)
+        expanded = outputs[..., None, :].expand(*levels.shape, -1)
+        return logistic_mixture.log_prob(expanded, levels, likelihood.levels)
     if isinstance(likelihood, LogProbLikelihood):
         return likelihood.log_prob(outputs)
     raise InputError(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mnemos import libraries
 from mnemos.config import ModelConfig
-from mnemos.types import InputError
+from mnemos.types import InputError, collect_auxiliary_losses
 
 from .language_model import (
     Generates,
@@ -121,7 +121,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         if decoder_input_ids is None:
             raise InputError("expected decoder_input_ids [B, T] or labels, found neither; pass one of them")
         check_labels(labels, decoder_input_ids)
-        with self._collect() as auxiliary:
+        with collect_auxiliary_losses() as auxiliary:
             if cache.state is None:
                 if encoder_outputs is None:
                     encoder_outputs = self.get_encoder()(self._source(input_ids), attention_mask)
@@ -191,7 +191,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         self._refuse(named)
         input_ids = check_tokens(input_ids)
         mask = cut_mask(attention_mask, input_ids)
-        with self._collect() as auxiliary:
+        with collect_auxiliary_losses() as auxiliary:
             logits = self._logits(input_ids, mask)
         loss = None
         if labels is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mnemos import generators, libraries
 from mnemos.atomic import write_text
 from mnemos.config import ModelConfig, from_dict, to_dict
-from mnemos.types import InputError, collect_auxiliary_losses
+from mnemos.types import InputError
 
 libraries.transformers()
 from transformers import PreTrainedConfig, PreTrainedModel  # noqa: E402
@@ -216,10 +216,6 @@ class MnemosPreTrainedModel(PreTrainedModel):
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / f"{CODE}.py", _SHIPPED)
         return super().save_pretrained(save_directory, *given, **named)
-
-    def _collect(self) -> Any:
-        """A context in which auxiliary losses of layers are collected."""
-        return collect_auxiliary_losses()
 
     @staticmethod
     def _refuse(named: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ class StateCache(Cache):
         self.state, self.length = state, length
         self.recording = False
         self.reads: list[Read] = []  # the last one ends where `state` is
-        self.pending: tuple[Tensor, Tensor | None] | None = None  # tokens before `length` that `state` has not read
+        self.unread: tuple[Tensor, Tensor | None] | None = None  # tokens before `length` that `state` has not read
         self._is_user_defined = False  # `generate` sets it
         self.step: Any = None  # the model's step for single tokens, made once per cache
 
@@ -71,17 +71,19 @@ class StateCache(Cache):
             i -= 1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back −tokens_to_remove tokens of every row; 0 does nothing. A positive number is the length to keep.
-
-        (Up to Transformers 5.20 or so it had this other meaning.)
-        """
-        kept = tokens_to_remove if tokens_to_remove > 0 else self.length + tokens_to_remove
-        if kept >= self.length:
+        """Take back −tokens_to_remove tokens of every row; 0 does nothing. Raises InputError for a positive number."""
+        if tokens_to_remove > 0:
+            raise InputError(
+                f"crop: expected the number of tokens to take back as a negative one, found {tokens_to_remove}; change "
+                "its sign"
+            )
+        if not tokens_to_remove:
             return
-        if self.pending is not None:  # taken back twice, with no call in between
-            tokens, mask = self.pending
+        kept = self.length + tokens_to_remove
+        if self.unread is not None:  # taken back twice, with no call in between
+            tokens, mask = self.unread
             self.reads.append(Read(self.state, self.length - tokens.shape[1], tokens, mask))
-            self.pending = None
+            self.unread = None
         first = self.reads[0].length if self.reads else self.length
         if kept < first:
             raise InputError(
@@ -94,11 +96,11 @@ class StateCache(Cache):
         count = kept - last.length
         self.state, self.length = last.state, kept
         mask = None if last.mask is None else last.mask[:, :count]
-        self.pending = (last.tokens[:, :count], mask) if count else None
+        self.unread = (last.tokens[:, :count], mask) if count else None
 
-    def take_pending(self) -> tuple[Tensor, Tensor | None] | None:
-        """The tokens that must be read before any other; they are then no longer pending, and not in the length."""
-        found, self.pending = self.pending, None
+    def take_unread(self) -> tuple[Tensor, Tensor | None] | None:
+        """The tokens that must be read before any other; they are then not unread, and not in the length."""
+        found, self.unread = self.unread, None
         if found is not None:
             self.length -= found[0].shape[1]
         return found
@@ -109,12 +111,12 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         """Begin anew, with no state."""
-        self.state, self.length, self.pending, self.reads = None, 0, None, []
+        self.state, self.length, self.unread, self.reads = None, 0, None, []
 
     def fork(self) -> "StateCache":
         """Another cache with the same state. Cost: none, as states are values."""
         found = StateCache(self.state, self.length)
-        found.recording, found.reads, found.pending = self.recording, list(self.reads), self.pending
+        found.recording, found.reads, found.unread = self.recording, list(self.reads), self.unread
         return found
 
     def __copy__(self) -> "StateCache":
@@ -142,8 +144,8 @@ class StateCache(Cache):
 
         self.state = mapped(self.state)
         self.reads = [Read(mapped(r.state), r.length, mapped(r.tokens), mapped(r.mask)) for r in self.reads]
-        if self.pending is not None:
-            self.pending = mapped(self.pending[0]), mapped(self.pending[1])
+        if self.unread is not None:
+            self.unread = mapped(self.unread[0]), mapped(self.unread[1])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The tokens of each row that were read, padding included."""
@@ -160,7 +162,7 @@ class StateCache(Cache):
     @property
     def batch_size(self) -> int:
         """The number of rows; -1 before the first call."""
-        found = leaves(self.state) or leaves(self.pending)  # the state before the first call is None
+        found = leaves(self.state) or leaves(self.unread)  # the state before the first call is None
         return len(found[0]) if found else -1
 
     @property

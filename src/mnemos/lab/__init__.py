@@ -1,6 +1,6 @@
 """The laboratory: tasks, training, comparisons, reports, the command line. The library never imports it."""
 
-from mnemos import missing_libraries
+from mnemos import LABORATORY, find_missing
 from mnemos.errors import InputError
 
 
@@ -8,7 +8,7 @@ class _MissingExtraError(InputError, ImportError):
     """An InputError that `pkgutil` and others also know as what it is: a failed import."""
 
 
-if _missing := missing_libraries():
+if _missing := find_missing(LABORATORY):
     raise _MissingExtraError(
         "mnemos.lab: expected the libraries of the laboratory (tasks, training, reports, the command line), found that "
         f"{', '.join(_missing)} {'is' if len(_missing) == 1 else 'are'} not installed; run: pip install "

@@ -258,10 +258,10 @@ def _check_trainer() -> None:
         lacking = [one for one in expected if one not in found]
         if method is None or lacking:
             what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
-            raise InputError(
-                f"RolloutTrainer: expected the Trainer of transformers {' or '.join(libraries.TRIED)} (the versions "
-                f"tried), found that of {libraries.transformers().__version__}: {what}; run: pip install "
-                "'mnemos-torch[trainer]'"
+            raise libraries.other_version(
+                "RolloutTrainer: expected the Trainer of",
+                f"that of {libraries.transformers().__version__}: {what}",
+                "run: pip install 'mnemos-torch[trainer]'",
             )
 
 

@@ -11,13 +11,13 @@ from test_cli import refused
 import mnemos
 from mnemos import libraries, registry
 from mnemos.config import to_dict
+from mnemos.hugging_face import hub
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.lab.cli import main
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_unwritten
 from mnemos.lab.run.recipe_fields import with_parts
 from mnemos.lab.vision.hosted import HostedClassifierConfig
-from mnemos.models import hosts
 
 libraries.transformers()
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -146,7 +146,7 @@ def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
     sizes = SIZES | {"hidden_size": 64, "vocab_size": 64, "bos_token_id": 0}
     host = LlamaForCausalLM(LlamaConfig(**sizes))
     host.save_pretrained(tmp_path)
-    model = HostedDecoderConfig(host=hosts.settings_of(str(tmp_path)), vocab_size=70).build()
+    model = HostedDecoderConfig(host=hub.settings_of(str(tmp_path)), vocab_size=70).build()
     model.load_state_dict(model.pretrained(str(tmp_path)))
     assert torch.equal(model.host.model.embed_tokens.weight[:64], host.model.embed_tokens.weight)
 
@@ -154,7 +154,7 @@ def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"model": {}}', '{"a": ' + "9" * 5_000 + "}"])
 def test_a_folder_of_another_kind_is_no_host(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    assert not hosts.is_source(str(tmp_path))
+    assert not hub.is_source(str(tmp_path))
 
 
 def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
@@ -215,7 +215,7 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
     recipe = json.loads((folder / "run/recipe.json").read_text())["model"]
     assert (recipe["is"], recipe["image"], recipe["channels"], recipe["classes"]) == ("hosted-classifier", 8, 1, 10)
     model = mnemos.load("run")
-    start = hosts.host_weights("AutoModelForImageClassification", source)
+    start = hub.host_weights("AutoModelForImageClassification", source)
     moved = {name: (value - model.state_dict()[f"host.host.{name}"]).abs().max() for name, value in start.items()
              if value.shape == model.state_dict()[f"host.host.{name}"].shape}  # fmt: skip
     assert len(moved) == len(start) - 2, "all but the head"

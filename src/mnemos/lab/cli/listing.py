@@ -47,7 +47,7 @@ class Family(NamedTuple):
 
 def families() -> list[Family]:
     """This package's families, those of papers last, and then those of other packages, whose recipes are called."""
-    found = [_family(place, one["about"], one["tasks"]) for place, one in registry.FAMILIES.items()]
+    found = [_family(place, one["about"], one["tasks"]) for place, one in registry.families().items()]
     abouts: dict[str, str] = {}
     tasks: dict[str, dict[str, dict[str, str]]] = {}
     for name, definition in registry.places("recipe").items():

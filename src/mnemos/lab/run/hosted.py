@@ -5,10 +5,10 @@ from dataclasses import replace
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
+from mnemos.hugging_face.hub import TIMM, is_source, settings_of, tokenizer_file
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.lab.vision.hosted import HostedClassifierConfig
-from mnemos.models.hosts import TIMM, is_source, settings_of, tokenizer_file
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError
 

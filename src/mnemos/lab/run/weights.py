@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.hosts.branch import present_names
+from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.models.hosts import is_source
 from mnemos.models.store import RUN_MODEL, load, save
 from mnemos.types import InputError, JSONObject
 
@@ -75,7 +75,7 @@ class Start:
 
     @classmethod
     def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
-        """The weights of the run or of the host model (`hosts.is_source`) that `train.init_from` names.
+        """The weights of the run or of the host model (`hub.is_source`) that `train.init_from` names.
 
         about: the preprocessing of the data of the model that starts, for `check_start`.
         """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.config import check_fields
 from mnemos.hosts.custom import Reader
-from mnemos.hosts.hooks import attach_root, remember
+from mnemos.hosts.hooks import attach_root, keep_handle
 from mnemos.hosts.host import Host, Site, TokenReader
 from mnemos.hosts.probe import record_calls
 from mnemos.memory.stored import StoredCache, begin_forward, end_forward, several_processes, stored
@@ -133,10 +133,10 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
         caches.append(cache.to(call.device).train(site.module.training))
         setattr(site.module, _NAME, caches[-1])
     for site in projections:
-        remember(site.module, site.module.register_forward_pre_hook(_lengthen))
+        keep_handle(site.module, site.module.register_forward_pre_hook(_lengthen))
     for site in whole:
-        remember(site.module, site.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True))
-        remember(site.module, site.module.register_forward_hook(_shorten))
+        keep_handle(site.module, site.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True))
+        keep_handle(site.module, site.module.register_forward_hook(_shorten))
     attach_root(model, caches)
     return [site.name for site in sites]
 

@@ -16,7 +16,7 @@ from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, list_sites
 from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.grids import ValidPart
-from mnemos.hosts.hooks import follow_grid, remember
+from mnemos.hosts.hooks import follow_grid, keep_handle
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
 from mnemos.memory.gated_cache import caches
@@ -308,8 +308,8 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
     for _, branch in found:
         branch.valid_part = part
     transform.valid_part = part  # type: ignore[assignment]
-    remember(transform, transform.register_forward_hook(_note))
-    remember(detector, detector.register_forward_hook(_end, always_call=True))
+    keep_handle(transform, transform.register_forward_hook(_note))
+    keep_handle(detector, detector.register_forward_hook(_end, always_call=True))
     return detector
 
 

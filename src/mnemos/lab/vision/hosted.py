@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.hugging_face.hub import TIMM, host_config, host_of, host_weights
 from mnemos.lab.vision.classifiers import ImageConfig, ImageModel
 from mnemos.libraries import timm
-from mnemos.models.hosts import TIMM, host_config, host_of, host_weights
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -20,7 +20,7 @@ _AUTO = "AutoModelForImageClassification"
 class HostedClassifierConfig(ImageConfig):
     """An image classifier of timm or Hugging Face, with or without a cache: what `--model timm:NAME` chooses.
 
-    host: timm:NAME, or the settings of a model of Transformers as JSON (`hosts.settings_of`). Images of the data are
+    host: timm:NAME, or the settings of a model of Transformers as JSON (`hub.settings_of`). Images of the data are
     scaled (bilinear) to the size that the host was made for, if it declares one, and one channel is repeated for a host
     of several.
     `build` makes new weights; `train.init_from` names those to start with.
@@ -94,5 +94,5 @@ class HostedClassifier(ImageModel):
     """An `ImageModel` around `Scaled`."""
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
-        """The trained weights of a host (`hosts.is_source`) by this model's names."""
+        """The trained weights of a host (`hub.is_source`) by this model's names."""
         return {f"host.host.{name}": value for name, value in host_weights(_AUTO, source).items()}
