@@ -320,7 +320,7 @@ def test_an_operator_is_found_by_its_public_name():
             return "aten::add.Tensor"
 
     assert _compat.operator_of(Overload()) is _compat.operator_of(torch.ops.aten.add.Tensor) is torch.ops.aten.add
-    with pytest.raises(RuntimeError, match="measure with torch 2"):
+    with pytest.raises(RuntimeError, match="install torch 2"):
         _compat.schema_of(Overload())
 
 

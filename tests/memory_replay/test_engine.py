@@ -31,7 +31,7 @@ def test_gradients_and_states_are_those_of_a_plain_loop(replay, horizon, slide, 
     model, given, reduced, inside = cell(dropout=0.0), list(zip(segments(), RESETS, strict=True)), [], []
 
     @contextlib.contextmanager
-    def unreduced():
+    def no_sync():
         inside.append(None)
         yield
         inside.pop()
@@ -48,7 +48,7 @@ def test_gradients_and_states_are_those_of_a_plain_loop(replay, horizon, slide, 
     expected = gradients(model)
     _, _, state = plain(model, segments()[: slide or 7], begin(), resets=RESETS)
     gradients(model)
-    engine = RolloutEngine(backward, None, replay, horizon, slide, unreduced=unreduced)
+    engine = RolloutEngine(backward, None, replay, horizon, slide, no_sync=no_sync)
     losses, found = engine.run(reading(strided), given, begin(), last=last)
     agree(gradients(model), expected, 1e-12)
     agree(found["h"], state["h"], 1e-12)

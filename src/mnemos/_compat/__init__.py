@@ -30,7 +30,7 @@ except ImportError:
         """
 
         def __init__(self) -> None:
-            raise RuntimeError(f"torch {torch.__version__} has no TorchDispatchMode; measure with torch 2.13")
+            raise RuntimeError(f"torch {torch.__version__} has no TorchDispatchMode; install torch 2.13")
 
 
 try:
@@ -458,11 +458,11 @@ def operator_of(overload: Any) -> Any:
 def schema_of(overload: Any) -> Any:
     """An operator's schema: the names of its arguments, and which results alias or overwrite them.
 
-    Fallback: RuntimeError, because a roofline cannot be computed without the schema.
+    Fallback: RuntimeError.
     """
     found = getattr(overload, "_schema", None)
     if found is None:
-        raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; measure with torch 2.13")
+        raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; install torch 2.13")
     return found
 
 

@@ -61,7 +61,7 @@ class RolloutEngine:
     replay: replay the segments, where there are several and gradient crosses between them. Without it, the graph of
     `horizon` segments is kept at a time. horizon: the number of segments through which gradient flows back; 0: all.
     slide: the number of segments from the start of a rollout to that of the next one; 0: all of them.
-    unreduced: a context in which gradients are not reduced over processes; None: nothing reduces them, or `module` does
+    no_sync: a context in which gradients are not reduced over processes; None: nothing reduces them, or `module` does
     (see `mnemos.replay`).
     """
 
@@ -74,7 +74,7 @@ class RolloutEngine:
     offload: bool = False
     verify: Verify = "first"
     tolerance: float | None = None
-    unreduced: Callable[[], AbstractContextManager[object]] | None = None
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None
 
     def replays(self, count: int) -> bool:
         """Whether a rollout of so many segments is replayed. With horizon 1 each segment is read once in either way."""
@@ -108,8 +108,9 @@ class RolloutEngine:
         last: bool,
     ) -> tuple[Tensor, State]:
         """Memory replay: the graph of one segment at a time."""
-        unreduced = self.unreduced
-        with nullcontext() if last or unreduced is None else unreduced():
+        # Around the whole rollout if another one follows in the update; else replay enters it, in all steps but one.
+        around, inside = (nullcontext, self.no_sync) if last or self.no_sync is None else (self.no_sync, nullcontext)
+        with around():
             out = replay(
                 functools.partial(self._step, read),
                 segments,
@@ -124,7 +125,7 @@ class RolloutEngine:
                 tolerance=self.tolerance,
                 module=self.module,
                 backward=self.backward,
-                no_sync=unreduced if last or unreduced is None else nullcontext,
+                no_sync=inside,
             )
         return out.losses, out.next_state
 
@@ -143,11 +144,10 @@ class RolloutEngine:
         """Plain back-propagation through time: one graph per `horizon` segments."""
         count = len(segments)
         horizon, slide = self.horizon or count, self.slide or count
-        losses, following = [], None
+        losses, following, no_sync = [], None, self.no_sync or nullcontext
         for first in range(0, count, horizon):
             stop = min(first + horizon, count)
-            reduced = self.unreduced is None or (last and stop == count)
-            with nullcontext() if reduced or self.unreduced is None else self.unreduced():
+            with nullcontext() if last and stop == count else no_sync():
                 with collect_auxiliary_losses() as auxiliary:
                     loss, states = read(segments[first:stop], state)
                 loss = add_auxiliary(loss, auxiliary)

@@ -19,13 +19,31 @@ from .verification import Place, StateComparison, precision, sensitivity
 
 
 @dataclass(frozen=True)
+class ReplayResult:
+    """The result of `replay`, detached; the gradients are in the parameters' .grad.
+
+    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
+    state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
+    None. A scaler scales it like every .grad. next_state: the state after step `slide`; by default `state`.
+    aux: per step what it returned beside loss and state, or None.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    state: State
+    state_grad: State
+    next_state: State
+    aux: list[Any]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The arguments of one rollout, checked.
 
-    keep: the number of states in memory at a time, for a number of steps. every: the number of steps that gradient
-    flows through. compares: whether replayed steps are compared with the first pass, up to the relative difference
-    `tolerance` or, for None, to rounding. suspended: a context in which gradients are
-    not reduced over processes; None if nothing reduces them. The others are those of `replay`.
+    limit_of(steps): the number of states that a pass over so many steps stores. horizon: the number of steps that
+    gradient flows through. compares: whether replayed steps are compared with the first pass, up to the
+    relative difference `tolerance` or, for None, to rounding. reduces: whether gradients are reduced over processes;
+    no_sync: a context in which they are not. The others are those of `replay`.
     """
 
     step: Callable[[Any, State], Any]
@@ -33,14 +51,15 @@ class Plan:
     segments: Sequence[Any]
     weights: list[float]
     rows: BatchRows
-    keep: Callable[[int], int]
-    every: int
+    limit_of: Callable[[int], int]
+    horizon: int
     slide: int
     compares: bool
     tolerance: float | None
     module: nn.Module | None
     backward: Callable[[Tensor], object] | None
-    suspended: Callable[[], AbstractContextManager[object]] | None
+    reduces: bool
+    no_sync: Callable[[], AbstractContextManager[object]]
     generators: Generators
 
 
@@ -82,12 +101,12 @@ class ReplayPasses:
         self.has_gradient = False
 
     def run(self) -> None:
-        """Run the rollout, in parts of `every` steps between which no gradient flows."""
-        count, every = len(self.plan.segments), self.plan.every
-        for first in range(0, count, every):
-            self.first, self.last = first, first + every >= count
-            stop = min(first + every, count)
-            self.kept = self.plan.keep(stop - first)
+        """Run the rollout, in parts of `horizon` steps between which no gradient flows."""
+        count, horizon = len(self.plan.segments), self.plan.horizon
+        for first in range(0, count, horizon):
+            self.first, self.last = first, first + horizon >= count
+            stop = min(first + horizon, count)
+            self.limit = self.plan.limit_of(stop - first)
             later = self._sweep(first, stop, self.end, None)
             if first == 0:
                 self.gradients = later.gradients
@@ -95,8 +114,8 @@ class ReplayPasses:
         if not self.has_gradient:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
 
-    def result(self) -> tuple[Tensor, Tensor, State, State, State, list[Any]]:
-        """The fields of `ReplayResult`."""
+    def result(self) -> ReplayResult:
+        """The result of the rollout, which has been run."""
         losses = self.losses.values
         assert losses is not None
         wide = torch.promote_types(losses.dtype, torch.float32)
@@ -104,7 +123,7 @@ class ReplayPasses:
         end = pytree.tree_unflatten(self.end.leaves, self.end.structure)
         start = None if self.fresh else pytree.tree_unflatten(self.gradients, self.start.structure)
         following = end if self.plan.slide == len(self.plan.segments) else self.next_state
-        return loss, losses, end, start, following, self.aux
+        return ReplayResult(loss=loss, losses=losses, state=end, state_grad=start, next_state=following, aux=self.aux)
 
     def undo(self) -> None:
         """Restore generators and buffers after an error."""
@@ -121,11 +140,11 @@ class ReplayPasses:
         """Replay the steps stop − 1 … start, with their backward passes. saved: what step `start` starts from."""
         if stop - start == 1:
             return self._replay(start, saved, later)
-        width = -(-(stop - start) // self.kept)
+        width = -(-(stop - start) // self.limit)
         starts = range(start, stop, width)
-        kept = self._forward(saved, starts)
+        stored = self._forward(saved, starts)
         for first in reversed(starts):
-            later = self._sweep(first, min(first + width, stop), kept.pop(), later)
+            later = self._sweep(first, min(first + width, stop), stored.pop(), later)
         self.comparison.settle()  # what is not compared yet keeps its states in memory
         assert later is not None
         return later
@@ -134,7 +153,7 @@ class ReplayPasses:
     def _forward(self, saved: StepStart, starts: range) -> list[StepStart]:
         """What each of the steps `starts` starts from; `saved` is that of the first of them."""
         self._put(saved)
-        kept, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
+        stored, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
         state, pool = pytree.tree_unflatten(leaves, structure), self.store.pool(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
             versions, incoming, before = step_states.count_writes(leaves), leaves, structure
@@ -152,10 +171,10 @@ class ReplayPasses:
                 state = pytree.tree_unflatten(leaves, structure)
             if t + 1 in starts:
                 # The pool has memory for states of one structure.
-                stored = self.store.keep(compact(leaves, incoming, pool if structure == before else None))
-                buffers = self.buffers.take(kept[-1].buffers)
-                kept.append(StepStart(stored, structure, self.generators.take(), buffers))
-        return kept
+                own = self.store.keep(compact(leaves, incoming, pool if structure == before else None))
+                buffers = self.buffers.take(stored[-1].buffers)
+                stored.append(StepStart(own, structure, self.generators.take(), buffers))
+        return stored
 
     def _replay(self, t: int, saved: StepStart, later: _Later | None) -> _Later:
         """Run one step with its graph, and its backward pass."""
@@ -163,8 +182,7 @@ class ReplayPasses:
         torch.clear_autocast_cache()  # PyTorch 2.9 reuses weights that were cast without gradient
         leaves = self._incoming(t, saved)
         final = self.last and t == self.first
-        reduced = self.plan.suspended is not None and final
-        with self.plan.suspended() if self.plan.suspended is not None and not final else nullcontext():
+        with nullcontext() if final else self.plan.no_sync():
             state = pytree.tree_unflatten(leaves, saved.structure)
             state = self._reset(t, state, leaves, saved.structure)
             versions, given = step_states.count_writes(leaves), pytree.tree_leaves(state)
@@ -191,7 +209,7 @@ class ReplayPasses:
             if t == self.first:
                 self.comparison.settle()  # before the last gradients are added and reduced
             del state, aux, given
-            self._differentiate(t, loss, outgoing, later.gradients, reduced)
+            self._differentiate(t, loss, outgoing, later.gradients, final and self.plan.reduces)
             del loss, outgoing
         torch.clear_autocast_cache()
         gradients = [x.grad if isinstance(x, Tensor) and x.requires_grad else None for x in leaves]
@@ -378,16 +396,16 @@ def differentiate(
     loss: Tensor,
     state: list[object],
     carried: list[Tensor | None],
-    every: bool,
+    zero_missing: bool,
 ) -> bool:
     """The backward pass of a step; False if nothing in it requires gradient.
 
-    backward: the function that runs it on one tensor; None is PyTorch's own. every: a part of the state that no
-    gradient came back for gets zeros, so that every parameter takes part.
+    backward: the function that runs it on one tensor; None is PyTorch's own. zero_missing: a part of the
+    state that no gradient came back for gets zeros, so that every parameter takes part.
     """
     outgoing, gradients = [], []
     for x, gradient in zip(state, carried, strict=True):
-        if isinstance(x, Tensor) and x.requires_grad and (every or gradient is not None):
+        if isinstance(x, Tensor) and x.requires_grad and (zero_missing or gradient is not None):
             outgoing.append(x)
             gradients.append(torch.zeros_like(x) if gradient is None else gradient)
     if not outgoing and not loss.requires_grad:
@@ -417,7 +435,7 @@ def _without_autocast() -> contextlib.AbstractContextManager[object]:
     return stack
 
 
-def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
+def find_no_sync(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
     """A context in which a module's gradients are not reduced over processes; None if nothing reduces them.
 
     The module, or parts of it, may be wrapped by DistributedDataParallel (or anything with a `no_sync`) or be sharded
@@ -426,7 +444,7 @@ def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractCont
     parts = list(_reducing(module)) if module is not None else []
 
     @contextlib.contextmanager
-    def suspended() -> Iterator[None]:
+    def no_sync() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for part in parts:
                 if hasattr(part, "set_requires_gradient_sync"):
@@ -436,7 +454,7 @@ def suspension(module: nn.Module | None) -> Callable[[], contextlib.AbstractCont
                     stack.enter_context(part.no_sync())
             yield
 
-    return suspended if parts else None
+    return no_sync if parts else None
 
 
 def _reducing(module: nn.Module) -> Iterator[Any]:

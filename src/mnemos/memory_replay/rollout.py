@@ -1,12 +1,11 @@
-"""`replay`, its options and its result, and the checks of its arguments."""
+"""`replay`, its options, and the checks of its arguments."""
 
 import functools
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 from weakref import WeakKeyDictionary
 
@@ -15,30 +14,12 @@ from torch import Tensor, nn
 
 from mnemos.types import InputError, State
 
-from .passes import Gradients, Plan, ReplayPasses, suspension
+from .passes import Gradients, Plan, ReplayPasses, ReplayResult, find_no_sync
 from .step_start import Generators, Store
 from .step_states import Axes, BatchRows, one_per_step
 
 Segment = TypeVar("Segment")
 Verify: TypeAlias = Literal["first", "always", "never"]
-
-
-@dataclass(frozen=True)
-class ReplayResult:
-    """The result of `replay`, detached; the gradients are in the parameters' .grad.
-
-    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
-    state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
-    None. A scaler scales it like every .grad. next_state: the state after step `slide`; by default `state`.
-    aux: per step what it returned beside loss and state, or None.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    state: State
-    state_grad: State
-    next_state: State
-    aux: list[Any]
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -156,24 +137,26 @@ def replay(
     when, tolerance = _read_verify(verify, options.get("tolerance"))
     found = _as_sequence(segments)
     count = len(found)
-    every = _read_horizon(truncate_every, count)
+    horizon = _read_horizon(truncate_every, count)
     module = _find_owner(step) if module is None else module
     verified, kind = _find_verified(step, advance, module)
-    compares = min(every, count) > 1 and (when == "always" or (when == "first" and kind not in verified))
+    compares = min(horizon, count) > 1 and (when == "always" or (when == "first" and kind not in verified))
+    no_sync = options.get("no_sync") or find_no_sync(module)
     plan = Plan(
         step=step,
         advance=advance,
         segments=found,
         weights=_read_weights(weights, count),
         rows=BatchRows(options.get("batch_axis"), resets, options.get("reset_to"), count),
-        keep=_read_checkpoints(checkpoints),
-        every=every,
+        limit_of=_read_checkpoints(checkpoints),
+        horizon=horizon,
         slide=_read_slide(slide, count),
         compares=compares,
         tolerance=tolerance,
         module=module,
         backward=_choose_backward(options.get("scaler"), options.get("backward")),
-        suspended=options.get("no_sync") or suspension(module),
+        reduces=no_sync is not None,
+        no_sync=no_sync or nullcontext,
         generators=Generators(options.get("generators")),
     )
     passes = ReplayPasses(plan, state)
@@ -184,7 +167,7 @@ def replay(
         passes.run()
         if compares:
             verified.add(kind)
-        return ReplayResult(*passes.result())
+        return passes.result()
     except BaseException:
         before.put_back()
         passes.undo()
@@ -249,7 +232,7 @@ def _as_sequence(segments: object) -> Any:
 
 
 def _read_checkpoints(checkpoints: int | str) -> Callable[[int], int]:
-    """The number of states of so many steps that are kept at a time."""
+    """The number of states that a pass over so many steps stores."""
     if checkpoints == "all":
         return lambda steps: steps
     if checkpoints == "sqrt":

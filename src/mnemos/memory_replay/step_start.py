@@ -28,7 +28,7 @@ RandomStates = dict[str, object]  # by generator: its state; states that are equ
 class StepStart:
     """Everything that a step starts from. `leaves` of the state are read with `Store.fetch`."""
 
-    leaves: "Kept"
+    leaves: "StoredLeaves"
     structure: Any
     generators: RandomStates
     buffers: list[object]
@@ -374,7 +374,7 @@ class Store:
         """Memory for `count` states; None if they are stored in files."""
         return StatePool(count) if self._folder is None else None
 
-    def keep(self, leaves: list[object]) -> "Kept":
+    def keep(self, leaves: list[object]) -> "StoredLeaves":
         """Store the leaves of a state."""
         if self._folder is not None:
             self._count += 1
@@ -382,11 +382,11 @@ class Store:
         return [_Host(x) if self._host and isinstance(x, Tensor) and _elsewhere(x) else x for x in leaves]
 
     @staticmethod
-    def fetch(kept: "Kept") -> list[object]:
+    def fetch(stored: "StoredLeaves") -> list[object]:
         """The stored leaves, on their original devices."""
-        if isinstance(kept, _File):
-            return kept.fetch()
-        return [x.fetch() if isinstance(x, _Host) else x for x in kept]
+        if isinstance(stored, _File):
+            return stored.fetch()
+        return [x.fetch() if isinstance(x, _Host) else x for x in stored]
 
     def close(self) -> None:
         """Delete all files."""
@@ -431,4 +431,4 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-Kept = list[object] | _File  # the leaves of a state, as `Store.keep` puts them away
+StoredLeaves = list[object] | _File  # the leaves of a state, as `Store.keep` puts them away

@@ -136,7 +136,7 @@ class RolloutGradients:
             verify=config.rollout.verify,
             # Fabric enters autocast inside the wrapped model, so replay cannot detect half precision by itself.
             tolerance=HALF if config.precision.endswith("mixed") else None,
-            unreduced=lambda: fabric.no_backward_sync(wrapped),
+            no_sync=lambda: fabric.no_backward_sync(wrapped),
         )
         self._kept: dict[int, object] = {}  # batches of the last update, by index
 
