@@ -381,7 +381,7 @@ def check_mode(attention: AttentionConfig, causal: bool) -> None:
     if causal not in attention.causal_modes:
         raise InputError(
             f"attention {attention.name!r}: expected causal={not causal}, its only mode, found causal={causal}; use "
-            "another attention"
+            f"another attention, or a model with causal={not causal}"
         )
 
 
