@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.generate.decoder_step import packed
+from mnemos.generate.decoder_step import pack
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text
@@ -150,7 +150,7 @@ def compared(models: dict[str, torch.nn.Module], prompts: list[Tensor], options:
 def price(name: str, rounds: int, wall: bool) -> dict[str, Any]:
     """The time of calls of k tokens, in steps of the model."""
     model, clock = build(name).eval(), time.perf_counter if wall else time.process_time
-    step, whole = mnemos.fused_step(model), packed(model)
+    step, whole = mnemos.fused_step(model), pack(model)
     x = torch.randint(256, (1, 300), generator=torch.Generator().manual_seed(0))
     _, state = model(x)
     calls: dict[str, Callable[[], Any]] = {"step": lambda: step(x[:, :1], state)}

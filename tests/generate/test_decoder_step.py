@@ -82,16 +82,16 @@ def test_hooks_gradients_and_other_kinds_of_numbers_use_the_modules_themselves()
     hook = model.head.register_forward_hook(lambda *_: seen.append(1))
     state = model.encode(tokens(2, 5))
     with torch.no_grad():
-        steps.packed(model)(tokens(2, 1), state)
+        steps.pack(model)(tokens(2, 1), state)
         assert seen == [1]
     hook.remove()
-    y, _ = steps.packed(model)(tokens(2, 1), state)
+    y, _ = steps.pack(model)(tokens(2, 1), state)
     y.sum().backward()
     assert model.head.weight.grad is not None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert steps.packed(model)(tokens(2, 1), model.encode(tokens(2, 5)))[0].dtype == torch.bfloat16
+        assert steps.pack(model)(tokens(2, 1), model.encode(tokens(2, 5)))[0].dtype == torch.bfloat16
     double = copy.deepcopy(model).double()
-    assert all(type(part) is not steps.PackedLinear for part in steps.packed(double).modules())
+    assert all(type(part) is not steps.PackedLinear for part in steps.pack(double).modules())
     assert isinstance(model.head, nn.Linear)  # the model itself is not changed
 
 
@@ -106,4 +106,4 @@ def test_a_model_trains_after_a_search_and_on_what_it_found():
     with torch.no_grad():
         model.head.weight.mul_(2)
         state = model.eval().encode(tokens(2, 5))
-        torch.testing.assert_close(steps.packed(model)(tokens(2, 1), state)[0], model(tokens(2, 1), state)[0])
+        torch.testing.assert_close(steps.pack(model)(tokens(2, 1), state)[0], model(tokens(2, 1), state)[0])

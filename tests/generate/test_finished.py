@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.generate.beam import accepted, is_done
+from mnemos.generate.beam import accept_hits, is_done
 
 NONE = -torch.inf
 
@@ -12,8 +12,8 @@ NONE = -torch.inf
 def test_fairseq_takes_the_first_that_end_until_there_are_k_and_transformers_the_best(stopping, kept):
     pool = torch.tensor([[-1.0, NONE, NONE]])
     hits = torch.ones(1, 3, dtype=torch.bool)
-    assert accepted(pool, hits, torch.tensor([[False]]), stopping).tolist() == [kept]
-    assert not accepted(pool, hits, torch.tensor([[True]]), stopping).any()
+    assert accept_hits(pool, hits, torch.tensor([[False]]), stopping).tolist() == [kept]
+    assert not accept_hits(pool, hits, torch.tensor([[True]]), stopping).any()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ In this order: the candidates of a step, the finished hypotheses and when a sent
 import contextlib
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -29,7 +28,7 @@ from mnemos.types import (
     taken,
 )
 
-from .decoder_step import DecoderStep
+from .decoder_step import DecoderStep, DecodeStep
 from .sampling import draw
 
 BLOCK = 64  # columns whose maximum stands for them in `top_tokens`
@@ -98,7 +97,7 @@ def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
     return Candidates(values, places // found.shape[1], tokens).padded(count)
 
 
-def drawn(
+def draw_each(
     logp: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
 ) -> Candidates:
     """One drawn continuation of each hypothesis; its score is of the model's own distribution.
@@ -166,7 +165,7 @@ class Finished(NamedTuple):
         return Finished(*(x.index_select(0, sentences) for x in self))
 
 
-def accepted(pool: Tensor, hits: Tensor, done: Tensor, stopping: Stopping) -> Tensor:
+def accept_hits(pool: Tensor, hits: Tensor, done: Tensor, stopping: Stopping) -> Tensor:
     """Which hits [B, N], candidates that end in this step, become finished hypotheses beside those of pool [B, K].
 
     fairseq: the first ones until there are K, and none is replaced. transformers: all, and the best K stay.
@@ -263,16 +262,13 @@ class Hypothesis(NamedTuple):
     finished: bool
 
 
-Step = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
-
-
 def beam_search(
     model: nn.Module,
     state: State,
     prefix: Tensor,
     config: BeamConfig | None = None,
     generator: torch.Generator | None = None,
-    step: Step | None = None,
+    step: DecodeStep | None = None,
     limits: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of B sentences: found[b][i] is the i-th best of sentence b, at most `config.n_best`.
@@ -334,7 +330,7 @@ class _Search:
         self.sentences = torch.arange(len(prefix), device=prefix.device)
         self.results: dict[int, list[Hypothesis]] = {}
 
-    def start(self, state: State, step: Step) -> None:
+    def start(self, state: State, step: DecodeStep) -> None:
         """Read the common prefix once per sentence, and branch."""
         k, prefix = self.config.beams, self.prefix[:, : self.common]
         outputs, state = _read(self.model, prefix, state)
@@ -374,7 +370,7 @@ class _Search:
         if c.temperature:
             if self.scores.shape[1] < k:
                 self.logp, self.scores = self.logp.repeat_interleave(k, 0), self.scores.expand(-1, k)
-            found = drawn(self.logp, self.scores, (c.temperature, c.top_k, c.top_p), self.generator)
+            found = draw_each(self.logp, self.scores, (c.temperature, c.top_k, c.top_p), self.generator)
         else:
             found = best(self.logp, self.scores, 2 * k)
         if place < self.common + self.forced:
@@ -430,7 +426,7 @@ class _Search:
         hits = (ends | last)[:, :k] & (found.scores[:, :k] > -torch.inf)
         if c.stopping == "fairseq" and c.eos is not None and not c.temperature:
             hits = hits & ends[:, :k]
-        hits = accepted(self.finished.scores, hits, self.done, c.stopping)
+        hits = accept_hits(self.finished.scores, hits, self.done, c.stopping)
         if hits.device.type == "cpu" and not bool(hits.any()):
             return
         self.any_finished = True

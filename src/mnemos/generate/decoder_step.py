@@ -5,6 +5,7 @@ does neither. With many rows the products of packed matrices are faster than the
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from .fused import ROWS, fused_step
 
 FEW = 100  # rows up to which the kernel of softmax attention is faster than products of packed matrices
 LEAST = 200_000  # weights of a matrix from which on packing saves time; smaller ones stay in the caches
+
+DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
 
 
 class DecoderStep:
@@ -34,7 +37,7 @@ class DecoderStep:
     @functools.cached_property
     def packed(self) -> nn.Module:
         """The model with packed matrices."""
-        return packed(self.kernel.model)
+        return pack(self.kernel.model)
 
     def __call__(self, x: Tensor, state: State) -> Output:
         """See the class."""
@@ -44,8 +47,8 @@ class DecoderStep:
         return found
 
 
-def packed(model: nn.Module) -> nn.Module:
-    """The model for decoding without gradient: `logits, state = packed(model)(x, state)`, to rounding the model's.
+def pack(model: nn.Module) -> nn.Module:
+    """The model for decoding without gradient: `logits, state = pack(model)(x, state)`, to rounding the model's.
 
     Linear layers in float32 on a CPU with at least `LEAST` weights use a copy of their matrix in the order in which
     oneDNN reads it: with 5 rows they take a third of the time, with 160 two thirds. All else is shared with the model.
@@ -55,13 +58,13 @@ def packed(model: nn.Module) -> nn.Module:
     """
     if packed_products() is None or has_global_forward_hooks():
         return model
-    return _packed(model)
+    return _pack(model)
 
 
-def _packed(module: nn.Module) -> nn.Module:
+def _pack(module: nn.Module) -> nn.Module:
     if type(module) is nn.Linear:
         return PackedLinear(module) if _fits(module) else module
-    children = {name: _packed(child) for name, child in module.named_children()}
+    children = {name: _pack(child) for name, child in module.named_children()}
     if all(child is children[name] for name, child in module.named_children()):
         return module
     return with_children(module, children)

@@ -42,7 +42,7 @@ from mnemos.types import InputError, Output, State, likelihood_of
 
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
-KIND: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
+FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
 NO_SUMS, NO_KEYS = [0] * 4, [0] * 5  # `Sums` and `Keys` of native/decode.h
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
@@ -142,7 +142,7 @@ class FusedStep:
         # References keep the memory from reuse: another tensor at an old address would pass for the weight.
         self._held = [None if (p := found.get(name)) is None else p.detach() for found, name in self._where]
         self._pointers = pointers
-        self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _unfit(p, e))), "")
+        self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
         if self.why:
             return
         self._copies = [
@@ -166,7 +166,7 @@ class FusedStep:
         plan, rows = self.plan, len(x)
         source: Prepared | None = None
         if state is None and not plan.attention and not plan.reads:
-            sums = LinearState(*(torch.zeros(rows, *shape, **KIND) for shape in self._sums()))
+            sums = LinearState(*(torch.zeros(rows, *shape, **FLOAT32_CPU) for shape in self._sums()))
             seen = torch.zeros(rows, dtype=torch.int64, device="cpu") if plan.turned_sums else None
             given: tuple[Any, ...] = (sums if seen is None else PlacedSums(sums, seen),) * plan.layers
         elif not isinstance(state, EncoderDecoderState if plan.reads else TransformerState):
@@ -185,7 +185,7 @@ class FusedStep:
             own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
         if own is None:
             return None
-        logits = torch.empty(rows, *plan.outputs, **KIND)
+        logits = torch.empty(rows, *plan.outputs, **FLOAT32_CPU)
         place = 0 if seen is None else seen.data_ptr()
         step = [rows, torch.get_num_threads(), x.data_ptr(), x.stride(0), place, logits.data_ptr()]
         step += [*own.visible, *(source.visible if source else NOTHING)]
@@ -255,7 +255,7 @@ def _takes(x: Tensor) -> bool:
     )
 
 
-def _unfit(p: Tensor | None, shape: torch.Size | None) -> str:
+def _why_not_weight(p: Tensor | None, shape: torch.Size | None) -> str:
     if p is None or shape is None:
         return "" if p is shape else "a bias was added or removed"
     if p.dtype != torch.float32 or p.device.type != "cpu":
@@ -357,7 +357,8 @@ def why_not_fused(model: nn.Module) -> str:
     if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
         return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
     blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
-    return next((why for block in blocks if (why := _attends(block, blocks[0]))), "") or _differs(model)
+    reasons = (why for block in blocks if (why := _why_not_attention(block, blocks[0])))
+    return next(reasons, "") or _why_not_configured(model)
 
 
 def _encodes(name: str) -> bool:
@@ -365,7 +366,7 @@ def _encodes(name: str) -> bool:
     return name.startswith(("encoder", "source_"))
 
 
-def _attends(block: nn.Module, first: Any) -> str:
+def _why_not_attention(block: nn.Module, first: Any) -> str:
     attention: Any = block.attention
     if type(attention) not in (LinearAttention, SoftmaxAttention):
         return f"the kernel has LinearAttention and SoftmaxAttention, found {type(attention).__name__}"
@@ -405,7 +406,7 @@ def _expected(config: ModelConfig) -> dict[str, tuple[type[nn.Module], str, str]
     return {name: (type(part), part.extra_repr(), str(part)) for name, part in modules if name and not _encodes(name)}
 
 
-def _differs(model: Any) -> str:
+def _why_not_configured(model: Any) -> str:
     """The first part that is not as the configuration builds it; the head may have another number of outputs."""
     found = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
     for name, (kind, settings, words) in _expected(model.config).items():
@@ -448,7 +449,7 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor 
             return None
         given.append(layer)
     n = len(given)
-    s, z = torch.empty(n, *shape, **KIND), torch.empty(n, *shape[:3], **KIND)
+    s, z = torch.empty(n, *shape, **FLOAT32_CPU), torch.empty(n, *shape[:3], **FLOAT32_CPU)
     new: tuple[Any, ...] = tuple(map(LinearState, s.unbind(), z.unbind()))
     words = [[x.data_ptr() for pair in both for x in pair] for both in zip(given, new, strict=True)]
     if seen is not None:

@@ -15,7 +15,7 @@ from mnemos.types import InputError, leaves
 
 from .rollback import check_cuts
 from .sampling import is_whole
-from .stream import Stream, signature_of, weights_of
+from .stream import Stream, check_tokens, restore_stream, save_stream, signature_of, weights_of
 
 _ABOUT = "prefixes.json"  # in the folder: which model's states it holds
 
@@ -69,7 +69,7 @@ class PrefixTree:
 
     def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
         """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
-        rows = [self._new._checked(row[None])[0] for row in _rows(prompts)]
+        rows = [check_tokens(self._new, row[None])[0] for row in _rows(prompts)]
         if _numbers(self.model) != self._numbers:
             raise InputError(
                 "PrefixTree: expected the weights with which the tree was made, found others; make a new tree"
@@ -122,8 +122,8 @@ class PrefixTree:
         for i, row in enumerate(rows):
             groups.setdefault((bool(keys[i]), len(row) % self.block), []).append(i)
         parts = []
-        for (begun, length), members in groups.items():
-            stream = Stream.join([streams[keys[i][-1]] for i in members]) if begun else self._new
+        for (has_block, length), members in groups.items():
+            stream = Stream.join([streams[keys[i][-1]] for i in members]) if has_block else self._new
             ends = [rows[i][len(rows[i]) - length :] for i in members]
             parts.append(stream.prefill(torch.stack(ends)) if length else stream)
         order = torch.tensor([i for members in groups.values() for i in members])
@@ -143,7 +143,7 @@ class PrefixTree:
             self._stored.move_to_end(key)
         elif self.folder is not None and (file := self.folder / f"{key}.safetensors").is_file():
             try:
-                stream = Stream._restored(self.model, file, self._new.step, self._weights)
+                stream = restore_stream(Stream, self.model, file, self._new.step, self._weights)
             except InputError as error:
                 found = str(error).rpartition(";")[0]
                 raise InputError(f"{found}; remove the file, and its tokens are read again") from error
@@ -152,7 +152,7 @@ class PrefixTree:
 
     def _put(self, key: str, stream: Stream) -> None:
         if self.folder is not None:
-            stream._save(self.folder / f"{key}.safetensors", self._weights)
+            save_stream(stream, self.folder / f"{key}.safetensors", self._weights)
         self._keep(key, stream)
 
     def _keep(self, key: str, stream: Stream) -> None:

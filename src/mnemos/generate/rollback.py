@@ -1,6 +1,6 @@
 """Going back within the tokens that a model has just read: the exact state of an accepted prefix, for any state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from mnemos._compat import pytree
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import Advances, InputError, Output, State, join, select
+from mnemos.types import Advances, InputError, State, join, select
+
+from .decoder_step import DecodeStep
 
 
 def check_cuts(model: nn.Module, verb: str) -> None:
@@ -41,7 +43,7 @@ class Rollback:
     limit: the most tokens that wait to be read again. calls, again: the calls of the model, and those of case 4.
     """
 
-    def __init__(self, model: nn.Module, step: Callable[[Tensor, State], Output], state: State, limit: int) -> None:
+    def __init__(self, model: nn.Module, step: DecodeStep, state: State, limit: int) -> None:
         self.model, self.step, self.state, self.limit = model, step, state, limit
         self.calls = self.again = 0
         self._waiting: Tensor | None = None  # [R, p]: tokens after `state`
@@ -70,10 +72,10 @@ class Rollback:
         else:
             self.state = self._read_again(tokens, after, counts)
 
-    def settled(self) -> State:
+    def finish(self) -> State:
         """The state after all tokens that were kept. Cost: a call if some wait to be read again."""
         if self._waiting is not None:
-            self.state, self._waiting = self._advanced(self._waiting, self.state), None
+            self.state, self._waiting = self._advance(self._waiting, self.state), None
         return self.state
 
     def select(self, rows: Tensor) -> None:
@@ -90,17 +92,17 @@ class Rollback:
                 parts.append((rows, select(after, index)))
             else:
                 state = self.state if len(rows) == len(counts) else select(self.state, index)
-                parts.append((rows, self._advanced(tokens[index, :n], state) if n else state))
-        return together(parts)
+                parts.append((rows, self._advance(tokens[index, :n], state) if n else state))
+        return merge_rows(parts)
 
-    def _advanced(self, x: Tensor, state: State) -> State:
+    def _advance(self, x: Tensor, state: State) -> State:
         self.calls, self.again = self.calls + 1, self.again + 1
         if x.shape[1] > 1 and isinstance(self.model, Advances):
             return self.model.advance(x, state)
         return (self.step if x.shape[1] == 1 else self.model)(x, state)[1]
 
 
-def together(parts: Sequence[tuple[Sequence[int], State]]) -> State:
+def merge_rows(parts: Sequence[tuple[Sequence[int], State]]) -> State:
     """The rows of several states as one state. parts: the number of each of a state's rows, 0 to R − 1, and the state.
 
     Keys and values that no row has any more are left out. Cost: a copy of each state.
@@ -109,7 +111,7 @@ def together(parts: Sequence[tuple[Sequence[int], State]]) -> State:
     if len(parts) == 1:
         state = parts[0][1]
         return state if bool((numbers.diff() > 0).all()) else select(state, numbers.argsort())
-    return _short(select(join([state for _, state in parts]), numbers.argsort()))
+    return _shorten(select(join([state for _, state in parts]), numbers.argsort()))
 
 
 def without_last(before: State, after: State, kept: Sequence[int], read: int) -> State | None:
@@ -148,19 +150,19 @@ def _cut(before: Any, after: Any, kept: Sequence[int], read: int) -> Any:
     width = min(n + max(kept), whole)  # a window holds `whole` tokens
     place = (n + counts)[:, None] - width + torch.arange(width, device=counts.device)
 
-    def aligned(x: Tensor, y: Tensor) -> Tensor:
+    def align(x: Tensor, y: Tensor) -> Tensor:
         """The tokens of every row up to its last one, at the end of the axis."""
         joined, index = torch.cat([x, y[:, whole - read :]], 1), place.clamp(min=0)
         return joined.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
 
-    valid = aligned(before.valid, after.valid) & (place >= 0)
-    return _shorter(KeyValues(aligned(before.k, after.k), aligned(before.v, after.v), valid, before.seen + counts))
+    valid = align(before.valid, after.valid) & (place >= 0)
+    return _shorten_keys(KeyValues(align(before.k, after.k), align(before.v, after.v), valid, before.seen + counts))
 
 
-def _short(state: State) -> State:
-    return pytree.tree_map(lambda x: _shorter(x) if _holds_keys(x) else x, state, is_leaf=_holds_keys)
+def _shorten(state: State) -> State:
+    return pytree.tree_map(lambda x: _shorten_keys(x) if _holds_keys(x) else x, state, is_leaf=_holds_keys)
 
 
-def _shorter(part: KeyValues) -> KeyValues:
+def _shorten_keys(part: KeyValues) -> KeyValues:
     """Without what is before the first token of every row."""
     return part.last(int(part.seen.max()))

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from mnemos.types import Bounded, InputError, LogProbLikelihood, State, likelihood_of, select
 
-from .decoder_step import packed
-from .rollback import Rollback, check_cuts, together, without_last
+from .decoder_step import DecodeStep, pack
+from .rollback import Rollback, check_cuts, merge_rows, without_last
 from .sampling import checked_settings, is_whole, most_probable, probabilities, scores_of
-from .stream import Step, Stream
+from .stream import Stream, check_eval, require_tokens
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,9 @@ class LookupDrafter:
         """See `Drafter`."""
         found = [row.after(most) for row in self.rows]
         width = max(map(len, found), default=0)
-        tokens = [
-            drafted + [row.tokens[-1]] * (width - len(drafted)) for row, drafted in zip(self.rows, found, strict=True)
-        ]
+        tokens = [draft + [row.tokens[-1]] * (width - len(draft)) for row, draft in zip(self.rows, found, strict=True)]
         table = torch.tensor(tokens, dtype=torch.int64, device=last.device).view(len(last), width)
-        return Proposal(table, [len(drafted) for drafted in found], None)
+        return Proposal(table, [len(draft) for draft in found], None)
 
     def keep(self, accepted: Sequence[int], following: Sequence[Sequence[int]]) -> None:
         """See `Drafter`."""
@@ -150,10 +148,10 @@ class ModelDrafter:
     """The drafter of a Stream of a smaller model. It keeps its states after each token, so going back is free."""
 
     def __init__(self, stream: Stream) -> None:
-        self.step: Step = stream.step
+        self.step: DecodeStep = stream.step
         self.likelihood = checked_likelihood(stream.model)
         self.states: list[State] = [stream.state]
-        self.drafted: Tensor | None = None  # [R, k]
+        self.tokens: Tensor | None = None  # [R, 1 + k]: the newest token and the draft after it
 
     def propose(self, last: Tensor, most: int, settings: Settings) -> Proposal:
         """See `Drafter`. Cost: `most` steps of the model."""
@@ -167,38 +165,38 @@ class ModelDrafter:
             else:
                 chances.append(settings.probabilities(scores))
                 tokens.append(torch.multinomial(chances[-1], 1, generator=settings.generator))
-        self.drafted = torch.cat(tokens, 1)
-        return Proposal(self.drafted[:, 1:], [most] * len(last), torch.stack(chances, 1) if chances else None)
+        self.tokens = torch.cat(tokens, 1)
+        return Proposal(self.tokens[:, 1:], [most] * len(last), torch.stack(chances, 1) if chances else None)
 
     def keep(self, accepted: Sequence[int], following: Sequence[Sequence[int]]) -> None:
         """See `Drafter`. Cost: a step if a row has accepted all tokens, the last of which was not read yet."""
-        assert self.drafted is not None
+        assert self.tokens is not None
         counts, read = [n + 1 for n in accepted], len(self.states) - 1  # of the tokens [last, drafted ..]
         state = None
         if max(counts) <= read:
             state = without_last(self.states[0], self.states[-1], counts, read) if read else None
         if state is None:
             state = self._state_after(counts, read)
-        self.states, self.drafted = [state], None
+        self.states, self.tokens = [state], None
 
     def _state_after(self, counts: list[int], read: int) -> State:
-        assert self.drafted is not None
+        assert self.tokens is not None
         parts = []
         for n in sorted(set(counts)):
             rows = [row for row, count in enumerate(counts) if count == n]
-            index = torch.tensor(rows, device=self.drafted.device)
+            index = torch.tensor(rows, device=self.tokens.device)
             some = len(rows) < len(counts)
             state = self.states[min(n, read)]
             state = select(state, index) if some else state
             if n > read:
-                state = self.step(self.drafted[index, read:], state)[1]
+                state = self.step(self.tokens[index, read:], state)[1]
             parts.append((rows, state))
-        return together(parts)
+        return merge_rows(parts)
 
     def select(self, rows: Tensor) -> "ModelDrafter":
         """See `Drafter`."""
         chosen = ModelDrafter.__new__(ModelDrafter)
-        chosen.step, chosen.likelihood, chosen.drafted = self.step, self.likelihood, None
+        chosen.step, chosen.likelihood, chosen.tokens = self.step, self.likelihood, None
         chosen.states = [select(self.states[-1], rows)]
         return chosen
 
@@ -310,7 +308,7 @@ def speculate(
         run = _Run(stream, draft, length, drafted, settings)
         while run.places:
             run.round()
-        found = run.found()
+        found = run.finish()
     return found._replace(statistics=run.statistics(time.perf_counter() - start))
 
 
@@ -321,7 +319,7 @@ class _Run:
         self.stream, self.draft, self.length, self.most, self.settings = stream, draft, length, drafted, settings
         self.likelihood = checked_likelihood(stream.model)
         self.drafter: Drafter = LookupDrafter(draft) if isinstance(draft, Lookup) else ModelDrafter(draft)
-        model = packed(stream.model) if length >= PACKED else stream.model
+        model = pack(stream.model) if length >= PACKED else stream.model
         self.reading = Rollback(model, stream.step, stream.state, drafted)
         assert stream.last is not None
         self.last = stream.last
@@ -329,7 +327,7 @@ class _Run:
         self.places = list(range(stream.rows)) if length else []  # which row of the stream each running row is
         self.finished: list[tuple[list[int], State]] = [] if length else [(list(range(stream.rows)), stream.state)]
         self.drafts: list[tuple[list[int], Drafter]] = [] if length else [(list(range(stream.rows)), self.drafter)]
-        self.size, self.drafted, self.accepted = drafted, 0, 0
+        self.size, self.draft_count, self.accept_count = drafted, 0, 0
         room = stream.model.room(stream.state) if isinstance(stream.model, Bounded) else None
         self.room = None if room is None else room.tolist()  # what each row of the stream may read, with its last token
 
@@ -350,8 +348,8 @@ class _Run:
         self.reading.keep([n + 1 for n in kept])
         self.drafter.keep(kept, new)
         self.last = torch.tensor([row[-1:] for row in new], device=self.last.device)
-        self.drafted += sum(proposal.counts)
-        self.accepted += sum(min(n, len(row)) for n, row in zip(accepted, new, strict=True))
+        self.draft_count += sum(proposal.counts)
+        self.accept_count += sum(min(n, len(row)) for n, row in zip(accepted, new, strict=True))
         self.size = max(1, min(self.most, max(accepted) + 2))
         for place, row in zip(self.places, new, strict=True):
             self.written[place] += row
@@ -374,7 +372,7 @@ class _Run:
             return
         gone = [i for i, is_done in enumerate(done) if is_done]
         stay = [i for i, is_done in enumerate(done) if not is_done]
-        state, drafter = self.reading.settled(), self.drafter
+        state, drafter = self.reading.finish(), self.drafter
         if stay:
             index, rest = (torch.tensor(rows, device=self.last.device) for rows in (gone, stay))
             state, drafter = select(state, index), self.drafter.select(index)
@@ -384,25 +382,25 @@ class _Run:
         self.drafts.append(([self.places[i] for i in gone], drafter))
         self.places = [self.places[i] for i in stay]
 
-    def found(self) -> Speculated:
+    def finish(self) -> Speculated:
         """The tokens, and stream and draft after them."""
         before = self.stream.last
         assert before is not None
         tokens = torch.tensor(self.written, dtype=torch.int64, device=before.device).view(len(before), self.length)
         last = tokens[:, -1:].clone() if self.length else before
-        stream = Stream(self.stream.model, self.stream.step, together(self.finished), last)
+        stream = Stream(self.stream.model, self.stream.step, merge_rows(self.finished), last)
         if isinstance(self.draft, Lookup):
             text = torch.cat([self.draft.tokens.to(tokens), tokens], 1)
             after: Stream | Lookup = Lookup(text, self.draft.longest, self.draft.shortest)
         else:
             states = [(rows, part.states[-1]) for rows, part in self.drafts if isinstance(part, ModelDrafter)]
-            after = Stream(self.draft.model, self.draft.step, together(states), last)
+            after = Stream(self.draft.model, self.draft.step, merge_rows(states), last)
         return Speculated(tokens, stream, after, self.statistics(0.0))
 
     def statistics(self, seconds: float) -> Statistics:
         """What was done so far, in so many seconds."""
         tokens = sum(map(len, self.written))
-        return Statistics(tokens, self.drafted, self.accepted, self.reading.calls, self.reading.again, seconds)
+        return Statistics(tokens, self.draft_count, self.accept_count, self.reading.calls, self.reading.again, seconds)
 
 
 def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple[list[int], Tensor]:
@@ -412,10 +410,10 @@ def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple
     """
     tokens, counts = proposal.tokens, torch.tensor(proposal.counts, device=scores.device)
     k, rows = tokens.shape[1], torch.arange(len(tokens), device=scores.device)
-    drafted = torch.arange(k, device=scores.device) < counts[:, None]
+    in_draft = torch.arange(k, device=scores.device) < counts[:, None]
     if settings.temperature == 0:
         best = most_probable(scores)
-        accepted = ((best[:, :k] == tokens) & drafted).cumprod(1).sum(1)
+        accepted = ((best[:, :k] == tokens) & in_draft).cumprod(1).sum(1)
         return accepted.tolist(), best[rows, accepted]
     p = settings.probabilities(scores)
     q = proposal.probabilities
@@ -424,7 +422,7 @@ def check_draft(scores: Tensor, proposal: Proposal, settings: Settings) -> tuple
     chance, drawn = (x.gather(-1, tokens[..., None])[..., 0] for x in (p[:, :k], q))
     # u < p/q, without a division: a token that is impossible for the model is never accepted
     u = torch.rand(chance.shape, generator=settings.generator, device=chance.device)
-    accepted = ((u * drawn < chance) & drafted).cumprod(1).sum(1)
+    accepted = ((u * drawn < chance) & in_draft).cumprod(1).sum(1)
     following = p[rows, accepted]
     if k:
         rest = (following - q[rows, accepted.clamp(max=k - 1)]).clamp(min=0)
@@ -438,8 +436,8 @@ def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) ->
         raise InputError(
             f"speculate: expected a Stream, found {type(stream).__name__}; give mnemos.Stream(model).prefill(prompt)"
         )
-    last = stream._begun("speculate")
-    stream._settled("speculate")
+    last = require_tokens(stream, "speculate")
+    check_eval(stream.model, "speculate")
     check_cuts(stream.model, "speculate")
     if not (is_whole(length) and is_whole(drafted) and length >= 0 and drafted >= 1):
         raise InputError(
@@ -449,8 +447,8 @@ def _check(stream: Stream, draft: Stream | Lookup, length: int, drafted: int) ->
     if isinstance(draft, Lookup):
         newest = draft.tokens[:, -1:]
     elif isinstance(draft, Stream):
-        newest = draft._begun("speculate: draft")
-        draft._settled("speculate: draft")
+        newest = require_tokens(draft, "speculate: draft")
+        check_eval(draft.model, "speculate: draft")
         sizes = [getattr(getattr(x.model, "config", None), "vocab_size", None) for x in (stream, draft)]
         if None not in sizes and sizes[0] != sizes[1]:
             raise InputError(

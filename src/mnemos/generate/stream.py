@@ -14,7 +14,6 @@ from mnemos.atomic import replacing, sort_metadata
 from mnemos.config import to_dict
 from mnemos.types import (
     InputError,
-    Output,
     Recurrent,
     RecurrentModel,
     State,
@@ -24,8 +23,9 @@ from mnemos.types import (
     select,
 )
 
+from .decoder_step import DecodeStep
 from .fused import fused_step
-from .rollback import together
+from .rollback import merge_rows
 from .sampling import checked_settings, draw, is_whole
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Tokens(Iterator[Tensor]):
         self, stream: "Stream", length: int, draw: Callable[[Tensor], Tensor], ends: Sequence[Sequence[int]], fill: int
     ) -> None:
         assert stream.last is not None
-        self._begun, self._left, self._draw, self._ends, self._fill = stream, length, draw, ends, fill
+        self._source, self._left, self._draw, self._ends, self._fill = stream, length, draw, ends, fill
         self._state, self._last = stream.state, stream.last
         self._rows = list(range(stream.rows))  # that have not ended, in the order of `_state`
         self._finished: list[tuple[list[int], tuple[State, Tensor]]] = []  # rows that have, with state and last token
@@ -61,7 +61,7 @@ class Tokens(Iterator[Tensor]):
     @property
     def ended(self) -> list[bool]:
         """See the class."""
-        return [row not in self._rows for row in range(self._begun.rows)]
+        return [row not in self._rows for row in range(self._source.rows)]
 
     @property
     def stream(self) -> "Stream":
@@ -69,26 +69,26 @@ class Tokens(Iterator[Tensor]):
         running: list[tuple[list[int], tuple[State, Tensor]]] = []
         if self._rows:
             running = [(self._rows, (self._state, self._last))]
-        state, last = together([*self._finished, *running])
-        return type(self._begun)(self._begun.model, self._begun.step, state, last)
+        state, last = merge_rows([*self._finished, *running])
+        return type(self._source)(self._source.model, self._source.step, state, last)
 
     def __next__(self) -> Tensor:
         if not self._left or not self._rows:
             raise StopIteration
         self._left -= 1
         with torch.no_grad():
-            outputs, self._state = self._begun.step(self._last, self._state)
+            outputs, self._state = self._source.step(self._last, self._state)
             outputs = outputs[:, -1]
             if self._finished:
                 places = dict(zip(self._rows, range(len(self._rows)), strict=True))
-                outputs = outputs[[places.get(row, 0) for row in range(self._begun.rows)]]
+                outputs = outputs[[places.get(row, 0) for row in range(self._source.rows)]]
             drawn = self._draw(outputs)
             if not self._ends:
                 self._last = drawn[:, None].clone()
                 return drawn
-            return self._checked(drawn)
+            return self._end_rows(drawn)
 
-    def _checked(self, drawn: Tensor) -> Tensor:
+    def _end_rows(self, drawn: Tensor) -> Tensor:
         """The tokens [B] with those of ended rows filled in; sets aside the rows that end here."""
         rows, values = self._rows, drawn.tolist()
         for row in rows:
@@ -135,9 +135,6 @@ def _ids(given: object, expected: str, size: int | None) -> list[int]:
     return [int(token) for token in found]
 
 
-Step = Callable[[Tensor, State], Output]  # tokens [B, 1] and a state -> outputs [B, 1, V] and the new state
-
-
 class Stream:
     """A model and its state after some tokens, for B streams. Immutable: every method returns a new Stream.
 
@@ -157,7 +154,9 @@ class Stream:
 
     __slots__ = ("last", "model", "state", "step")
 
-    def __init__(self, model: nn.Module, step: Step | None = None, state: State = None, last: Tensor | None = None):
+    def __init__(
+        self, model: nn.Module, step: DecodeStep | None = None, state: State = None, last: Tensor | None = None
+    ):
         self.model, self.step, self.state, self.last = model, step or fused_step(model), state, last
 
     @property
@@ -177,7 +176,7 @@ class Stream:
             return self._from_tree(tokens, tree)
         if chunk < 1:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
-        tokens, state = self._checked(tokens), self.state
+        tokens, state = check_tokens(self, tokens), self.state
         if self.last is None:
             state = new_state(self.model, len(tokens))
         else:
@@ -213,7 +212,7 @@ class Stream:
         """
         made = self.tokens(length, temperature, top_k, top_p, generator, min_p, eos, stop)
         tokens = list(made)
-        last = self._begun("generate")
+        last = require_tokens(self, "generate")
         return torch.stack(tokens, 1) if tokens else last.new_empty(len(last), 0), made.stream
 
     def tokens(
@@ -235,8 +234,8 @@ class Stream:
 
         Arguments, cost and errors are those of `generate`.
         """
-        self._begun("generate")
-        self._settled("generate")
+        require_tokens(self, "generate")
+        check_eval(self.model, "generate")
         if not is_whole(length) or length < 0:
             raise InputError(f"generate: expected a length that is a whole number of at least 0, found {length!r:.60}")
         checked_settings(temperature, top_k, top_p, min_p)
@@ -250,14 +249,14 @@ class Stream:
 
     def predict(self) -> Tensor:
         """The model's outputs [B, V] for the next token."""
-        last = self._begun("predict")
-        self._settled("predict")
+        last = require_tokens(self, "predict")
+        check_eval(self.model, "predict")
         with torch.no_grad():
             return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
         """The streams of the given rows: indices [R], where a repeated index forks a stream, or a mask [B]."""
-        self._begun("select")
+        require_tokens(self, "select")
         return Stream(self.model, self.step, *select((self.state, self.last), rows))
 
     @staticmethod
@@ -266,7 +265,7 @@ class Stream:
         if not streams:
             raise InputError("join: expected at least one stream, found none")
         for stream in streams:
-            stream._begun("join")
+            require_tokens(stream, "join")
             if stream.model is not streams[0].model:
                 raise InputError("join: expected streams of one and the same model, found several")
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
@@ -276,26 +275,7 @@ class Stream:
 
         The file holds hashes of the model's weights and of its own tensors. Cost: reading all weights once.
         """
-        self._save(file, weights_of(self.model))
-
-    def _save(self, file: str | Path, weights: str) -> None:
-        """`save` with the hash of the weights."""
-        from safetensors.torch import save_file
-
-        tensors = {"last": self._begun("save")} | {f"state.{i}": x for i, x in enumerate(leaves(self.state))}
-        # Copies: the tensors of a file may not share memory, and those of a state may.
-        tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-        file = Path(file)
-        if not file.parent.is_dir():
-            raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
-        about = {
-            "mnemos.stream": signature_of(self.model),
-            "weights": weights,
-            "tensors": _hash(sorted(tensors.items())),
-        }
-        with replacing(file) as temporary:
-            save_file(tensors, str(temporary), about)
-            sort_metadata(temporary)
+        save_stream(self, file, weights_of(self.model))
 
     def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
         if self.last is not None or tree.model is not self.model:
@@ -304,81 +284,107 @@ class Stream:
         found_stream = tree.prefill(tokens)
         return Stream(self.model, self.step, found_stream.state, found_stream.last)
 
-    def _checked(self, tokens: Tensor) -> Tensor:
-        """The tokens as int64. All are checked now: the model would refuse the last one only at the next step."""
-        self._settled("prefill")
-        fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and _integer(tokens.dtype)
-        if not fits or len(tokens) != (self.rows or len(tokens)):
-            found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise InputError(f"expected tokens [{self.rows or 'B'}, T] of integers, T at least 1, found {found}")
-        tokens = tokens.long()
-        size = getattr(getattr(self.model, "config", None), "vocab_size", None)
-        if size is not None and tokens.device.type == "cpu":
-            low, high = torch.aminmax(tokens)
-            if low < 0 or high >= size:
-                raise InputError(
-                    f"expected token ids 0 to {size - 1}, found {int(low)} to {int(high)}; use the model's vocabulary"
-                )
-        return tokens
-
-    def _settled(self, verb: str) -> None:
-        if any(part.training for part in self.model.modules()):
-            raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
-
-    def _begun(self, verb: str) -> Tensor:
-        if self.last is None:
-            raise InputError(
-                f"{verb}: expected a stream that has read tokens, found a new one; call prefill(prompt) first"
-            )
-        return self.last
-
     @classmethod
-    def restore(cls, model: nn.Module, file: str | Path, step: Step | None = None) -> "Stream":
+    def restore(cls, model: nn.Module, file: str | Path, step: DecodeStep | None = None) -> "Stream":
         """Read a stream that `save` wrote. Raises InputError for a missing or damaged file, or one of another model.
 
         Cost: reading the file, and all weights once.
         """
-        return cls._restored(model, file, step, None)
-
-    @classmethod
-    def _restored(cls, model: nn.Module, file: str | Path, step: Step | None, weights: str | None) -> "Stream":
-        """`restore` with the hash of the weights; None: it is made."""
-        from safetensors import SafetensorError, safe_open
-
-        file = Path(file)
-        if not file.is_file():
-            raise InputError(f"{file}: expected a saved stream, found no such file; Stream.save writes one")
-        try:
-            with safe_open(str(file), "pt") as opened:
-                said = opened.metadata() or {}
-                about = said.get("mnemos.stream")
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{file}: expected a saved stream, found a file that cannot be read ({error}); save it again"
-            ) from None
-        if about is None or "last" not in tensors or tensors["last"].dim() != 2:
-            raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-        fresh = new_state(model, len(tensors["last"]))  # before the signature: it says what a stream's model is
-        if about != signature_of(model):
-            raise InputError(
-                f"{file}: expected a stream of this model, found one of another configuration; load its own model"
-            )
-        if "tensors" not in said:
-            raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
-        if said.get("weights") != (weights_of(model) if weights is None else weights):
-            raise InputError(
-                f"{file}: expected a stream of this model, found one of other weights; load its own weights"
-            )
-        if said["tensors"] != _hash(sorted(tensors.items())):
-            raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
-        last = tensors.pop("last")
-        device = next(model.parameters()).device
-        state = _like(fresh, {name: x.to(device) for name, x in tensors.items()}, file)
-        return cls(model, step, state, last.to(device))
+        return restore_stream(cls, model, file, step, None)
 
     def __repr__(self) -> str:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
+
+
+def require_tokens(stream: Stream, verb: str) -> Tensor:
+    """The last token [B, 1]. Raises InputError, which begins with `verb`, for a stream that has read none."""
+    if stream.last is None:
+        raise InputError(f"{verb}: expected a stream that has read tokens, found a new one; call prefill(prompt) first")
+    return stream.last
+
+
+def check_eval(model: nn.Module, verb: str) -> None:
+    """Raise InputError, which begins with `verb`, for a model of which a part is in training mode."""
+    if any(part.training for part in model.modules()):
+        raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
+
+
+def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
+    """The tokens [B, T] as int64; InputError if the stream cannot read them.
+
+    All are checked now: the model would refuse the last one only at the next step.
+    """
+    check_eval(stream.model, "prefill")
+    fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and _integer(tokens.dtype)
+    if not fits or len(tokens) != (stream.rows or len(tokens)):
+        found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"expected tokens [{stream.rows or 'B'}, T] of integers, T at least 1, found {found}")
+    tokens = tokens.long()
+    size = getattr(getattr(stream.model, "config", None), "vocab_size", None)
+    if size is not None and tokens.device.type == "cpu":
+        low, high = torch.aminmax(tokens)
+        if low < 0 or high >= size:
+            raise InputError(
+                f"expected token ids 0 to {size - 1}, found {int(low)} to {int(high)}; use the model's vocabulary"
+            )
+    return tokens
+
+
+def save_stream(stream: Stream, file: str | Path, weights: str) -> None:
+    """`Stream.save`, with the hash of the model's weights."""
+    from safetensors.torch import save_file
+
+    tensors = {"last": require_tokens(stream, "save")} | {f"state.{i}": x for i, x in enumerate(leaves(stream.state))}
+    # Copies: the tensors of a file may not share memory, and those of a state may.
+    tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+    file = Path(file)
+    if not file.parent.is_dir():
+        raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
+    about = {
+        "mnemos.stream": signature_of(stream.model),
+        "weights": weights,
+        "tensors": _hash(sorted(tensors.items())),
+    }
+    with replacing(file) as temporary:
+        save_file(tensors, str(temporary), about)
+        sort_metadata(temporary)
+
+
+def restore_stream(
+    cls: type[Stream], model: nn.Module, file: str | Path, step: DecodeStep | None, weights: str | None
+) -> Stream:
+    """`Stream.restore`, with the hash of the model's weights; None: it is made."""
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(file)
+    if not file.is_file():
+        raise InputError(f"{file}: expected a saved stream, found no such file; Stream.save writes one")
+    try:
+        with safe_open(str(file), "pt") as opened:
+            said = opened.metadata() or {}
+            about = said.get("mnemos.stream")
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{file}: expected a saved stream, found a file that cannot be read ({error}); save it again"
+        ) from None
+    if about is None or "last" not in tensors or tensors["last"].dim() != 2:
+        raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
+    fresh = new_state(model, len(tensors["last"]))  # before the signature: it says what a stream's model is
+    if about != signature_of(model):
+        raise InputError(
+            f"{file}: expected a stream of this model, found one of another configuration; load its own model"
+        )
+    if "tensors" not in said:
+        raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
+    if said.get("weights") != (weights_of(model) if weights is None else weights):
+        raise InputError(f"{file}: expected a stream of this model, found one of other weights; load its own weights")
+    if said["tensors"] != _hash(sorted(tensors.items())):
+        raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
+    last = tensors.pop("last")
+    device = next(model.parameters()).device
+    state = _like(fresh, {name: x.to(device) for name, x in tensors.items()}, file)
+    return cls(model, step, state, last.to(device))
 
 
 def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:

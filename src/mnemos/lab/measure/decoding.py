@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mnemos.generate.stream import Step
+from mnemos.generate.decoder_step import DecodeStep
 from mnemos.modes import evaluating
 from mnemos.types import State, select
 
 STEPS = 5  # timed steps per position; their median is the result
 
 
-def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: Step | None = None) -> float:
+def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: DecodeStep | None = None) -> float:
     """Seconds of a decoding step at position `place` (from 0) of `batch` rows; the state holds all earlier tokens.
 
     The median of the last `STEPS` steps up to it. One more step before them is not timed, because the first step after

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mnemos.generate.beam import BeamConfig, Hypothesis, Step, beam_search
-from mnemos.generate.decoder_step import DecoderStep
+from mnemos.generate.beam import BeamConfig, Hypothesis, beam_search
+from mnemos.generate.decoder_step import DecoderStep, DecodeStep
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
@@ -108,7 +108,7 @@ class Translator:
                     yield number, [self._text(one) for one in best]
 
     @cached_property
-    def _step(self) -> Step:
+    def _step(self) -> DecodeStep:
         return DecoderStep(self.model)
 
     def _text(self, found: Hypothesis) -> Translation:
@@ -129,7 +129,7 @@ def pad(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor,
 
 
 def search(
-    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: Step | None = None
+    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: DecodeStep | None = None
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for each row of sources [B, S].
 
