@@ -39,7 +39,7 @@ from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
 from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import promote
-from mnemos.ops.gated_cache import GateWeights, gated_update, resample
+from mnemos.ops.gated_cache import GateValues, gated_update, resample
 
 PRESETS = ("paper", "official", "mnemos")
 INPUTS = {
@@ -151,10 +151,10 @@ def stacked(layers: Sequence[GatedCacheAttention]) -> tuple[Tensor, ...]:
     )
 
 
-def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
+def update(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateValues]:
     """C_t [L, B, Tm, Dm] and the gates of L lanes, from source [L, B, Tm, Dm], cache [L, Tm, Dm] and p of `stacked`."""
 
-    def one(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateWeights]:
+    def one(source: Tensor, cache: Tensor, *p: Tensor) -> tuple[Tensor, GateValues]:
         return gated_update(source, cache, p[0:2], p[2:4], p[4:6], p[6:8] or None)  # type: ignore[arg-type]
 
     return torch.func.vmap(one)(source, cache, *p)
@@ -194,7 +194,7 @@ def effective_rank(cache: Tensor) -> Tensor:
     return torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
 
 
-def radius(gates: GateWeights, candidate: Tensor) -> Tensor:
+def radius(gates: GateValues, candidate: Tensor) -> Tensor:
     """The spectral radius of A with its mean over the batch; the maximum over the slots, [L]."""
     d = candidate.shape[1]
     half = candidate[:, None, None, :, d:]  # [L, 1, 1, Dm, Dm]

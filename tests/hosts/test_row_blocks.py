@@ -1,11 +1,11 @@
-"""Rows of valid tokens in blocks: equal to the walk of GatedCacheAttention, whatever padding stands between them."""
+"""Rows of valid tokens in blocks: equal to the blocks of GatedCacheAttention, whatever padding stands between them."""
 
 import pytest
 import torch
 from hosts import close
 from torch import Tensor
 
-from mnemos.attention.gated import Walk, walk
+from mnemos.attention.gated import Walk, update_in_blocks
 from mnemos.hosts.row_blocks import BlockState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
@@ -41,7 +41,7 @@ def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
     for size in cuts:
         piece = source[:, start : start + size]
         found, blocks = run(piece, None, state)
-        pieces, walked, written = walk(
+        pieces, walked, written = update_in_blocks(
             piece, None, walked, START, BLOCK, lambda tokens, cache, _: advance(tokens, cache)
         )
         queries = piece.unflatten(-1, (HEADS, -1)).split([n for n, _ in pieces], 1)

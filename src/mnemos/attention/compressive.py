@@ -14,7 +14,7 @@ from mnemos.memory.compressive import (
     Compression,
     CompressionGrid,
     compressor,
-    pushed,
+    push,
 )
 from mnemos.memory.projection import own_weight
 from mnemos.modes import reads_without_waiting
@@ -23,7 +23,7 @@ from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
 
 from .relative import RelativeHeads
-from .softmax import attend, some
+from .softmax import attend, open_empty_rows
 
 
 @register
@@ -177,15 +177,15 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         slots, filled, seen = before.slots, before.filled, before.seen + t
         blocks = self.grid.leaving(inputs, valid, used, before.seen, t, most)
         if blocks is not None:
-            new, new_valid = self._compressed(blocks, x, asking)
+            new, new_valid = self._compress(blocks, x, asking)
             count = blocks.moved * (self.grid.block // c.ratio)
-            slots, filled = pushed(slots, new, count), pushed(filled, new_valid, count)
+            slots, filled = push(slots, new, count), push(filled, new_valid, count)
         n = inputs.shape[1] - c.memory
         kept = valid[:, n:] & self.grid.uncompressed(seen)
         # A copy, because a view would keep the keys' inputs of the whole call alive.
         return CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, used[:, n:], seen)
 
-    def _compressed(self, blocks: Blocks, x: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
+    def _compress(self, blocks: Blocks, x: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
         """Slots and which are valid; adds the loss that trains a learned compression."""
         c, old = self.config, blocks.x.detach()
         slots, valid = self.compressor(old if c.detached else blocks.x, blocks.valid, blocks.usage)
@@ -206,7 +206,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
 
         def read(inputs: Tensor, valid: Tensor) -> Tensor:
             k, v = F.linear(inputs, weight).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
-            return attend(q, k, v, some(valid)[:, None, None], False)
+            return attend(q, k, v, open_empty_rows(valid)[:, None, None], False)
 
         with torch.no_grad():
             wanted = read(old, old_valid)

@@ -58,7 +58,7 @@ class Walk(NamedTuple):
         )
 
 
-def walk(
+def update_in_blocks(
     source: Tensor,
     mask: Tensor | None,
     state: Walk | None,
@@ -209,7 +209,7 @@ class GatedCacheAttention(GatedBranch):
         check_stateful(self.state_kind, state)
         if state is not None:
             _check_state(state, (x.shape[0], *self.cache.shape))
-        inner_state, walked = (None, None) if state is None else state
+        inner_state, walk = (None, None) if state is None else state
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
         if self.grc.source == "output" or self.lift is not None:
@@ -219,24 +219,24 @@ class GatedCacheAttention(GatedBranch):
         own = o_self if self.lift is None else None  # what is mixed where it is read
         if not self.moves:
             found = self.frozen(self.queries(x))
-            found = found if own is None else self.mixed(own, found)
-            if self.causal and walked is None:  # a state has the same structure with and without updates
+            found = found if own is None else self.mix_heads(own, found)
+            if self.causal and walk is None:  # a state has the same structure with and without updates
                 slots, d = self.cache.shape
-                walked = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
+                walk = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:
-                found, walked = self.walked(x, own, summary, walked, valid)
+                found, walk = self.read_in_blocks(x, own, summary, walk, valid)
             elif self.grc.scope == "stream":
-                cache, walked = self._carried(summary, walked, valid)
+                cache, walk = self._carried(summary, walk, valid)
                 found = self.answer(x, cache, own)
             else:
                 found = self.answer(x, self.current(summary, valid), own)
         if self.lift is not None:  # "pad": each branch has its own projection; groups of D/H channels are mixed
             assert projected is not None
-            found = self.mixed(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(found))
-        keeps = inner_state is not None or walked is not None
-        return found, GatedState(inner_state, walked) if keeps else None
+            found = self.mix_heads(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(found))
+        keeps = inner_state is not None or walk is not None
+        return found, GatedState(inner_state, walk) if keeps else None
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]: the inner attention's projection, which both branches share."""
@@ -258,19 +258,19 @@ class GatedCacheAttention(GatedBranch):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _carried(self, summary: Tensor, walked: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
+    def _carried(self, summary: Tensor, walk: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
         """Not causal, a cache per row: the C_t that all tokens of a row update and read, and the new state."""
         before = self.contents()
-        if walked is not None:
-            before = torch.where((walked.seen == 0)[:, None, None], before, walked.cache)
+        if walk is not None:
+            before = torch.where((walk.seen == 0)[:, None, None], before, walk.cache)
         new = self.update(summary, before, mask, self.grid)
-        seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walked is None else walked.seen
+        seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walk is None else walk.seen
         empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
         after = new if self.grc.write else before.expand_as(new)
         return new, Walk(after, *empty, seen + summary.shape[1])
 
-    def walked(
-        self, x: Tensor, own: Tensor | None, summary: Tensor, walked: Walk | None, mask: Tensor | None
+    def read_in_blocks(
+        self, x: Tensor, own: Tensor | None, summary: Tensor, walk: Walk | None, mask: Tensor | None
     ) -> tuple[Tensor, Walk]:
         """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
 
@@ -282,7 +282,7 @@ class GatedCacheAttention(GatedBranch):
         def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start, valid)
 
-        pieces, after, written = walk(summary.to(start.dtype), mask, walked, start, self.block, advance)
+        pieces, after, written = update_in_blocks(summary.to(start.dtype), mask, walk, start, self.block, advance)
         if shared and self.training:
             self.stage(*self.batch_mean(after.cache, written))
         if shared and self.grc.read == "mean" and self.training:

@@ -60,7 +60,7 @@ class GatedBranch(GatedCache):
         self.pad = ((out_dim or dim) - d) // num_heads if pads else 0
         on = self.grc.convolution if self.grc.convolution is not None else grid is not None
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
-        self._remembered: dict[str, tuple[torch.dtype | None, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self._memo: dict[str, tuple[torch.dtype | None, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     @property
     def moves(self) -> bool:
@@ -109,11 +109,11 @@ class GatedBranch(GatedCache):
         if self._calls_kernel(x) and all(map(_plain, linears)):
             weights = [w for one in linears for w in (one.weight, one.bias)]
             given = (x, cache, own, None if own is None else self.mix, *weights)
-            kernel = native.Reading(self._composed, self.num_heads)
+            kernel = native.Reading(self._compose, self.num_heads)
             if native.takes(*given) and kernel.fits(*given):
                 return native.fused(kernel, *given)
         o_mem = self.read(self.queries(x), cache)
-        return o_mem if own is None else self.mixed(own, o_mem)
+        return o_mem if own is None else self.mix_heads(own, o_mem)
 
     def _calls_kernel(self, x: Tensor) -> bool:
         """Whether a kernel may read the cache for these inputs, as far as the branch's own modules allow it."""
@@ -121,11 +121,11 @@ class GatedBranch(GatedCache):
             return False
         return not autocasts(x.device.type) and not has_global_forward_hooks()
 
-    def mixed(self, own: Tensor, o_mem: Tensor) -> Tensor:
+    def mix_heads(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""
         return torch.lerp(own, o_mem.to(own.dtype), torch.sigmoid(self.mix).to(own.dtype)[:, None])
 
-    def _composed(
+    def _compose(
         self, x: Tensor, cache: Tensor, own: Tensor | None, mix: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor]:
         """The kernel's result in PyTorch's operations, as a function of all its tensors."""
@@ -158,7 +158,7 @@ class GatedBranch(GatedCache):
 
     def train(self, mode: bool = True) -> Self:
         """Like `nn.Module.train`; also drops the projected keys and values of a frozen cache."""
-        self._remembered.clear()
+        self._memo.clear()
         return super().train(mode)
 
     def lifted(self, o_mem: Tensor) -> Tensor:
@@ -169,14 +169,14 @@ class GatedBranch(GatedCache):
 
     def frozen(self, query: Tensor) -> Tensor:
         """o_mem from the stored cache as it is; its keys and values are projected once."""
-        projected = self.remembered(
+        projected = self.memoise(
             "projected",
             (self.cache, *self.map("key").parameters(), *self.map("value").parameters()),
             lambda: (self._split("key", self.cache[None]), self._split("value", self.cache[None])),
         )
         return self._attend(query, *projected)
 
-    def remembered(
+    def memoise(
         self, name: str, tensors: Sequence[Tensor], compute: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
         """The result of `compute`, a function of `tensors`, kept in eval without gradient until a value changes.
@@ -187,17 +187,17 @@ class GatedBranch(GatedCache):
         """
         changing = self.training or torch.is_grad_enabled() or tensors[0].device.type != "cpu"
         if changing or in_graph():
-            if self._remembered:  # torch.compile counts clearing an empty dict as a side effect, too
-                self._remembered.clear()
+            if self._memo:  # torch.compile counts clearing an empty dict as a side effect, too
+                self._memo.clear()
             return compute()
         precision = torch.get_autocast_dtype("cpu") if autocasts("cpu") else None
-        kept = self._remembered.get(name)
+        kept = self._memo.get(name)
         try:
             if kept is None or kept[0] != precision or not all(map(_equal, kept[1], tensors)):
                 kept = precision, tuple(t.detach().clone() for t in tensors), compute()
         except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no values
             return compute()
-        self._remembered[name] = kept
+        self._memo[name] = kept
         return kept[2]
 
     def convolve(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import Segments
 from mnemos.memory.projection import own_weight
-from mnemos.ops.relative_position import distance_scores, hidden, relative_attention, seen_keys, sinusoids, weighted
+from mnemos.ops.relative_position import distance_scores, hide, relative_attention, seen_keys, sinusoids, weighted
 from mnemos.registry import register
 from mnemos.types import Device, InputError, S, Splits
 
@@ -99,7 +99,7 @@ class RelativeHeads(MultiHeadAttention[S]):
         place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, -1))
         r = self.distances(n, 0, x).to(place.dtype)
         scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
-        scores = hidden(scores, seen_keys(t, n, True, mask, self.window, x.device))
+        scores = hide(scores, seen_keys(t, n, True, mask, self.window, x.device))
         content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
         read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
         read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)

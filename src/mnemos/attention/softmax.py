@@ -140,7 +140,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             state = state.unshared()
         if not self.causal:
             return self.attend(
-                q, k, v, biased(None if mask is None else some(mask)[:, None, None], bias), False, p
+                q, k, v, biased(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p
             ), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None or state.k.shape[1] == 0:
@@ -261,7 +261,7 @@ def projected(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Te
     return q, k, v.unflatten(2, (heads, -1))
 
 
-def some(mask: Tensor) -> Tensor:
+def open_empty_rows(mask: Tensor) -> Tensor:
     """The mask, with all True in rows without a valid token: their softmax would otherwise be 0/0."""
     return mask | ~mask.any(-1, keepdim=True)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.types import Rows, SharedRows
 
-from .key_values import Buffer, KeyValues, appended, with_room
+from .key_values import Buffer, KeyValues, append, with_room
 
 MERGE = 8  # tokens between two attempts to merge the entries of tokens that all rows of every group have in common
 
@@ -59,7 +59,7 @@ class BranchedKeyValues(SharedRows):
         k, v = (x.squeeze(1).unflatten(0, (-1, self.copies)) for x in (k, v))
         buffer, end = None, 0
         if self.k.shape[1]:
-            (k, v), buffer, end = appended((self.k, self.v), (k, v), self._buffer, self._end)
+            (k, v), buffer, end = append((self.k, self.v), (k, v), self._buffer, self._end)
         return BranchedKeyValues((k, v), self.visible_after(), self.seen + 1, self.copies, self.shared, (buffer, end))
 
     def visible_after(self) -> Tensor:

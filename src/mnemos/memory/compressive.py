@@ -121,7 +121,7 @@ class CompressionGrid(NamedTuple):
         return position >= (self.passed(seen) * self.block)[:, None]
 
 
-def pushed(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
+def push(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
     """The last K of `kept` [B, K, ..] followed by the last `count` [B] of `new` [B, M, ..]."""
     k, m = kept.shape[1], new.shape[1]
     place = torch.arange(k, device=kept.device)

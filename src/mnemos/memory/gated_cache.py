@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mnemos.ops.gated_cache import GateWeights, Written, batch_mean, write
+from mnemos.ops.gated_cache import GateValues, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
 from .grc import GRC
@@ -97,7 +97,7 @@ class GatedCache(StoredCache):
         observe = None if self.trace is None else self._record
         return write(source, cache, weights, mask, self.grc.resample, grid, mean, observe)
 
-    def _record(self, gates: GateWeights) -> None:
+    def _record(self, gates: GateValues) -> None:
         assert self.trace is not None
         for name, gate in gates._asdict().items():
             gate = gate.detach()

@@ -52,14 +52,14 @@ class KeyValues:
 
     def widened(self, n: int) -> "KeyValues":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
-        return KeyValues(padded(self.k, n), padded(self.v, n), padded(self.valid, n), self.seen)
+        return KeyValues(pad_front(self.k, n), pad_front(self.v, n), pad_front(self.valid, n), self.seen)
 
     def append(self, k: Tensor, v: Tensor, valid: Tensor) -> "KeyValues":
         """The state after T more tokens: k, v [B, T, H, D/H], valid [B, T] bool."""
         seen = self.seen + k.shape[1]
         if self.k.shape[1] == 0:
             return KeyValues(k, v, valid, seen)
-        (k, v, valid), buffer, end = appended((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
+        (k, v, valid), buffer, end = append((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
         return KeyValues(k, v, valid, seen, buffer, end)
 
     def without_last(self, n: int) -> "KeyValues":
@@ -127,7 +127,7 @@ class Segments:
         """The state after T more tokens: x [B, T, D], valid [B, T] bool."""
         if self.x.shape[1] == 0:
             return Segments(x, valid)
-        (x, valid), buffer, end = appended((self.x, self.valid), (x, valid), self._buffer, self._end)
+        (x, valid), buffer, end = append((self.x, self.valid), (x, valid), self._buffer, self._end)
         return Segments(x, valid, buffer, end)
 
     def last(self, n: int) -> "Segments":
@@ -139,7 +139,7 @@ class Segments:
 
     def widened(self, n: int) -> "Segments":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
-        return Segments(padded(self.x, n), padded(self.valid, n))
+        return Segments(pad_front(self.x, n), pad_front(self.valid, n))
 
     def detach(self) -> "Segments":
         """The same values without the graph that computed them."""
@@ -192,7 +192,7 @@ class HashedKeys:
         """The state after T more tokens: k, v [B, T, H, D/H], place [B, T, H, R]; `held` is that after them."""
         if self.k.shape[1] == 0:
             return HashedKeys(k, v, place, held)
-        (k, v, place), buffer, end = appended((self.k, self.v, self.place), (k, v, place), self._buffer, self._end)
+        (k, v, place), buffer, end = append((self.k, self.v, self.place), (k, v, place), self._buffer, self._end)
         return HashedKeys(k, v, place, held, buffer, end)
 
     def __repr__(self) -> str:
@@ -217,7 +217,7 @@ class Buffer:
         self.capacity, self.used = capacity, kept[0].shape[1]
 
 
-def appended(
+def append(
     kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
 ) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
     """`kept` [B, N, ..], N > 0, followed by `new` [B, T, ..]; the buffer that holds them, if any, and their end in it.
@@ -240,7 +240,7 @@ def appended(
 def with_room(
     kept: tuple[Tensor, ...], more: int, buffer: Buffer | None, end: int
 ) -> tuple[tuple[Tensor, ...], Buffer, int]:
-    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `appended`."""
+    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `append`."""
     before = kept[0].shape[1]
     if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
         buffer = None  # such a tensor may be written in inference mode only
@@ -251,7 +251,7 @@ def with_room(
     return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
 
 
-def padded(x: Tensor, length: int) -> Tensor:
+def pad_front(x: Tensor, length: int) -> Tensor:
     """x [B, N, ..] with zeros in front, up to `length` on axis 1; unchanged if it has as many."""
     missing = length - x.shape[1]
     return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1) if missing > 0 else x

@@ -38,14 +38,14 @@ SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
 }
 
 
-def never_written(model: T) -> T:
+def stop_writing(model: T) -> T:
     """A model's configuration with every memory of segments never written; itself if there is none to switch."""
     for cls, kind in SEGMENT_MEMORIES.items():
         model = mapped(model, cls, partial(_changed, fields={"write": False}, size=kind.size))
     return model
 
 
-def without(model: T) -> T:
+def remove_memories(model: T) -> T:
     """A model's configuration without its memories of segments that are written; itself if there is none."""
     for cls, kind in SEGMENT_MEMORIES.items():
         model = mapped(model, cls, partial(_changed, fields={kind.size: 0, **kind.absent}, size=kind.size))

@@ -76,7 +76,7 @@ class ARMT(SegmentModel):
         assert self.memory_tokens is not None
         return self.memory_tokens.expand(rows, -1, -1)
 
-    def recalled(self, memory: Associations, layer: int, x: Tensor) -> Tensor:
+    def recall(self, memory: Associations, layer: int, x: Tensor) -> Tensor:
         """x and what the layer's matrix holds for it."""
         return self.associations[layer].read(memory[layer], x) if memory else x
 

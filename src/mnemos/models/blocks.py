@@ -107,11 +107,11 @@ class Block(nn.Module):
         """See the class."""
         if self.norm != "post":
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = add(x, self.dropout(y))
-            return x if self.mlp is None else add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+            x = add_into(x, self.dropout(y))
+            return x if self.mlp is None else add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
-        x = self.attention_norm(add(x, self.dropout(y)))
-        return x if self.mlp is None else self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
+        x = self.attention_norm(add_into(x, self.dropout(y)))
+        return x if self.mlp is None else self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -125,7 +125,7 @@ def module_list(modules: Iterable[M]) -> Sequence[M]:
     return cast(Sequence[M], nn.ModuleList(modules))
 
 
-def add(x: Tensor, y: Tensor) -> Tensor:
+def add_into(x: Tensor, y: Tensor) -> Tensor:
     """x + y, in the memory of y where no gradient needs y; no other code may hold y."""
     return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 

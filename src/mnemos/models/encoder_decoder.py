@@ -11,7 +11,7 @@ from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
 from mnemos.attention.multi_head import widened
-from mnemos.attention.softmax import SoftmaxConfig, some
+from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.branched import Encoded
 from mnemos.memory.gated_cache import begin_forward, caches, end_forward
@@ -41,7 +41,7 @@ from .blocks import (
     Norm,
     SinusoidalPositions,
     Ungated,
-    add,
+    add_into,
     branched_layers,
     init_weights,
     module_list,
@@ -72,13 +72,13 @@ class DecoderBlock(nn.Module):
         """See the class."""
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = add(x, self.dropout(y))
-            x = add(x, self.dropout(self._read(self.read_norm(x), source, visible)))
-            return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+            x = add_into(x, self.dropout(y))
+            x = add_into(x, self.dropout(self._read(self.read_norm(x), source, visible)))
+            return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
-        x = self.attention_norm(add(x, self.dropout(y)))
-        x = self.read_norm(add(x, self.dropout(self._read(x, source, visible))))
-        return self.mlp_norm(add(x, self.dropout(self.mlp(x)))), state
+        x = self.attention_norm(add_into(x, self.dropout(y)))
+        x = self.read_norm(add_into(x, self.dropout(self._read(x, source, visible))))
+        return self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -275,9 +275,9 @@ class EncoderDecoder(nn.Module):
 
         valid = torch.zeros(shape[:2], dtype=torch.bool, device=device)
         source = Encoded(tuple((nothing(), nothing()) for _ in self.decoder), valid)
-        return self._begun(source, device, dtype)
+        return self._new_rows_state(source, device, dtype)
 
-    def _begun(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
+    def _new_rows_state(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
         """The state of new rows of a source."""
         rows = source.rows
         layers = tuple(attention.initial_state(rows, device, dtype) for attention in self._attentions)
@@ -308,7 +308,7 @@ class EncoderDecoder(nn.Module):
 
     def _hidden(self, source: Tensor, mask: Tensor | None) -> Tensor:
         check_token_ids(source, self.source_embedding.num_embeddings, mask)
-        y = self._embedded(self.source_embedding, self.source_positions, source, None)
+        y = self._embed(self.source_embedding, self.source_positions, source, None)
         for block in self.encoder:
             y, _ = block(y, None, mask)
         return self.encoder_norm(y)
@@ -317,7 +317,7 @@ class EncoderDecoder(nn.Module):
         """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
         valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
         encoded = encoded_source(self.decoder, hidden, valid)
-        return self._begun(encoded, hidden.device, self.embedding.weight.dtype)
+        return self._new_rows_state(encoded, hidden.device, self.embedding.weight.dtype)
 
     def forward(
         self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None
@@ -346,7 +346,7 @@ class EncoderDecoder(nn.Module):
 
     def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
         check_token_ids(x, self.config.vocab_size, mask)
-        y = self.embedded(x, state.seen)
+        y = self._embed_target(x, state.seen)
         visible = visible_tokens(state.source.valid)
         layers = []
         for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
@@ -354,11 +354,11 @@ class EncoderDecoder(nn.Module):
             layers.append(after)
         return self.head(self.decoder_norm(y)), state._replace(seen=state.seen + x.shape[1], layers=tuple(layers))
 
-    def embedded(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _embed_target(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the decoder's first block reads for target tokens x [R, T] after `seen` [R] others, [R, T, D]."""
-        return self._embedded(self.embedding, self.positions, x, seen)
+        return self._embed(self.embedding, self.positions, x, seen)
 
-    def _embedded(self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None) -> Tensor:
+    def _embed(self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None) -> Tensor:
         y = embedding(x)
         if self.config.scale_embedding:
             y = y * self.config.dim**0.5
@@ -388,7 +388,7 @@ def visible_tokens(valid: Tensor) -> Tensor | None:
     # Checking it would make a device wait, and is no part of a compiled program.
     if reads_without_waiting(valid) and bool(valid.all()):
         return None
-    return some(valid)[:, None, None]
+    return open_empty_rows(valid)[:, None, None]
 
 
 def _checked(state: object, x: Tensor, layers: int) -> EncoderDecoderState:

@@ -84,7 +84,7 @@ def tie(head: nn.Module, embedding: nn.Embedding) -> None:
         head.weight = embedding.weight
 
 
-def adaptive(head: nn.Module) -> "AdaptiveSoftmax | None":
+def likelihood_of_head(head: nn.Module) -> "AdaptiveSoftmax | None":
     """The head as a model's `likelihood`; None if its outputs are logits."""
     return head if isinstance(head, AdaptiveSoftmax) else None
 
@@ -250,7 +250,7 @@ class LogisticMixture:
 
 
 @torch.no_grad()
-def spread_means(head: nn.Linear) -> None:
+def space_means(head: nn.Linear) -> None:
     """Initialise a head of 3K outputs so that its components cover −1 to 1 evenly, and are not all at 0."""
     components = head.out_features // 3
     width = 2 / components

@@ -18,7 +18,7 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
 from .fields import check_sizes
-from .heads import AdaptiveSoftmax, adaptive, language_head, tie
+from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
 _BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -93,7 +93,7 @@ class LSTM(nn.Module):
     @property
     def likelihood(self) -> AdaptiveSoftmax | None:
         """Scores the hidden states of an adaptive softmax; None if outputs are logits."""
-        return adaptive(self.head)
+        return likelihood_of_head(self.head)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""

@@ -19,7 +19,7 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 
 from .blocks import Activation, init_weights, shrink_residuals
 from .fields import MemformerFields, check_sizes, with_signature
-from .heads import AdaptiveSoftmax, adaptive, language_head, tie
+from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, Step
 
 
@@ -161,7 +161,7 @@ class Memformer(nn.Module):
     @property
     def likelihood(self) -> AdaptiveSoftmax | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        return adaptive(self.head)
+        return likelihood_of_head(self.head)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
@@ -241,7 +241,7 @@ class Memformer(nn.Module):
             seen = state.seen.tolist()
         encoded, valid, memory, caches = state.encoded, state.valid, state.memory, state.layers
         if 0 in seen:
-            encoded, valid = self.begun(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
+            encoded, valid = self.encode_start(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
         unfinished = Unfinished(state.pending, state.pending_valid)
         marks = x.new_ones(b, t, dtype=torch.bool) if mask is None else mask
         steps = []
@@ -263,7 +263,7 @@ class Memformer(nn.Module):
         sources = [length, slots] if self.decoder.memory else [length]
         return state._replace(layers=tuple(cache.widened(length - 1, sources) for cache in state.layers))
 
-    def begun(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+    def encode_start(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last place, before the first token."""
         table, token = (self.embedding, self.config.bos or 0) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]

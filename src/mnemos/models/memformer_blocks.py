@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
-from mnemos.attention.softmax import SoftmaxAttention, biased, some
+from mnemos.attention.softmax import SoftmaxAttention, biased, open_empty_rows
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.grid import Stretch
-from mnemos.memory.key_values import KeyValues, padded
+from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
 
-from .blocks import Activation, Norm, add, mlp_of, module_list, norm_of
+from .blocks import Activation, Norm, add_into, mlp_of, module_list, norm_of
 
 
 class Sizes(NamedTuple):
@@ -65,10 +65,10 @@ class ReadingBlock(nn.Module):
         """See the class."""
         y, after = self.attention(self.attention_norm(x), state, mask, bias)
         assert not isinstance(after, BranchedKeyValues)  # as no state that was given
-        x = add(x, self.dropout(y))
+        x = add_into(x, self.dropout(y))
         for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
-            x = add(x, self.dropout(read(norm(x), source, seen)))
-        return add(x, self.dropout(self.mlp(self.mlp_norm(x)))), after
+            x = add_into(x, self.dropout(read(norm(x), source, seen)))
+        return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), after
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -94,7 +94,8 @@ class MemformerEncoder(nn.Module):
             x = torch.cat([x, self.cls.expand(x.shape[0], -1, -1)], 1)
             mask = None if mask is None else torch.cat([mask, mask.new_ones(x.shape[0], len(self.cls))], 1)
         place = torch.arange(x.shape[1], device=x.device)
-        bias = biased(None if mask is None else some(mask)[:, None, None], self.bias(place - place[:, None])[None])
+        visible = None if mask is None else open_empty_rows(mask)[:, None, None]
+        bias = biased(visible, self.bias(place - place[:, None])[None])
         sources = () if slots is None else (slots,)
         for block in self.blocks:
             x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
@@ -146,7 +147,7 @@ class DecoderCache(NamedTuple):
     def widened(self, length: int, sources: list[int]) -> "DecoderCache":
         """The same cache with space for `length` tokens, which are not valid where new, and for all sources."""
         pairs = zip(self.sources, sources, strict=True)
-        return DecoderCache(self.own.widened(length), tuple((padded(k, n), padded(v, n)) for (k, v), n in pairs))
+        return DecoderCache(self.own.widened(length), tuple((pad_front(k, n), pad_front(v, n)) for (k, v), n in pairs))
 
 
 class MemformerDecoder(nn.Module):
@@ -203,7 +204,7 @@ class MemformerDecoder(nn.Module):
         query = (stands[:, None] + torch.arange(t, device=device))[..., None]
         length = read.encoded.shape[1]
         encoded = self.read_bias(torch.arange(-length, 0, device=device) - query)
-        visible = [biased(some(read.valid)[:, None, None], encoded), *[None] * self.memory]
+        visible = [biased(open_empty_rows(read.valid)[:, None, None], encoded), *[None] * self.memory]
         given = read.given
         after = []
         for i, block in enumerate(self.blocks):

@@ -14,7 +14,7 @@ from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.attention.softmax import attend, projected
 from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.grid import Stretch, stretches
-from mnemos.memory.key_values import KeyValues, padded
+from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
@@ -44,7 +44,7 @@ from .blocks import (
     sinusoids,
 )
 from .fields import check_sizes
-from .heads import AdaptiveSoftmax, adaptive, language_head, tie
+from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
 
 
 class Layout(NamedTuple):
@@ -179,7 +179,7 @@ class SegmentCache(NamedTuple):
 
     def widened(self, front: int, length: int) -> "SegmentCache":
         """The same cache with space for `front` memory tokens and `length` tokens, which are not valid where new."""
-        front_k, front_v = (padded(x, front) for x in (self.front_k, self.front_v))
+        front_k, front_v = (pad_front(x, front) for x in (self.front_k, self.front_v))
         return SegmentCache(front_k, front_v, self.own.widened(length))
 
 
@@ -244,7 +244,7 @@ class SegmentModel(nn.Module):
     """A language model over segments with f memory tokens in front and b behind: the base of the three models.
 
     A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
-    `back_tokens`, `recalled` and `written`. A segment is read as
+    `back_tokens`, `recall` and `written`. A segment is read as
 
         [front ; x_1 … x_L ; back]     positions 0 … f + L + b − 1
 
@@ -286,7 +286,7 @@ class SegmentModel(nn.Module):
     @property
     def likelihood(self) -> AdaptiveSoftmax | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        return adaptive(self.head)
+        return likelihood_of_head(self.head)
 
     def _block(self) -> Block:
         c = self.config
@@ -310,7 +310,7 @@ class SegmentModel(nn.Module):
         """The memory tokens behind a segment, [rows, b, D]."""
         raise NotImplementedError
 
-    def recalled(self, memory: State, layer: int, x: Tensor) -> Tensor:
+    def recall(self, memory: State, layer: int, x: Tensor) -> Tensor:
         """The inputs [B, n, D] of a layer with what the memory adds; by default as they are."""
         return x
 
@@ -398,7 +398,7 @@ class SegmentModel(nn.Module):
         if all(fresh):
             caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         elif self.front and any(fresh):
-            caches = self._begun(caches, memory, _indices(fresh, x.device))
+            caches = self._read_front(caches, memory, _indices(fresh, x.device))
         layout = Layout(self.front if all(fresh) else 0, t, self.back if all(done) else 0)
         parts = [self.front_tokens(memory, rows)] if layout.front else []
         parts += [self.embedding(x), *([self.back_tokens(memory, rows)] if layout.back else [])]
@@ -412,14 +412,14 @@ class SegmentModel(nn.Module):
             caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         else:
             valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
-            caches = tuple(kept(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
+            caches = tuple(append_to_cache(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
             if any(done):
-                memory = self._ended(caches, memory, _indices(done, x.device), heard) if self.back else memory
+                memory = self._read_back(caches, memory, _indices(done, x.device), heard) if self.back else memory
                 after = [0 if d else place + t for place, d in zip(stretch.place, done, strict=True)]
                 caches = tuple(cache.closed(after, done) for cache in caches)
         return y[:, layout.front : layout.front + t], caches, memory
 
-    def _begun(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
+    def _read_front(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
         """The caches with the memory tokens in front of the segment that some `rows` (indices) begin."""
         memory = map_state(lambda leaf: leaf[rows], memory)
         tokens = self.front_tokens(memory, len(rows))
@@ -427,7 +427,7 @@ class SegmentModel(nn.Module):
         _, new, _ = self.run_blocks(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
         return tuple(cache.with_front(one.k, one.v, rows) for cache, one in zip(caches, new, strict=True))
 
-    def _ended(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor, heard: Tensor | None) -> State:
+    def _read_back(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor, heard: Tensor | None) -> State:
         """The memory after the segment that some `rows` (indices) have completed."""
         some = map_state(lambda leaf: leaf[rows], memory)
         tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
@@ -455,7 +455,7 @@ class SegmentModel(nn.Module):
         new: list[Context] = []
         behind = []
         for i, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-            y, context = block(self.recalled(memory, i, y), Context(*cache.before(), seen, turn))
+            y, context = block(self.recall(memory, i, y), Context(*cache.before(), seen, turn))
             new.append(context)
             behind.append(y[:, layout.front + layout.tokens :])
         return y, new, behind
@@ -517,7 +517,7 @@ def _indices(chosen: list[bool], device: Device) -> Tensor:
     return torch.tensor([i for i, one in enumerate(chosen) if one], device=device)
 
 
-def kept(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
+def append_to_cache(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
     """The cache with the keys and values of a pass's front, if it had one, and of its tokens."""
     f, end = layout.front, layout.front + layout.tokens
     if f:

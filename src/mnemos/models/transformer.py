@@ -48,7 +48,16 @@ from .blocks import (
     shrink_residuals,
 )
 from .fields import TransformerFields, check_sizes, with_signature
-from .heads import AdaptiveSoftmax, HeadConfig, LogisticMixture, adaptive, check_head, language_head, spread_means, tie
+from .heads import (
+    AdaptiveSoftmax,
+    HeadConfig,
+    LogisticMixture,
+    check_head,
+    language_head,
+    likelihood_of_head,
+    space_means,
+    tie,
+)
 
 
 @register
@@ -182,7 +191,7 @@ class Transformer(nn.Module):
         if config.norm == "rms":
             shrink_residuals(self.blocks)
         if isinstance(self.head, nn.Linear) and config.head.mixture:
-            spread_means(self.head)
+            space_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.dim**-0.5)
         if config.head.tied and not config.head.classes and isinstance(self.embedding, nn.Embedding):
@@ -229,7 +238,7 @@ class Transformer(nn.Module):
     @property
     def likelihood(self) -> LogisticMixture | AdaptiveSoftmax | None:
         """Scores and samples the outputs of a mixture or an adaptive softmax; None if outputs are logits."""
-        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else adaptive(self.head)
+        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else likelihood_of_head(self.head)
 
     @property
     def autoregressive(self) -> bool:

@@ -1,7 +1,7 @@
 """The forms of layers and models that exported programs have: PyTorch's own operators, for any number of tokens.
 
 A layer computes in the way that is fastest here: by kernels, by what it finds in the values of its inputs, and by the
-number of tokens. A program is traced once for all numbers of rows and tokens, and has none of these. `adapted` gives a
+number of tokens. A program is traced once for all numbers of rows and tokens, and has none of these. `adapt` gives a
 model whose parts compute in the forms of this module; all that is not named here is exportable as it is. What is
 written for one token of each row has few operators, because their number is most of what a runtime's step costs.
 """
@@ -33,12 +33,12 @@ from mnemos.models.blocks import LearnedPositions, sinusoids
 from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.models.memformer_blocks import DecoderCache, Read
-from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, kept
+from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, append_to_cache
 from mnemos.ops.bucket_union.dense import attend_to_all
 from mnemos.ops.linear import CompensatedState, LinearState
 from mnemos.ops.linear.compensated import add
-from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, valid
-from mnemos.ops.relative_position import distance_scores, hidden
+from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, zero_invalid
+from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
 from mnemos.types import InputError, State, map_state
 
@@ -48,7 +48,7 @@ Form = Literal["operators", "onnxruntime"]
 CHUNK = 64  # tokens of a chunk of linear attention
 
 
-def adapted(model: nn.Module, form: Form = "operators") -> nn.Module:
+def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
     """A model with the same weights whose parts have the forms of a program. The model itself is not changed.
 
     form: of causal linear attention, "operators" or "onnxruntime", ONNX Runtime's own kernel. The model has weights of
@@ -156,7 +156,7 @@ def _linear_attended(
         q, k = (q, k) if turns is None else (rotate(q, turns), rotate(k, turns))
         return _linear_everything(q, k, v, phi, mask, self.eps), None
     q, k, v = _features(qkv, self.num_heads, phi, turns)
-    k, v = valid(k, mask), valid(v, mask)
+    k, v = zero_invalid(k, mask), zero_invalid(v, mask)
     assert state is not None
     s, z, *low = state
     causal = _linear_token if is_one(t) else _linear_chunks if form == "operators" else _linear_kernel
@@ -182,7 +182,7 @@ def _features(qkv: Tensor, heads: int, phi: FeatureMap, turns: Tensor | None) ->
 
 def _linear_everything(q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, mask: Tensor | None, eps: float) -> Tensor:
     """Linear attention of q [B, T, H, D] to all keys k [B, N, H, D] and values v [B, N, H, M], before φ."""
-    q, k, v = phi(q), valid(phi(valid(k, mask)), mask), valid(v, mask)
+    q, k, v = phi(q), zero_invalid(phi(zero_invalid(k, mask)), mask), zero_invalid(v, mask)
     s, z = torch.einsum("bnhd,bnhm->bhdm", k, v), k.sum(1)
     return torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
 
@@ -270,7 +270,7 @@ def _relative_scores(
     if self.window is not None:
         seen = seen & (key > query - self.window)
     seen = seen.expand(t, n)[None] if mask is None else (seen & mask[:, None]) | (key == query)
-    return ((q + self.content_bias) * d**-0.5).permute(2, 0, 1, 3), hidden(scores, seen)
+    return ((q + self.content_bias) * d**-0.5).permute(2, 0, 1, 3), hide(scores, seen)
 
 
 def _branch(self: GatedBranch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def _branch(self: GatedBranch, query: Tensor, key: Tensor, value: Tensor) -> Ten
     return _softmax(self, query, key, value, None, False)
 
 
-def _walked(
+def _read_in_blocks(
     self: GatedCacheAttention,
     x: Tensor,
     own: Tensor | None,
@@ -288,7 +288,7 @@ def _walked(
     walked: Walk | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Walk]:
-    """`GatedCacheAttention.walked`, token by token: rows may be at any places of their blocks."""
+    """`GatedCacheAttention.read_in_blocks`, token by token: rows may be at any places of their blocks."""
     start = self.contents()
     assert walked is not None
 
@@ -341,7 +341,7 @@ def _segments_read(
     front, length = self.front, self.config.segment
     assert state is not None
 
-    def begun(caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
+    def read_front(caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
         own = caches[0].own.k
         empty = self.empty_caches(len(own), own.device, own.dtype)
         _, new, _ = self.run_blocks(
@@ -353,7 +353,7 @@ def _segments_read(
             for cache, one in zip(caches, new, strict=True)
         )
 
-    def ended(memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
+    def read_back(memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
         tokens, layout = self.back_tokens(memory, rows.shape[0]), Layout(0, 0, self.back)
         _, _, behind = self.run_blocks(tokens, layout, [front + length], None, caches, memory)
         return self.written(memory, behind, rows)
@@ -363,13 +363,13 @@ def _segments_read(
         place = seen % length
         begins, ends = place == 0, place == length - 1
         if front:
-            caches = changed_if_any(begins, begun, caches, memory, begins)
+            caches = changed_if_any(begins, read_front, caches, memory, begins)
         layout = Layout(0, 1, 0)
         y, new, _ = self.run_blocks(self.embedding(x), layout, front + place, None, caches, memory)
         here = x.new_ones(*x.shape, dtype=torch.bool)
-        caches = tuple(kept(cache, one, layout, here) for cache, one in zip(caches, new, strict=True))
+        caches = tuple(append_to_cache(cache, one, layout, here) for cache, one in zip(caches, new, strict=True))
         if self.back:
-            memory = changed_if_any(ends, ended, memory, caches, ends)
+            memory = changed_if_any(ends, read_back, memory, caches, ends)
         caches = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
         return y, SegmentState(seen + 1, memory, caches)
 
@@ -405,7 +405,7 @@ def _memformer_token(
     place, past = state.seen % length, (state.encoded, state.valid, state.memory)
     begins, ends = place == 0, place == length - 1
     encoded, valid = changed_if_any(
-        state.seen == 0, lambda past, fresh: self.begun(past[0], past[1], fresh), past[:2], state.seen == 0
+        state.seen == 0, lambda past, fresh: self.encode_start(past[0], past[1], fresh), past[:2], state.seen == 0
     )
     read = Read(encoded, valid, self.slots(state.memory) if self.decoder.memory else None)
 
@@ -447,7 +447,7 @@ FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
     CompressiveAttention: {"received": _received},
     CrossAttention: {"attend": _softmax},
     GatedBranch: {"attend": _branch},
-    GatedCacheAttention: {"walked": _walked},
+    GatedCacheAttention: {"read_in_blocks": _read_in_blocks},
     LearnedPositions: {"forward": _placed},
     LSTM: {"forward": _lstm},
     Memformer: {"forward": _memformer},

@@ -29,11 +29,11 @@ def token_by_token(
         for x, shape in zip(carry, shapes, strict=True):  # a loop's body is traced alone, and has to be told
             if x.shape != (rows, *shape):
                 raise InputError(f"expected a state of {(rows, *shape)}, found {tuple(x.shape)}")
-        y, after = token(whole(carry, structure), tuple(x[:, None] for x in given))
+        y, after = token(unflatten(carry, structure), tuple(x[:, None] for x in given))
         return _own(leaves(after)), y[:, 0].clone()
 
     carry, y = scanned(step, _own(leaves(state)), tuple(x.transpose(0, 1) for x in inputs))
-    return y.transpose(0, 1), whole(carry, structure)
+    return y.transpose(0, 1), unflatten(carry, structure)
 
 
 def changed_if_any(rows: Tensor, change: Callable[..., S], state: S, *given: State) -> S:
@@ -45,17 +45,17 @@ def changed_if_any(rows: Tensor, change: Callable[..., S], state: S, *given: Sta
     count = len(leaves(state))
 
     def compute(*parts: Tensor) -> list[Tensor]:
-        before, more = whole(parts, structure)
+        before, more = unflatten(parts, structure)
         found = zip(leaves(change(before, *more)), parts, strict=False)
         return _own([x.reshape(old.shape) for x, old in found])  # a branch has to be told that the sizes are the same
 
     def keep(*parts: Tensor) -> list[Tensor]:
         return _own(parts[:count])
 
-    return whole(torch.cond(rows.any(), compute, keep, tuple(leaves((state, given)))), kept)
+    return unflatten(torch.cond(rows.any(), compute, keep, tuple(leaves((state, given)))), kept)
 
 
-def whole(tensors: Sequence[Tensor], flat: tuple[list[Any], Any]) -> Any:
+def unflatten(tensors: Sequence[Tensor], flat: tuple[list[Any], Any]) -> Any:
     """What was flattened, with other tensors; parts that are None stay so."""
     given = iter(tensors)
     return pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in flat[0]], flat[1])

@@ -13,8 +13,8 @@ from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating
 from mnemos.types import LogProbLikelihood, Recurrent, State, leaves, likelihood_of
 
-from .forms import Form, adapted
-from .loops import whole
+from .forms import Form, adapt
+from .loops import unflatten
 from .quiet import quiet
 
 ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes that a program leaves open
@@ -50,7 +50,7 @@ class Program(nn.Module):
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """See the class."""
-        outputs, after = self.model(tokens, whole(list(state.values()), self.structure))
+        outputs, after = self.model(tokens, unflatten(list(state.values()), self.structure))
         if self.likelihood is not None:
             outputs = self.likelihood.log_prob(outputs)
         return outputs, dict(zip(state, leaves(after), strict=True))
@@ -91,22 +91,22 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
         )
     with evaluating(model), torch.no_grad():
         new = widened(model, new_state(model, 1, "export"))
-        begun, read, *others = _examples(model)
+        start, read, *others = _examples(model)
         names = _names(read)
         same = zip(*map(leaves, (read, *others)), strict=True)
         shapes = {name: _shape(*examples) for name, examples in zip(names, same, strict=True)}
         dims = {size: torch.export.Dim(size, min=int(size != SEEN)) for size in (ROWS, TOKENS, SEEN, SOURCE)}
         sizes = {name: {i: dims[n] for i, n in enumerate(s) if isinstance(n, str)} for name, s in shapes.items()}
-        model = adapted(model, form)
-        program, given = Program(model, begun), dict(zip(names, map(_dense, leaves(read)), strict=True))
+        model = adapt(model, form)
+        program, given = Program(model, start), dict(zip(names, map(_dense, leaves(read)), strict=True))
         rows, tokens = {0: dims[ROWS]}, torch.zeros(_ROWS, 4, dtype=torch.int64)
-        step = _exported(program, model, (tokens[:, :1].clone(), given), (rows, sizes))
-        prefill = _exported(program, model, (tokens, given), (rows | {1: dims[TOKENS]}, sizes))
+        step = _export(program, model, (tokens[:, :1].clone(), given), (rows, sizes))
+        prefill = _export(program, model, (tokens, given), (rows | {1: dims[TOKENS]}, sizes))
         encode = None
         if isinstance(model, EncoderDecoder):
             source = rows | {1: dims[SOURCE]}
             valid = torch.ones_like(tokens, dtype=torch.bool)
-            encode = _exported(_Encode(model, names), model, (tokens, valid), (source, source))
+            encode = _export(_Encode(model, names), model, (tokens, valid), (source, source))
     return Programs(step, prefill, encode, shapes, dict(zip(names, map(_dense, leaves(new)), strict=True)))
 
 
@@ -148,7 +148,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _exported(program: nn.Module, model: nn.Module, given: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
+def _export(program: nn.Module, model: nn.Module, given: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
     forget_control_flow()
     try:
         with quiet():  # the exporter prints the graph of a model that fails

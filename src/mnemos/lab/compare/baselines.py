@@ -12,7 +12,7 @@ from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe import unwritten as never_written
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.grc import GRC
-from mnemos.memory.written import SEGMENT_MEMORIES, without
+from mnemos.memory.written import SEGMENT_MEMORIES, remove_memories
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError
 
@@ -126,7 +126,7 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
     """
     plain: Any = mapped(recipe.model, GRC, lambda cache: _none() if cache.write else cache)
     plain = mapped(plain, AttentionCache, lambda _: _none())
-    plain = without(plain)
+    plain = remove_memories(plain)
     if plain == recipe.model:
         return None
     wanted = parameters(recipe.model)

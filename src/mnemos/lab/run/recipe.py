@@ -11,7 +11,7 @@ from typing import Literal, overload
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
 from mnemos.memory.grc import GRC
-from mnemos.memory.written import never_written
+from mnemos.memory.written import stop_writing
 from mnemos.types import JSON, InputError
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
@@ -277,7 +277,7 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     memories are never written.
     """
     model = mapped(recipe.model, GRC, lambda cache: cache.unwritten() if cache.write else cache)
-    model = never_written(model)
+    model = stop_writing(model)
     if model == recipe.model:
         return None
     about = f"{recipe.name} with a memory that is never written: the same reading of nothing new"

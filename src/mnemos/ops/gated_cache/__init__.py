@@ -1,10 +1,10 @@
 """The gated recurrent cache's equations, as functions of tensors."""
 
 from .resampling import Windows, grid_shape, onto_grid, places, pool_grid, resample
-from .update import GateWeights, Written, batch_mean, gated_update, write
+from .update import GateValues, Written, batch_mean, gated_update, write
 
 __all__ = [
-    "GateWeights",
+    "GateValues",
     "Windows",
     "Written",
     "batch_mean",

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _EPS = 1e-5  # of the layer norm
 
 
-class GateWeights(NamedTuple):
+class GateValues(NamedTuple):
     """The gates of an update: g_u and g_r [B, Tm, Dm], for inspection; no gradient flows through them."""
 
     update: Tensor
@@ -37,7 +37,7 @@ def gated_update(
     candidate: tuple[Tensor, Tensor],
     norm: tuple[Tensor, Tensor] | None = None,
     places: Tensor | None = None,
-) -> tuple[Tensor, GateWeights]:
+) -> tuple[Tensor, GateValues]:
     """C_t = (1 − g_u) ⊙ C + g_u ⊙ C̃ for S̄ `source` [B, Tm, Dm] and `cache` [Tm, Dm] or [B, Tm, Dm].
 
         g_u = σ(W_u [S̄ ; C])    g_r = σ(W_r [S̄ ; C])    C̃ = W_c [S̄ ; g_r ⊙ C]
@@ -60,7 +60,7 @@ def gated_update(
         plain = _transformed(source) or torch.jit.is_tracing()
         compute = _Update.apply if differentiates and not plain else _update
         new, g_u, g_r = compute(places, *given)
-    return new, GateWeights(g_u, g_r)
+    return new, GateValues(g_u, g_r)
 
 
 def _transformed(tensor: Tensor) -> bool:
@@ -195,7 +195,7 @@ def write(
     method: str = "nearest",
     grid: tuple[int, int] | None = None,
     mean: bool = False,
-    observe: Callable[[GateWeights], None] | None = None,
+    observe: Callable[[GateValues], None] | None = None,
 ) -> Written:
     """C_t of tokens `source` [B, T, Dm], valid where mask [B, T] bool, and `cache` [Tm, Dm] or [B, Tm, Dm].
 
@@ -213,7 +213,7 @@ def write(
         source = resample(source.to(cache.dtype), slots, mask, method, grid)
         if mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
             mask = mask.any(1, keepdim=True).expand(-1, slots)
-    composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_composed, resampled, mean, observe)
+    composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_compose, resampled, mean, observe)
     given = (source, cache, mask, *weights)
     kernel = native.Update(composed, resampled, mean)
     if observe is None and native.takes(*given) and kernel.fits(*given):
@@ -221,10 +221,10 @@ def write(
     return Written(*composed(*given))
 
 
-def _composed(
+def _compose(
     resampled: bool,
     mean: bool,
-    observe: Callable[[GateWeights], None] | None,
+    observe: Callable[[GateValues], None] | None,
     source: Tensor,
     cache: Tensor,
     mask: Tensor | None,

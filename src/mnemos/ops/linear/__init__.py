@@ -30,7 +30,7 @@ from mnemos.types import InputError
 
 from . import chunked, native, oracle, triton
 from .compensated import CompensatedState, carry
-from .feature_maps import FeatureMap, Pointwise, find, nearest, valid
+from .feature_maps import FeatureMap, Pointwise, find, nearest, zero_invalid
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
 
@@ -92,7 +92,7 @@ def linear_attention(
     _check(q, k, v, causal, mask, eps)
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
-        q, k = phi(q), phi(valid(k, mask))
+        q, k = phi(q), phi(zero_invalid(k, mask))
         _check_features(q, k, v)
     chosen = BACKENDS[choose(q, k, v, backend)]
     rewritten = (
@@ -118,8 +118,8 @@ def linear_attention(
             y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)
         else:
             if inside is not None:
-                q, k, inside = phi(q.to(wide)), phi(valid(k.to(wide), mask)), None
-            k, v = valid(k, mask), valid(v, mask)
+                q, k, inside = phi(q.to(wide)), phi(zero_invalid(k.to(wide), mask)), None
+            k, v = zero_invalid(k, mask), zero_invalid(v, mask)
             plain = _token if causal and q.shape[1] == 1 else _everything
             y, *after = plain(q.to(wide), k.to(wide), v.to(wide), before.s, before.z, eps)
             y = y.to(v.dtype)

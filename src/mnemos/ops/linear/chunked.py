@@ -30,7 +30,7 @@ from mnemos.ops.once import differentiable_once
 from mnemos.ops.precision import full_precision
 
 from .compensated import add
-from .feature_maps import Pointwise, valid
+from .feature_maps import Pointwise, zero_invalid
 
 # Measured on a CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels, chunks
 # of 64 above; tensors of a segment should have about a megabyte (README.md). GPUs are faster with few large steps.
@@ -71,9 +71,9 @@ def transformable(
     (b, t, h, d), m, wide = q.shape, v.shape[-1], s.dtype
     c = CHUNK_NARROW if max(d, m) <= NARROW else CHUNK_WIDE
     n = -(-t // c)
-    queries, keys, values = q.to(wide), valid(k.to(wide), mask), valid(v.to(wide), mask)
+    queries, keys, values = q.to(wide), zero_invalid(k.to(wide), mask), zero_invalid(v.to(wide), mask)
     if phi is not None:
-        queries, keys = phi(queries), valid(phi(keys), mask)
+        queries, keys = phi(queries), zero_invalid(phi(keys), mask)
     values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
     def split(x: Tensor) -> Tensor:

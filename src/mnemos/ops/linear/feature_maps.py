@@ -104,7 +104,7 @@ def find(given: str | FeatureMap) -> FeatureMap:
     return FEATURE_MAPS[given]
 
 
-def valid(x: Tensor, mask: Tensor | None) -> Tensor:
+def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
     """x [B, N, H, ·] with zeros where the mask [B, N] is False.
 
     Keys before φ: a derivative of φ that is not finite would make the gradient of an invalid key 0·∞. Keys after φ:

@@ -25,7 +25,7 @@ from mnemos.native.codes import TYPES
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
-from .operators import STATE, Gradients, differentiated, given, keep, register
+from .operators import STATE, Gradients, keep, make_backward, prepare, register
 
 __all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
 
@@ -78,7 +78,7 @@ def mask_address(mask: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
 
 
-def results(q: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def allocate_results(q: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Empty y, s and z after the call, and the denominators if they are `kept`."""
     (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
     den = v.new_empty(b, t, h, dtype=wide) if kept else None
@@ -176,7 +176,7 @@ def causal(
     s and z may be None: zeros. Cost: O(B·T·H·D·M), on `torch.get_num_threads()` threads. If there are more threads than
     rows times heads, the sequence is divided among them too, which adds a third to a half of the work.
     """
-    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    (q, k, v, kind), wanted = prepare(q, k, v, mask, phi), v.dtype
     operator = torch.ops.mnemos.linear_attention
     y, s_end, z_end = attend(_kernel, _EAGER, operator, (q, k, v, s, z, mask), kind, eps)
     return y if y.dtype is wanted else y.to(wanted), s_end, z_end
@@ -190,7 +190,7 @@ def compensated(
     q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
 ) -> tuple[Tensor, CompensatedState]:
     """`causal` with a `CompensatedState`; within a call the kernels always compensate their sums."""
-    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    (q, k, v, kind), wanted = prepare(q, k, v, mask, phi), v.dtype
     y, s, z, _, *low = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
     return y.to(wanted), CompensatedState(s, z, *low)
 
@@ -213,7 +213,7 @@ def _kernel(
 ) -> tuple[Any, ...]:
     """y, the new s and z, the denominators if they are `kept`, and the new s_low and z_low if those are given."""
     q, k, v = dense(q), dense(k), dense(v)
-    y, s_end, z_end, den = results(q, v, kept)
+    y, s_end, z_end, den = allocate_results(q, v, kept)
     s, z = (x if x is None else x.contiguous() for x in (s, z))
     lows = [x.contiguous() for x in low]
     ends = [torch.empty_like(x) for x in lows]
@@ -268,7 +268,7 @@ def _derivative(*inputs: Any) -> Gradients:
     return _backward(*inputs) if direct else torch.ops.mnemos.linear_attention_backward(*inputs)
 
 
-_gradients = differentiated(_derivative)
+_gradients = make_backward(_derivative)
 _EAGER = eager_function(_kernel, _backward, "linear_attention_backward").apply
 
 
@@ -320,7 +320,7 @@ def everything(
     s and z may be None: zeros. Cost: 2·(T + N)·B·H·D·M operations, 4·(T + N)·B·H·D·M for the backward, on
     `torch.get_num_threads()` threads.
     """
-    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    (q, k, v, kind), wanted = prepare(q, k, v, mask, phi), v.dtype
     operator = torch.ops.mnemos.linear_attention_bidirectional
     y, s_end, z_end = attend(_kernel_everything, _EAGER_EVERYTHING, operator, (q, k, v, s, z, mask), kind, eps)
     return y if y.dtype is wanted else y.to(wanted), s_end, z_end
@@ -349,7 +349,7 @@ def _kernel_everything(
 ) -> tuple[Any, ...]:
     """y, the new s and z, and the denominators if they are `kept`."""
     q, k, v = dense(q), dense(k), dense(v)
-    y, s_end, z_end, den = results(q, v, kept)
+    y, s_end, z_end, den = allocate_results(q, v, kept)
     s, z = (x if x is None else x.contiguous() for x in (s, z))
     sums = pointers(s, z, s_end, z_end, den)
     rows = *address(q), *address(k), *address(v), *address(y)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from mnemos.native import codes
 
-from .feature_maps import FEATURE_MAPS, Pointwise, valid
+from .feature_maps import FEATURE_MAPS, Pointwise, zero_invalid
 
-__all__ = ["STATE", "differentiated", "given", "keep", "register"]
+__all__ = ["STATE", "keep", "make_backward", "prepare", "register"]
 
 STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def given(
+def prepare(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, phi: Pointwise | None
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """q, k, v of one dtype, and the code of the feature map that the kernels apply; other maps are applied here."""
@@ -32,7 +32,7 @@ def given(
     if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in codes.FEATURE_MAPS:
         kind = codes.FEATURE_MAPS[phi.name]
     elif phi is not None:
-        q, k = phi(q), phi(valid(k, mask))
+        q, k = phi(q), phi(zero_invalid(k, mask))
     if not q.dtype == k.dtype == v.dtype:
         q, k, v = q.float(), k.float(), v.float()
     return q, k, v, kind
@@ -67,7 +67,7 @@ def register(
     torch.library.register_fake(f"mnemos::{name}", lambda *given: (*_like_results(*given), *like_kept(*given[:5])))
     torch.library.register_fake(f"mnemos::{name}_backward", _like_backward)
     derivative = derivative or getattr(torch.ops.mnemos, f"{name}_backward")
-    torch.library.register_autograd(f"mnemos::{name}", differentiated(derivative), setup_context=setup or keep)
+    torch.library.register_autograd(f"mnemos::{name}", make_backward(derivative), setup_context=setup or keep)
 
     def once(ctx: object, *_: object) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
@@ -97,7 +97,7 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...], kept: tu
     ctx.mark_non_differentiable(*output[3:])
 
 
-def differentiated(derivative: Callable[..., Gradients]) -> Callable[..., tuple[Tensor | None, ...]]:
+def make_backward(derivative: Callable[..., Gradients]) -> Callable[..., tuple[Tensor | None, ...]]:
     """The backward of a forward that called `keep`. A missing incoming gradient counts as zero."""
 
     def gradients(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:

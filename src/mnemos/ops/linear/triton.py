@@ -24,7 +24,7 @@ from mnemos._compat import constant
 from mnemos.native.codes import TYPES
 
 from .feature_maps import Pointwise
-from .operators import Gradients, given, keep, register
+from .operators import Gradients, keep, prepare, register
 
 __all__ = ["causal", "packed", "runs_here", "takes", "token", "why_not"]
 
@@ -102,7 +102,7 @@ def _call(
     phi: Pointwise | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (q, k, v, kind), wanted = given(q, k, v, mask, phi), v.dtype
+    (q, k, v, kind), wanted = prepare(q, k, v, mask, phi), v.dtype
     y, s, z, *_ = torch.ops.mnemos.linear_attention_triton(q, k, v, s, z, mask, offsets, kind, eps)
     return y.to(wanted), s, z
 

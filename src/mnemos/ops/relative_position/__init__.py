@@ -80,7 +80,7 @@ def _content_and_scores(
     t, n, scale = q.shape[1], k.shape[1], q.shape[3] ** -0.5
     place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
     scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)
-    scores = hidden(scores, seen_keys(t, n, causal, mask, window, q.device))
+    scores = hide(scores, seen_keys(t, n, causal, mask, window, q.device))
     return ((q + content_bias) * scale).permute(2, 0, 1, 3), scores
 
 
@@ -168,7 +168,7 @@ def seen_keys(t: int, n: int, causal: bool, mask: Tensor | None, window: int | N
     return (seen & mask[:, None]) | (key == query)
 
 
-def hidden(scores: Tensor, seen: Tensor | None) -> Tensor:
+def hide(scores: Tensor, seen: Tensor | None) -> Tensor:
     """Scores [.., T, N] with −∞ where `seen` (broadcast) is False. In place if no gradient is recorded."""
     if seen is None:
         return scores
