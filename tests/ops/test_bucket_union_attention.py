@@ -30,7 +30,7 @@ def take(name, monkeypatch):
 @pytest.fixture(params=["one segment", "a block a segment", "three blocks a segment"])
 def segments(request, monkeypatch):
     numbers = {"one segment": 2**20, "a block a segment": 1, "three blocks a segment": 3 * 4 * 5 * 5}[request.param]
-    monkeypatch.setattr(chunked, "SEGMENT", {"cpu": numbers})
+    monkeypatch.setattr(chunked, "SCORES_AT_A_TIME", {"cpu": numbers})
 
 
 def inputs(t, b=2, h=3, d=5, m=4, rounds=3, buckets=6, heads=None, seed=0):

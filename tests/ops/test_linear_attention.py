@@ -29,7 +29,7 @@ MAPS = {"elu": reference_elu, "relu": reference_relu, "polynomial": reference_po
 @pytest.fixture(params=["one segment", "a segment a chunk", "two chunks a segment"])
 def segments(request, monkeypatch):
     numbers = {"one segment": 2**18, "a segment a chunk": 1, "two chunks a segment": 2 * B * H * 32 * D}[request.param]
-    monkeypatch.setattr(chunked, "SEGMENT_NUMBERS", {"cpu": numbers})
+    monkeypatch.setattr(chunked, "SLAB_NUMBERS", {"cpu": numbers})
 
 
 @pytest.mark.parametrize("masked", [False, True])

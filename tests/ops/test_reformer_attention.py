@@ -58,7 +58,7 @@ def test_equals_the_equations(case, masked, causal, poisoned):
 def test_segments_change_nothing(scores, monkeypatch):
     qk, v, rotations = inputs(29)
     expected = reformer_attention(qk, v, rotations, 4, mask=holes(29))
-    monkeypatch.setattr(chunked, "SEGMENT", {"cpu": scores})
+    monkeypatch.setattr(chunked, "SCORES_AT_A_TIME", {"cpu": scores})
     compare(reformer_attention(qk, v, rotations, 4, mask=holes(29)), expected, (qk, v))
 
 
@@ -67,7 +67,7 @@ def test_the_backward_keeps_no_scores_of_several_steps(monkeypatch):
     scores = 2 * 2 * 2 * 64 * 32  # rows, heads, rounds, tokens, keys
     kept = []
     for most in (scores, scores // 16):
-        monkeypatch.setattr(chunked, "SEGMENT", {"cpu": most})
+        monkeypatch.setattr(chunked, "SCORES_AT_A_TIME", {"cpu": most})
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
             y = reformer_attention(qk, v, rotations, 16)
@@ -114,7 +114,7 @@ def test_low_precision_and_scores_far_apart():
 
 @pytest.mark.parametrize("scores", [2**20, 100])
 def test_dropout_has_the_mean_and_the_gradient_of_what_it_kept(scores, monkeypatch):
-    monkeypatch.setattr(chunked, "SEGMENT", {"cpu": scores})
+    monkeypatch.setattr(chunked, "SCORES_AT_A_TIME", {"cpu": scores})
     qk, v, rotations = inputs(9, b=1, h=1)
 
     def run(qk, v):
@@ -123,7 +123,7 @@ def test_dropout_has_the_mean_and_the_gradient_of_what_it_kept(scores, monkeypat
 
     assert torch.autograd.gradcheck(run, (qk, v), fast_mode=True)
     exact = reformer_attention(qk, v, rotations, 4)
-    monkeypatch.setattr(chunked, "SEGMENT", {"cpu": 2**20})
+    monkeypatch.setattr(chunked, "SCORES_AT_A_TIME", {"cpu": 2**20})
     many = [x.detach().repeat(4000, 1, 1, 1) for x in (qk, v)]
     drawn = reformer_attention(*many, rotations, 4, dropout=0.5)
     torch.testing.assert_close(drawn.mean(0, keepdim=True), exact, rtol=0, atol=0.15)

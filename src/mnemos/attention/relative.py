@@ -189,8 +189,9 @@ class RelativeAttention(RelativeHeads[Segments]):
 
     def check_state(self, state: Segments, batch_size: int) -> None:
         """Raise InputError unless the state holds inputs [B, N, D]."""
-        found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
-        if found[::2] != (batch_size, self.dim):
+        fits = isinstance(state, Segments) and (state.x.shape[0], state.x.shape[2]) == (batch_size, self.dim)
+        if not fits:
+            found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
             raise InputError(
                 f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
             )

@@ -31,7 +31,7 @@ from mnemos.types import (
 from .decoder_step import DecoderStep, DecodeStep
 from .sampling import draw
 
-BLOCK = 64  # columns whose maximum stands for them in `top_tokens`
+GROUP = 64  # columns whose maximum stands for them in `top_tokens`
 WIDE = 1024  # columns from which on that is faster than `torch.topk` on a CPU
 
 
@@ -112,21 +112,21 @@ def draw_each(
 
 
 def top_tokens(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`logp.topk(k)` of [R, V], faster on a CPU: only blocks that hold one of the k largest values are sorted.
+    """`logp.topk(k)` of [R, V], faster on a CPU: it sorts only groups of columns with one of the k largest values.
 
-    The k largest values are in the k blocks with the largest maxima.
+    The k largest values are in the k groups with the largest maxima.
     """
     width = logp.shape[1]
-    blocks = width // BLOCK
-    if width < WIDE or blocks <= k or logp.device.type != "cpu":
+    groups = width // GROUP
+    if width < WIDE or groups <= k or logp.device.type != "cpu":
         return logp.topk(k)
-    whole = blocks * BLOCK
-    grid = logp[:, :whole].unflatten(1, (blocks, BLOCK))
+    whole = groups * GROUP
+    grid = logp[:, :whole].unflatten(1, (groups, GROUP))
     chosen = grid.amax(-1).topk(k, sorted=False).indices
-    values = grid.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    values = grid.gather(1, chosen[..., None].expand(-1, -1, GROUP)).flatten(1)
     found, places = torch.cat([values, logp[:, whole:]], 1).topk(k)
-    inside = chosen.gather(1, (places // BLOCK).clamp(max=k - 1)) * BLOCK + places % BLOCK
-    return found, torch.where(places < k * BLOCK, inside, places - k * BLOCK + whole)
+    inside = chosen.gather(1, (places // GROUP).clamp(max=k - 1)) * GROUP + places % GROUP
+    return found, torch.where(places < k * GROUP, inside, places - k * GROUP + whole)
 
 
 Stopping = Literal["fairseq", "early", "heuristic", "never"]

@@ -268,10 +268,11 @@ def _why_not_weight(p: Tensor | None, shape: torch.Size | None) -> str:
 class Plan(NamedTuple):
     """The sizes and parts of a model. `Stack`, `Layer` and `Numbers` are those of native/decode.h.
 
-    sizes: the numbers of `Stack` up to `limit`, in its order; attention, reads: those after `weights`. embedding,
-    positions (None: not learned): tables. affine: the linear layers and norms of `Stack`, then those of every `Layer`;
-    None: there is none. numbers: those of `Numbers`. outputs: the shape of the logits of a row. window: of the
-    attention. turned_sums: linear attention has rotary positions, so that a layer's state is a `PlacedSums`.
+    sizes: the numbers of `Stack` up to `limit`, in its order. attention, reads: those that follow its `weights`.
+    embedding, positions: the tables; positions is None if they are not learned. affine: the linear layers and norms of
+    `Stack`, then those of every `Layer`, with None for one that the model does not have. numbers: those of `Numbers`.
+    outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
+    `PlacedSums`, as in linear attention with rotary positions.
     """
 
     sizes: tuple[int, ...]

@@ -60,10 +60,11 @@ class CompressedSegments(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The blocks that leave the inputs of each row in a call, M at most, of `block` inputs each, the newest last.
+    """The blocks of `block` inputs that leave the memory in a call: of each row at most M, the newest last.
 
-    x [B, M·block, D]; valid [B, M·block] bool; usage [B, M·block]: the average attention per query that could attend,
-    or [B, 0]. moved [B]: how many of the M a row has; the others come first, and their inputs are not valid.
+    x [B, M·block, D]; valid [B, M·block] bool. usage [B, M·block]: the attention that each input received, per query
+    that could attend to it; or [B, 0]. moved [B]: how many of the M blocks a row has. They are the last ones; the
+    places before them hold inputs that are not valid.
     """
 
     x: Tensor

@@ -1,7 +1,7 @@
 """Heads of language models and their likelihoods: logits, the adaptive softmax, a mixture for brightnesses."""
 
 import itertools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -89,7 +89,7 @@ def likelihood_of_head(head: nn.Module) -> "AdaptiveSoftmax | None":
     return head if isinstance(head, AdaptiveSoftmax) else None
 
 
-class AdaptiveSoftmax(nn.Module):
+class AdaptiveSoftmax(nn.Module, ABC):
     """Base of softmaxes in clusters (Grave et al. 2017): a head that scores hidden states instead of making V logits.
 
     The tokens, the most frequent first, are divided at the cut-offs c_1 < … < c_K. The shortlist (tokens below c_1) and

@@ -20,7 +20,7 @@ from mnemos.types import Device, InputError, Splits, StateKind, check_heads, che
 from .blocks import Activation, init_weights, shrink_residuals
 from .fields import MemformerFields, check_sizes, with_signature
 from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
-from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, Step
+from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, StretchRead
 
 
 @register
@@ -227,7 +227,7 @@ class Memformer(nn.Module):
 
     def _encoded(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[list[Step], MemformerState, tuple[DecoderCache, ...]]:
+    ) -> tuple[list[StretchRead], MemformerState, tuple[DecoderCache, ...]]:
         """Encoder and writer: what the decoder reads in each stretch, the state after, and the caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
@@ -247,7 +247,7 @@ class Memformer(nn.Module):
         steps = []
         for stretch in stretches([n % self.config.segment for n in seen], t, self.config.segment):
             slots = self.slots(memory) if self.decoder.memory else None
-            steps.append(Step(stretch, Read(encoded, valid, slots)))
+            steps.append(StretchRead(stretch, Read(encoded, valid, slots)))
             span = slice(stretch.start, stretch.stop)
             unfinished = unfinished.with_more(x[:, span], marks[:, span], stretch.place)
             if any(stretch.done):
@@ -316,7 +316,7 @@ class Memformer(nn.Module):
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decoded(
-        self, x: Tensor, mask: Tensor | None, steps: list[Step], caches: tuple[DecoderCache, ...]
+        self, x: Tensor, mask: Tensor | None, steps: list[StretchRead], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
         length, outputs, i = self.config.segment, [], 0
@@ -341,7 +341,7 @@ class Memformer(nn.Module):
             i += 1
         return torch.cat(outputs, 1), caches
 
-    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list[Step]) -> Tensor:
+    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list[StretchRead]) -> Tensor:
         """Whole segments as rows of one batch: each reads the encoding before it, and not the other segments."""
         n, b = len(steps), len(x)
         span = slice(steps[0].stretch.start, steps[-1].stretch.stop)

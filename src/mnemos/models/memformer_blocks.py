@@ -121,7 +121,7 @@ class Read(NamedTuple):
         return [self.encoded] if self.slots is None else [self.encoded, self.slots]
 
 
-class Step(NamedTuple):
+class StretchRead(NamedTuple):
     """A stretch of tokens, and what the decoder reads for it."""
 
     stretch: Stretch

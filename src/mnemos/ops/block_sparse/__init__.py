@@ -190,18 +190,18 @@ def draw_random_blocks(
     check_pattern(1, window, random_blocks, global_blocks)
     if is_dense(blocks, window, random_blocks, global_blocks):
         return torch.empty(num_heads, 0, random_blocks, dtype=torch.int64, device=device)
-    drawn = _constant(num_heads, blocks, random_blocks, window, global_blocks, seed)
+    drawn = _draw_constant(num_heads, blocks, random_blocks, window, global_blocks, seed)
     shape = num_heads, blocks - 2 * global_blocks, random_blocks
     return torch.tensor(drawn, dtype=torch.int64, device=device).view(shape)
 
 
 @constant  # compilers cannot trace random.Random
-def _constant(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
-    return _drawn(heads, blocks, count, window, ends, seed)
+def _draw_constant(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
+    return _draw(heads, blocks, count, window, ends, seed)
 
 
 @functools.lru_cache(maxsize=64)
-def _drawn(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
+def _draw(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
     """Floyd's sampling without replacement, for each head and row in turn."""
     uniform = random.Random(seed).random
     found: list[int] = []

@@ -20,7 +20,7 @@ from mnemos.ops.once import differentiable_once
 
 from .dense import met
 
-SEGMENT = {"cpu": 2**19, "cuda": 2**25}  # scores at a time: as many as fit a core's cache, or occupy a device
+SCORES_AT_A_TIME = {"cpu": 2**19, "cuda": 2**25}  # as many as fit a core's cache, or occupy a device
 _LOWEST = -1e30
 _LEAST = -80.0  # e^x is negligible below; below −87 exp is also ten times as slow
 
@@ -54,7 +54,7 @@ def _sorted(place: Tensor) -> tuple[Tensor, Tensor]:
     return order, torch.empty_like(code).scatter_(-1, order, code)
 
 
-class _Segment(NamedTuple):
+class _Slab(NamedTuple):
     """Some blocks of one round: the tokens in their slots, and which scores count.
 
     keys [(blocks + w − 1)·c]: tokens of the list, unless `outside` is True; queries [blocks·c]: the slots from 2c on;
@@ -68,20 +68,20 @@ class _Segment(NamedTuple):
     counts: Tensor
 
 
-class _Walk:
-    """Iterates over the segments of all rounds."""
+class _Scan:
+    """Iterates over the slabs of all rounds."""
 
     def __init__(self, order: Tensor, code: Tensor, chunk: int, causal: bool, dtype: torch.dtype) -> None:
         self.order, self.code, self.chunk, self.dtype = order, code, chunk, dtype
         self.width = 3 if causal else 4  # blocks of keys per block of queries; the third is its own
         device, self.size = order.device, order.shape[1]
         self.blocks = -(-self.size // chunk)
-        self.step = max(1, SEGMENT.get(device.type, SEGMENT["cpu"]) // (chunk * chunk * self.width))
+        self.step = max(1, SCORES_AT_A_TIME.get(device.type, SCORES_AT_A_TIME["cpu"]) // (chunk * chunk * self.width))
         query = torch.arange(2 * chunk, 3 * chunk, device=device)[:, None]
         key = torch.arange(self.width * chunk, device=device)
         self.allowed = (key < query if causal else key != query).int()
 
-    def __iter__(self) -> Iterator[_Segment]:
+    def __iter__(self) -> Iterator[_Slab]:
         c, w = self.chunk, self.width
         behind = (self.blocks + w - 3) * c - self.size
         for r, order in enumerate(self.order):
@@ -97,7 +97,7 @@ class _Walk:
                     same = met(code[own].view(blocks, c, 1) - code.unfold(0, w * c, c)[:, None])
                     # A key that was read in an earlier round does not count again.
                     counts = counts & same if earlier == r else counts.bitwise_and_(same.bitwise_xor_(1))
-                yield _Segment(keys, outside, keys[own], written[own], counts.to(self.dtype))
+                yield _Slab(keys, outside, keys[own], written[own], counts.to(self.dtype))
 
     def views(self, x: Tensor) -> Tensor:
         """The keys of each block, as a view: [(blocks + w − 1)·c, D] -> [blocks, D, w·c]."""
@@ -119,7 +119,7 @@ class _Windows(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, order: Tensor, code: Tensor, chunk: int, causal: bool, dropout: float
     ) -> Tensor:
-        walk = _Walk(order, code, chunk, causal, q.dtype)
+        walk = _Scan(order, code, chunk, causal, q.dtype)
         y = q.new_zeros(len(q) + 1, v.shape[1])  # Σ e^(score − top)·v over the keys so far
         top = q.new_full((len(q) + 1, 1), _LOWEST)
         norm = torch.zeros_like(top)
@@ -154,7 +154,7 @@ class _Windows(torch.autograd.Function):
     @differentiable_once("bucket_union_attention")
     def backward(ctx: Any, saved: tuple[Tensor, ...], dy: Tensor) -> Any:
         q, k, v, y, log_norm, order, code, *kept = saved
-        walk, c = _Walk(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk
+        walk, c = _Scan(order, code, ctx.chunk, ctx.causal, q.dtype), ctx.chunk
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)
         dv = torch.where(log_norm == torch.inf, dy, 0)
         through = (dy * y).sum(-1, keepdim=True)  # Σ_j of each weight times its gradient

@@ -15,9 +15,9 @@ and, with ĝ = g/den, γ = −(ĝ·o), g' = [ĝ, γ] and R' = Σ_{i after the ch
 γ is computed from a and not from o, because a and γ·z cancel where the values have a mean, and an o that was rounded to
 half precision would not let them.
 
-A *segment* is as many chunks as fit the processor's caches. Memory: the inputs, one denominator per token and head, one
-S' per segment, and the temporaries of one segment. Sums start from zero in each segment, and the forward carries their
-rounding errors from segment to segment (Kahan), so errors do not grow with the number of segments.
+A *slab* is as many chunks as fit the processor's caches. Memory: the inputs, one denominator per token and head, one
+S' per slab, and the temporaries of one slab. Sums start from zero in each slab, and the forward carries their
+rounding errors from slab to slab (Kahan), so errors do not grow with the number of slabs.
 """
 
 from typing import Any
@@ -33,10 +33,10 @@ from .compensated import add
 from .feature_maps import Pointwise, zero_invalid
 
 # Measured on a CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels, chunks
-# of 64 above; tensors of a segment should have about a megabyte (README.md). GPUs are faster with few large steps.
+# of 64 above; tensors of a slab should have about a megabyte (README.md). GPUs are faster with few large steps.
 NARROW, CHUNK_NARROW, CHUNK_WIDE = 32, 32, 64
-SEGMENT_NUMBERS = {"cpu": 2**18}
-SEGMENT_NUMBERS_ELSEWHERE = 2**25
+SLAB_NUMBERS = {"cpu": 2**18}
+SLAB_NUMBERS_ELSEWHERE = 2**25
 
 
 def runs_here() -> bool:
@@ -65,7 +65,7 @@ def transformable(
     """`causal` in PyTorch's own operations, for `torch.func` (grad, vjp, jvp, vmap) and forward-mode AD.
 
     These transforms rewrite operations, which they cannot do to a compiled kernel or a hand-written backward: a
-    kernel's tangent would silently be zero. One segment; autograd keeps O(T·(C + D·M/C)) numbers per row and head, and
+    kernel's tangent would silently be zero. One slab; autograd keeps O(T·(C + D·M/C)) numbers per row and head, and
     may differentiate it any number of times.
     """
     (b, t, h, d), m, wide = q.shape, v.shape[-1], s.dtype
@@ -91,12 +91,12 @@ def transformable(
 
 
 def plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
-    """Tokens per chunk and per segment."""
+    """Tokens per chunk and per slab."""
     chunk = CHUNK_NARROW if width <= NARROW else CHUNK_WIDE
-    numbers = SEGMENT_NUMBERS.get(device, SEGMENT_NUMBERS_ELSEWHERE)
+    numbers = SLAB_NUMBERS.get(device, SLAB_NUMBERS_ELSEWHERE)
     chunks = max(1, numbers // max(1, b * h * width * chunk))
     if torch.compiler.is_compiling():
-        chunks = -(-t // chunk)  # one segment, because torch.compile would unroll a loop
+        chunks = -(-t // chunk)  # one slab, because torch.compile would unroll a loop
     return chunk, chunk * chunks
 
 

@@ -18,7 +18,7 @@ from mnemos._compat import exportable
 
 from .feature_maps import FeatureMap
 
-BLOCK = 256  # tokens that are summed without compensation
+RUN = 256  # tokens that are summed without compensation
 
 
 @exportable
@@ -51,12 +51,12 @@ def carry(
     """The compensated state after a call with k [B, T, H, D], v [B, T, H, M] and phi, to be applied to k, or None.
 
     after: (s, z) as the backend returned them; the gradients of the new state are theirs. Cost: O(B·T·H·D'·M), in
-    blocks of BLOCK tokens.
+    runs of RUN tokens.
     """
     with torch.no_grad():
         s, z, s_low, z_low = before
-        for a in range(0, k.shape[1], BLOCK):
-            here = slice(a, a + BLOCK)
+        for a in range(0, k.shape[1], RUN):
+            here = slice(a, a + RUN)
             keys, values = k[:, here].to(s.dtype), v[:, here].to(s.dtype)
             keys = keys if phi is None else phi(keys)
             if mask is not None:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mnemos.ops.dropout import dropout as drop
 
-SEGMENT = {"cpu": 2**22, "cuda": 2**26}  # scores at a time
+SCORES_AT_A_TIME = {"cpu": 2**22, "cuda": 2**26}
 ITSELF = -1e5  # a token's score with itself: below every other score, and above what may not be read
 
 
@@ -88,7 +88,7 @@ def _over_blocks(
     """
     rows, blocks, each = queries.shape
     width = len(window) * chunks.shape[2]
-    most = SEGMENT.get(queries.device.type, SEGMENT["cpu"])
+    most = SCORES_AT_A_TIME.get(queries.device.type, SCORES_AT_A_TIME["cpu"])
     step = max(1, most // (rows * each * width))
     offsets = torch.tensor(list(window), device=own.device)
     around = (own[..., None] + offsets) % chunks.shape[1]  # [N, blocks, W]

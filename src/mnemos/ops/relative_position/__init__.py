@@ -40,9 +40,8 @@ def relative_attention(
     _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
     content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
     k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
-    if (
-        torch.is_grad_enabled() or dropout
-    ):  # dropout: always this path, so that activation checkpointing draws the same numbers twice
+    # With dropout always this path, so that activation checkpointing draws the same numbers twice.
+    if torch.is_grad_enabled() or dropout:
         content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
         y = weighted(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
     else:
