@@ -84,11 +84,18 @@ def test_training_batches_are_functions_of_their_number_and_mirror_half():
     first, again = task.train_batch(3, 20, seed=5), task.train_batch(3, 20, seed=5)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first.rows, task.train_batch(3, 20, seed=6).rows)
-    straight = [torch.from_numpy(task.splits["train"].picture(i)).permute(2, 0, 1) for i in first.rows.tolist()]
-    turned = [not torch.equal(a, b) for a, b in zip(first.pictures, straight, strict=True)]
+
+    def straight(batch):
+        return [torch.from_numpy(task.splits["train"].picture(i)).permute(2, 0, 1) for i in batch.rows.tolist()]
+
+    def mirrored(batch):
+        return [not torch.equal(a, b) for a, b in zip(batch.pictures, straight(batch), strict=True)]
+
+    turned = mirrored(first)
     assert 4 < sum(turned) < 16
+    assert turned != mirrored(task.train_batch(2, 20, seed=5))
     row = turned.index(True)
-    assert torch.equal(first.pictures[row].flip(2), straight[row])
+    assert torch.equal(first.pictures[row].flip(2), straight(first)[row])
     found = objects(task.splits["train"], int(first.rows[row]))
     assert torch.equal(first.targets()[row]["masks"].flip(2), torch.from_numpy(found.masks.astype(np.uint8)))
 
