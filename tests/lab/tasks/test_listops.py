@@ -2,6 +2,7 @@ import contextlib
 import csv
 import dataclasses
 import os
+import time
 
 import numpy as np
 import pytest
@@ -144,6 +145,12 @@ def test_a_batch_of_answers_is_of_similar_lengths():
     task = ListOpsAnswersConfig(4, 60, 4, 5, 0.5, examples=4000, rows=10).build()
     shares = [(task.train_batch(i, 16, 0).inputs > 0).float().mean().item() for i in range(20)]
     assert sum(shares) / 20 > 0.85
+
+
+def test_a_dead_worker_is_an_error_not_a_short_answer(monkeypatch):
+    monkeypatch.setattr(listops, "generate_block", lambda *rules: os._exit(1) if rules[-1] else time.sleep(1))
+    with pytest.raises(InputError, match=r"data.workers: .*died.*; set fewer workers$"):  # 0 would be one per core
+        generate(RULES, 0, 10, workers=2)
 
 
 @pytest.mark.parametrize("field", ["examples", "rows"])

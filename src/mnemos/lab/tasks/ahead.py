@@ -28,28 +28,30 @@ def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> I
         return
     from torch.utils.data import DataLoader
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
-        loader: Any = DataLoader(
-            _CallsAsDataset(make),  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=keys,
-            num_workers=workers,
-            collate_fn=_unchanged,
-            worker_init_fn=_ignore_interrupt,
-            generator=torch.Generator(),  # the default would draw from the training's generator
-        )
-        results = iter(loader)
+    results = None
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
+            loader: Any = DataLoader(
+                _CallsAsDataset(make),  # type: ignore[arg-type]
+                batch_size=None,
+                sampler=keys,
+                num_workers=workers,
+                collate_fn=_unchanged,
+                worker_init_fn=_ignore_interrupt,
+                generator=torch.Generator(),  # the default would draw from the training's generator
+            )
+            results = iter(loader)
         for result in results:
             if isinstance(result, InputError):
                 raise result
             yield result
     except RuntimeError as error:
         problem = " ".join(str(error).split())
-        raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers, or 0") from None
+        raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers") from None
     finally:
-        end_workers(results)
+        if results is not None:
+            end_workers(results)
 
 
 class BatchesAhead(Generic[Key, Result]):
