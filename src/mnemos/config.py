@@ -17,7 +17,6 @@ from .types import InputError
 
 _Value = TypeVar("_Value")
 _Part = TypeVar("_Part")
-PLACES = ("path", "folder")  # fields of data that say where they are
 
 
 @dataclasses.dataclass(frozen=True)

@@ -307,6 +307,22 @@ class Advances(Protocol):
 
 
 @runtime_checkable
+class PicksPositions(Protocol):
+    """A model that computes the outputs of some positions alone: `forward(x, state, mask, only=)`, only [B, T] bool.
+
+    The outputs are then [N, ...], one for each position that `only` picks, in the order of rows.
+    """
+
+    picks_positions: Literal[True]
+
+    def __call__(
+        self, x: Tensor, state: State = None, mask: Tensor | None = None, *, only: Tensor | None = None
+    ) -> "Output":
+        """Outputs and the next state."""
+        ...
+
+
+@runtime_checkable
 class Branching(Protocol):
     """An attention or model whose rows can branch, as a search needs it, without a copy of the tokens they share."""
 

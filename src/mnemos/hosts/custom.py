@@ -155,7 +155,7 @@ def make_host(site: Site, width: int | None) -> Custom:
         )
     heads = next((n for name in _HEADS if (n := _find_integer(module, name)) and dim % n == 0), 1)
     kind = f"{type(module).__module__}:{type(module).__name__}"
-    return Custom(kind, (), "", "", make_reader(module), place=_any_length, found=(dim, heads))
+    return Custom(kind, (), "", "", make_reader(module), place=_without_limit, found=(dim, heads))
 
 
 def make_reader(module: nn.Module) -> Reader:
@@ -180,6 +180,6 @@ def _find_integer(module: object, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _any_length(site: Site, seen: int | None) -> AttentionInput:
+def _without_limit(site: Site, seen: int | None) -> AttentionInput:
     """As `any_length`, but without a limit: the positions that a model has need not be those of a named module."""
     return any_length(site, seen)._replace(slots=seen or TEXT_SLOTS, limit=None)

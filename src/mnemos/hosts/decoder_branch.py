@@ -135,7 +135,7 @@ def mix_decoder(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
 
 
 class _Stretch(NamedTuple):
-    """Tokens [B, t, Dm], with their masks [B, t] or None, and the state before them."""
+    """Tokens [B, t, Dm] that `crop` may remove, with their masks [B, t] or None, and the state before them."""
 
     before: BlockState
     tokens: tuple[tuple[Tensor, Tensor | None], ...]

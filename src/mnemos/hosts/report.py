@@ -39,7 +39,7 @@ class Swapped:
         tokens = self.tokens or self.length
         grid = self.grid[0] * self.grid[1] if self.grid else 0
         sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
-        return Shape(*sizes, rows=self.rows, grid_tokens=grid, pooled=self.pool > 1)
+        return Shape(*sizes, rows=self.rows, grid_tokens=grid)
 
 
 @dataclass(frozen=True)

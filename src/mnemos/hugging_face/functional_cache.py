@@ -97,7 +97,7 @@ def _widen(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
 
 
-class Layout:
+class CacheLayout:
     """What a model's configuration says of its cache: per layer, its kind, whether it attends, and its window.
 
     Raises InputError for layers that are unknown here.
@@ -182,7 +182,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     seqlen_offset = 0  # xLSTM counts its tokens there
 
     def __init__(
-        self, layout: Layout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None
+        self, layout: CacheLayout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None
     ) -> None:
         super().__init__(layers=[])
         self.layout, self.seen, self.given, self.padding = layout, seen, parts, padding

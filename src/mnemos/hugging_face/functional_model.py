@@ -14,7 +14,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
-from .functional_cache import FunctionalCache, FunctionalState, Layout, Padding
+from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
 from .recurrent_layers import add_steps
 
 _CACHES = (*libraries.CACHE_NAMES, "cache_params", "state")  # what forwards of Transformers call their cache
@@ -51,7 +51,7 @@ def functional(model: nn.Module) -> "Functional":
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSettings:
     """What a `Stream` notes of the model: its class, the size of its vocabulary, and a hash of its other settings.
 
     Settings that are no weights, such as the base of rotary positions, change what a state means.
@@ -62,12 +62,12 @@ class Host:
     settings: str
 
     @staticmethod
-    def of(model: Any) -> "Host":
+    def of(model: Any) -> "HostSettings":
         """That of a model of Transformers; where it was loaded from, and in which type, does not count."""
         config = model.config
         found = json.dumps(_keep_meaning(config.to_diff_dict()), sort_keys=True, default=str)
         settings = hashlib.sha256(found.encode()).hexdigest()
-        return Host(type(model).__name__, int(config.get_text_config(decoder=True).vocab_size), settings)
+        return HostSettings(type(model).__name__, int(config.get_text_config(decoder=True).vocab_size), settings)
 
 
 def _keep_meaning(settings: Any) -> Any:
@@ -109,7 +109,7 @@ class Functional(nn.Module):
         super().__init__()
         base, self._cache = check_model(model)
         self.model, self.training = model, model.training
-        self.config = Host.of(base)
+        self.config = HostSettings.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
         self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
         self._settings = base.config.get_text_config(decoder=True)
@@ -118,7 +118,7 @@ class Functional(nn.Module):
         # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
         self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
-        self._layout = Layout(base)
+        self._layout = CacheLayout(base)
         add_steps(base)
         self._probe()
         keys = any(isinstance(part, KeyValues) for part in self._template.parts)

@@ -19,6 +19,7 @@ from mnemos.types import (
     Likelihood,
     LogProbLikelihood,
     Output,
+    PicksPositions,
     State,
     collect_auxiliary_losses,
     is_padding_free,
@@ -100,7 +101,7 @@ class Generates:
                     cache.step = fused_step(self.model)
                 found: Output = cache.step(x, state)
                 return found
-            if not 0 < keep < x.shape[1] or not getattr(self.model, "picks_positions", False):
+            if not 0 < keep < x.shape[1] or not isinstance(self.model, PicksPositions):
                 outputs, state = self.model(x, state)
                 return outputs, state
             # A prompt's logits are large, and only the last are wanted.

@@ -106,7 +106,6 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> LayerCost | None:
         rows,
         grid,
         not hasattr(layer, "inner"),
-        getattr(layer, "pool", 1) > 1,
     )
     return LayerCost(
         rows=rows,

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from mnemos.config import PLACES, DataConfig, from_dict, to_dict
+from mnemos.config import DataConfig, from_dict, to_dict
 from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
 from mnemos.lab.compare.comparison import FILE, Comparison, Row, controls_of, read_comparison, rows_of
 from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
 from mnemos.lab.evaluate.recorded import Left, StateControls
-from mnemos.lab.run.files import Provenance, Result
+from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import MAJORITY
 from mnemos.types import InputError, JSONObject

@@ -20,6 +20,7 @@ from mnemos.lab.tasks.metrics import description
 from mnemos.types import JSON, InputError, JSONObject
 
 Scores = dict[str, float]  # the loss and each of the task's metrics
+PLACES = ("path", "folder")  # fields of data that say where they are
 Types = Mapping[str, type | tuple[type, ...]]
 
 

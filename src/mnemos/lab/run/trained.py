@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mnemos.config import PLACES, DataConfig, to_dict
+from mnemos.config import DataConfig, to_dict
 from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
@@ -19,7 +19,7 @@ from mnemos.lab.tasks.task import HeldOut, Sampling, Task
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task, on_meta
-from .files import Provenance, Result
+from .files import PLACES, Provenance, Result
 from .progress import progress
 from .provenance import data_read
 from .recipe import Recipe

@@ -1,4 +1,4 @@
-"""The cost that a gated recurrent cache adds to an attention, by formula: multiply-adds, bytes and parameters.
+"""The cost that a gated recurrent cache adds to an attention, by formula: multiply-adds, parameters and bytes kept.
 
 T tokens and Tm slots, D channels in and D' out, Dm cached channels, V: width of the values, H heads. R rows: samples,
 or windows, which are rows of the batch in Swin. K rows of keys and values: R, or 1 if all read the batch mean of C_t.
@@ -22,16 +22,10 @@ follows. lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at infere
 its gates do not run, and its keys and values are projected once. A transient cache costs everything, with keys and
 values per row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) instead of scores and values.
 
-Bytes are numbers read and written by each operation: all its inputs and outputs, as if nothing stayed in a processor's
-cache between operations. Attention is fused, so its scores are not written. These bytes are a lower bound: a library
-may make further copies. Operations run one after another without overlap, so the predicted time is a sum over
-operations of the larger of two times, FLOPs by the machine's rate and bytes by its bandwidth.
-
-The formulas describe PyTorch's operations. The kernels (native.py) compute the same products; intermediates of at most
-2¹⁸ numbers they keep instead of computing them again.
+The formulas describe PyTorch's operations. Attention is fused, so its scores are not kept. The kernels (native.py)
+compute the same products; intermediates of at most 2¹⁸ numbers they keep instead of computing them again.
 """
 
-from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
 Mode = Literal["training", "transient", "frozen"]
@@ -76,8 +70,7 @@ class Shape(NamedTuple):
 
     rows: rows of its batch per sample (in Swin the number of windows; 1 if a cache spans all windows, whose tokens are
     then T). grid_tokens: T without class tokens and padding if they form a known grid, else 0 (then nothing is
-    convolved). lifts: True in a host, whose output is projected already; False in a layer of mnemos. pooled: the tokens
-    of the grid are averaged to slots.
+    convolved). lifts: True in a host, whose output is projected already; False in a layer of mnemos.
     """
 
     tokens: int
@@ -89,20 +82,17 @@ class Shape(NamedTuple):
     rows: int = 1
     grid_tokens: int = 0
     lifts: bool = True
-    pooled: bool = False
 
 
 class CostPart(NamedTuple):
-    """An operation, or several similar ones, of a batch: multiply-adds, and numbers moved (read and written).
+    """An operation, or several similar ones, of a batch, in multiply-adds.
 
     kept: numbers that its backward needs and that no other part of the model keeps.
     """
 
     name: str
     macs: int
-    moved: int
     backward_macs: int
-    backward_moved: int
     kept: int = 0
 
 
@@ -120,7 +110,7 @@ class _Sizes(NamedTuple):
 def parts(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training") -> list[CostPart]:
     """The operations of one layer's branch for `batch` samples, in order. `grc` is a GRC, every switch set."""
     sizes = _sizes(shape, grc, batch, mode)
-    found = [] if mode == "frozen" else _update(shape, grc, sizes, mode)
+    found = [] if mode == "frozen" else _update(shape, sizes)
     found += _read(shape, grc, sizes, mode)
     return found
 
@@ -141,32 +131,12 @@ def backward_macs(shape: Shape, grc: Switches, batch: int = 1) -> int:
     return sum(part.backward_macs for part in parts(shape, grc, batch, "training"))
 
 
-def forward_bytes(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training", width: int = 4) -> int:
-    """Bytes that a forward of a batch reads and writes, of `width` bytes per number (4: float32)."""
-    return width * sum(part.moved for part in parts(shape, grc, batch, mode))
-
-
-def backward_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> int:
-    """Bytes that the backward of a training forward reads and writes."""
-    return width * sum(part.backward_moved for part in parts(shape, grc, batch, "training"))
-
-
 def kept_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> int:
     """Bytes that a training forward keeps for its backward: a lower bound of the memory that a cache adds.
 
     Parameters add four numbers each: the value, the gradient and AdamW's two averages.
     """
     return width * sum(part.kept for part in parts(shape, grc, batch, "training"))
-
-
-def seconds(found: Iterable[CostPart], macs: float, moved: float, backward: bool = False) -> float:
-    """Predicted seconds on a machine of `macs` multiply-adds and `moved` numbers per second: Σ max(work / rate)."""
-    total = 0.0
-    for part in found:
-        total += max(part.macs / macs, part.moved / moved)
-        if backward:
-            total += max(part.backward_macs / macs, part.backward_moved / moved)
-    return total
 
 
 def parameters(shape: Shape, grc: Switches) -> int:
@@ -177,15 +147,6 @@ def parameters(shape: Shape, grc: Switches) -> int:
     reads = 2 * (d * d + d) + (d + 1) * sizes.values + (d + 1) * sizes.lifted
     kernel = 9 * shape.width * shape.width // d + shape.width if _convolves(shape, grc) else 0
     return gates + reads + kernel + shape.heads
-
-
-def macs_without_attention(shape: Shape, grc: Switches, batch: int = 1) -> int:
-    """Multiply-adds of a training forward of a batch in the paper's convention.
-
-    The paper's FLOPs are multiply-adds, and do not count the products of queries with keys and of weights with values.
-    """
-    apart = ("scores and values", "linear attention")
-    return sum(part.macs for part in parts(shape, grc, batch, "training") if part.name not in apart)
 
 
 def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
@@ -200,40 +161,25 @@ def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
 
 
 def _product(name: str, n: int, k: int, m: int) -> CostPart:
-    """[n, k]·[k, m] + bias: the backward is one product per factor, and a sum for the bias."""
-    macs, moved = n * k * m, n * k + k * m + n * m
-    return CostPart(name, macs, moved, 2 * macs, 2 * moved + n * m)
+    """[n, k]·[k, m] + bias: the backward is one product per factor."""
+    macs = n * k * m
+    return CostPart(name, macs, 2 * macs)
 
 
-def _update(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPart]:
+def _update(shape: Shape, sizes: _Sizes) -> list[CostPart]:
+    """The products of the update. Nothing is kept: the host keeps the tokens of S̄, the backward recomputes the rest."""
     d, tm = shape.cache_width, shape.length
-    all_slots = sizes.rows * sizes.slots
-    resampled = 0 if shape.tokens == tm else 2 * all_slots
-    if shape.pooled:  # reads every token, writes the slots; its sums are no multiply-adds
-        resampled = sizes.rows * shape.grid_tokens * d + all_slots
-    # Sum and σ of two gates, g_r ⊙ C, sum of the candidate, interpolation. C itself is small and not counted.
-    elementwise = (4 + 4 + 2 + 3 + 3) * all_slots
-    # The forward again without its interpolation; grad ⊙ g_u, (C̃ − C) ⊙ grad, g_r ⊙ C, σ' of both, batch sums.
-    backward = (13 + 3 + 5 + 2 + 10 + 2) * all_slots
-    if grc.candidate == "layernorm_gelu":
-        elementwise += 4 * all_slots
-        backward += (4 + 6) * all_slots
-    if mode == "training":
-        elementwise += all_slots  # the batch mean that is stored
     cache = _product("update, cache", tm, d, 2 * d)
-    # Nothing is kept: the host keeps the tokens that S̄ is made of, and the backward recomputes the rest.
     return [
-        CostPart("resampling", 0, resampled, 0, 2 * resampled),
         _again(_product("update, source", sizes.rows * tm, d, 3 * d)),
-        cache._replace(backward_macs=2 * cache.macs, backward_moved=2 * cache.moved),
+        cache._replace(backward_macs=2 * cache.macs),
         _again(_product("update, candidate", sizes.rows * tm, d, d)),
-        CostPart("update, elementwise", 0, elementwise, 0, backward),
     ]
 
 
 def _again(part: CostPart) -> CostPart:
     """An operation that the backward computes a second time."""
-    return part._replace(backward_macs=part.backward_macs + part.macs, backward_moved=part.backward_moved + part.moved)
+    return part._replace(backward_macs=part.backward_macs + part.macs)
 
 
 def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPart]:
@@ -243,32 +189,26 @@ def _read(shape: Shape, grc: Switches, sizes: _Sizes, mode: Mode) -> list[CostPa
     if mode != "frozen":
         slots = sizes.key_rows * tm
         found += [_product("keys", slots, d, d), _product("values", slots, d, values)]
-    moved = tokens * (d + values) + sizes.key_rows * tm * (d + values)
-    kept = moved + sizes.key_rows * sizes.slots  # queries, keys, values and the result; C_t
+    # Queries and results of the tokens; keys, values and C_t of the slots.
+    kept = tokens * (d + values) + sizes.key_rows * tm * (d + values) + sizes.key_rows * sizes.slots
     if grc.branch == "linear":
         each = d * values // shape.heads
         macs = sizes.key_rows * tm * each + tokens * (each + d)
-        found.append(CostPart("linear attention", macs, moved, 2 * macs, 2 * moved, kept))
+        found.append(CostPart("linear attention", macs, 2 * macs, kept))
     else:
         macs = tokens * tm * (d + values)
         # The fused kernel, for equal widths, does not keep its scores: five products backward for two forward.
         backward = macs * 5 // 2 if values == d else 2 * macs
-        found.append(CostPart("scores and values", macs, moved, backward, 2 * moved, kept))
+        found.append(CostPart("scores and values", macs, backward, kept))
     if sizes.lifted:
         found.append(_product("lift", tokens, d, sizes.lifted))
     if grc.lift == "pad":
-        padded = tokens * (d + sizes.out)
-        found.append(CostPart("zeros", 0, padded, 0, padded, tokens * sizes.out))
-    mixed = 3 * tokens * sizes.out  # reads both branches, writes one tensor
-    found.append(CostPart("mix", 0, mixed, 0, mixed * 3 // 2, tokens * sizes.out))
-    # The gradient of Dm channels is padded to D and added to the self-attention's; so is that of the summary.
-    for _ in range(1 if mode == "frozen" else 2):
-        found.append(CostPart("gradient of the input", 0, 0, 0, tokens * (d + 4 * shape.width)))
+        found.append(CostPart("zeros", 0, 0, tokens * sizes.out))
+    found.append(CostPart("mix", 0, 0, tokens * sizes.out))
     if _convolves(shape, grc):
         width, pixels = shape.width, sizes.rows * shape.grid_tokens
         macs = 9 * pixels * width * width // d
-        moved = 2 * pixels * width + 3 * tokens * sizes.out
-        found.append(CostPart("convolution", macs, moved, 2 * macs, 2 * moved, pixels * width))
+        found.append(CostPart("convolution", macs, 2 * macs, pixels * width))
     return found
 
 
