@@ -317,7 +317,7 @@ class PicksPositions(Protocol):
 
     def __call__(
         self, x: Tensor, state: State = None, mask: Tensor | None = None, *, only: Tensor | None = None
-    ) -> "Output":
+    ) -> Output:
         """Outputs and the next state."""
         ...
 
