@@ -32,7 +32,7 @@ S = TypeVar("S")  # a state of any type: what goes in comes out
 class SharedRows:
     """Base of the parts of a state whose tensors hold one entry for several rows, such as the beams of a sentence.
 
-    Their first axis is not the batch, so `select` calls `select_rows`, and `reset` and `join` first call `unshared`.
+    Their first axis is not the batch, so `select` calls `select_rows`, and `reset` and `join` first call `unshare`.
     The first tensor of a whole state must lead with the batch all the same: its length is the number of rows.
     """
 
@@ -40,7 +40,7 @@ class SharedRows:
         """The part for the given rows. It copies nothing that the rows go on sharing."""
         raise NotImplementedError
 
-    def unshared(self) -> State:
+    def unshare(self) -> State:
         """The same part as tensors that lead with the batch. Cost: a copy for each row."""
         raise NotImplementedError
 
@@ -80,10 +80,10 @@ class Rows:
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` to every tensor of a state (and to the same tensors of others of the same structure)."""
 
-    def mapped(leaf: Any, *rest: Any) -> Any:
+    def apply(leaf: Any, *rest: Any) -> Any:
         return function(leaf, *rest) if isinstance(leaf, Tensor) else leaf
 
-    found: S = pytree.tree_map(mapped, state, *others)
+    found: S = pytree.tree_map(apply, state, *others)
     return found
 
 
@@ -102,18 +102,18 @@ def select(state: S, rows: Tensor) -> S:
         rows = rows.nonzero().squeeze(1)
     elif reads_without_waiting(rows) and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < batch:
         raise InputError(f"select: expected rows 0 to {batch - 1}, found {int(rows.min())} to {int(rows.max())}")
-    return taken(state, Rows(rows))
+    return take_rows(state, Rows(rows))
 
 
-def taken(state: S, rows: Rows) -> S:
+def take_rows(state: S, rows: Rows) -> S:
     """`select` of rows that the state is known to have."""
 
-    def chosen(part: Any) -> Any:
+    def take(part: Any) -> Any:
         if isinstance(part, SharedRows):
             return part.select_rows(rows)
         return rows.take(part) if isinstance(part, Tensor) else part
 
-    found: S = pytree.tree_map(chosen, state, is_leaf=_shares)
+    found: S = pytree.tree_map(take, state, is_leaf=_shares)
     return found
 
 
@@ -130,7 +130,7 @@ def reset(state: S, rows: Tensor) -> S:
         mask = rows.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1))
         return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
 
-    return map_state(fresh, unshared(state))
+    return map_state(fresh, unshare(state))
 
 
 def join(states: Sequence[S]) -> S:
@@ -142,7 +142,7 @@ def join(states: Sequence[S]) -> S:
     """
     if not states:
         raise InputError("join: expected at least one state, found none")
-    parts = [pytree.tree_flatten(unshared(state)) for state in states]
+    parts = [pytree.tree_flatten(unshare(state)) for state in states]
     structure = parts[0][1]
     if any(other != structure for _, other in parts):
         raise InputError("join: expected states of one structure, found different ones; join states of one model")
@@ -151,9 +151,9 @@ def join(states: Sequence[S]) -> S:
     return joined
 
 
-def unshared(state: S) -> S:
+def unshare(state: S) -> S:
     """The state with every tensor leading with the batch: what rows share is copied for each of them."""
-    found: S = pytree.tree_map(lambda x: x.unshared() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)
+    found: S = pytree.tree_map(lambda x: x.unshare() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)
     return found
 
 

@@ -122,7 +122,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
 
         Rows that have branched before first get keys of their own, which is a copy.
         """
-        return BranchedKeyValues.of(state if isinstance(state, KeyValues) else state.unshared(), copies)
+        return BranchedKeyValues.of(state if isinstance(state, KeyValues) else state.unshare(), copies)
 
     def attended(
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
@@ -137,7 +137,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
                 return self._branched(q, k, v, state, p)
-            state = state.unshared()
+            state = state.unshare()
         if not self.causal:
             return self.attend(
                 q, k, v, biased(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p

@@ -25,7 +25,7 @@ from mnemos.types import (
     State,
     likelihood_of,
     select,
-    taken,
+    take_rows,
 )
 
 from .decoder_step import DecoderStep, DecodeStep
@@ -465,7 +465,7 @@ class _Search:
         same = torch.arange(parents.shape[1], device=parents.device)
         if parents.device.type != "cpu" or not torch.equal(parents, same.expand_as(parents)):
             base = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beams
-            self.state = taken(self.state, Rows((parents + base).flatten()))
+            self.state = take_rows(self.state, Rows((parents + base).flatten()))
 
     def _leave(self) -> bool:
         """Let sentences that are done leave the batch, an eighth of it at a time; True if none is left."""

@@ -92,7 +92,7 @@ class BranchedKeyValues(SharedRows):
         """The given rows. Rows that stay K to a group copy nothing, or only whole groups where groups are dropped."""
         groups = rows.groups(self.copies)
         if groups is None:
-            found = self.unshared()
+            found = self.unshare()
             k, v, valid, seen = (x.index_select(0, rows.index) for x in (found.k, found.v, found.valid, found.seen))
             return KeyValues(k, v, valid, seen)
         visible, seen = rows.take(self.visible), rows.take(self.seen)
@@ -132,7 +132,7 @@ class BranchedKeyValues(SharedRows):
         visible = torch.cat([self.visible[:, :p], marks, self.visible[:, p + n * m :]], 1)
         return BranchedKeyValues((merge(self.k), merge(self.v)), visible, self.seen, n, p + m)
 
-    def unshared(self) -> KeyValues:
+    def unshare(self) -> KeyValues:
         """The keys and values of every row by itself."""
         n, rows = self.copies, len(self.visible)
         device = self.k.device
@@ -191,7 +191,7 @@ class Encoded(SharedRows):
         layers = tuple((k.index_select(0, index), v.index_select(0, index)) for k, v in self.layers)
         return Encoded(layers, self.valid.index_select(0, index), copies)
 
-    def unshared(self) -> "Encoded":
+    def unshare(self) -> "Encoded":
         """One source for each row."""
         if self.copies == 1:
             return self

@@ -131,9 +131,9 @@ def test_seeds_and_epochs_give_other_orders():
 
 def test_batch_size_of_nothing():
     made = task([3, 4], 2)
-    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
+    with pytest.raises(InputError, match=r"rows: .* at least 1 .*found 0"):
         made.train_batch(0, 0, 0)
-    with pytest.raises(InputError, match=r"train\.batch_size .*found 0"):
+    with pytest.raises(InputError, match=r"rows: .* at least 1 .*found 0"):
         next(made.batches("valid", 0))
 
 
