@@ -88,7 +88,7 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
         s, n = self.settings, -(-length // self.settings.block)
         return draw_random_blocks(self.num_heads, n, s.random_blocks, s.window, s.global_blocks, s.seed, device)
 
-    def attended(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
+    def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
         """The heads before projection, [B, T, H, D/H], and no state."""
         s = self.settings
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)

@@ -79,7 +79,9 @@ class BucketUnionAttention(MultiHeadAttention[HashedKeys]):
         rounds, heads, width, half = self.rotations.shape
         return HashedKeys.empty(batch_size, heads, width, rounds, 2 * half, device, dtype)
 
-    def attended(self, x: Tensor, state: HashedKeys | None, mask: Tensor | None) -> tuple[Tensor, HashedKeys | None]:
+    def compute_heads(
+        self, x: Tensor, state: HashedKeys | None, mask: Tensor | None
+    ) -> tuple[Tensor, HashedKeys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         q, v = queries_and_values(self.query, self.value, x, mask, self.num_heads)
         place, held = places(q, self.rotations, self.chunk, mask, None if state is None else state.held)

@@ -133,7 +133,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             f"expected a state of slots {list(slots)} and inputs {list(inputs)}, found {found}; use initial_state"
         )
 
-    def attended(
+    def compute_heads(
         self, x: Tensor, state: CompressedSegments | None, mask: Tensor | None
     ) -> tuple[Tensor, CompressedSegments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
@@ -151,15 +151,15 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         k = self.config.compressed
         used = before.usage
         if self.compressor.uses:
-            received = F.pad(self.received(x, context, seen, valid), (first, 0))[:, k:]
+            received = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))[:, k:]
             used = F.pad(used, (0, t)) + received.to(used.dtype)
         most = -(-k // (self.grid.block // self.config.ratio))
         if state is None:  # known without reading a tensor
             most = min(most, max(0, -(-(t - self.config.memory) // self.grid.block)))
-        after = self._moved(before, whole[:, k:], usable[:, k:], used, x, valid, most)
+        after = self._move_blocks(before, whole[:, k:], usable[:, k:], used, x, valid, most)
         return heads, after.detach() if self.config.detached else after
 
-    def _moved(
+    def _move_blocks(
         self,
         before: CompressedSegments,
         inputs: Tensor,
@@ -215,7 +215,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         return (error * counted).sum() / counted.sum().clamp(min=1)
 
     @torch.no_grad()
-    def received(self, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
+    def measure_attention(self, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
         """The attention that each input of the context [B, N, D] received, a mean over heads: [B, N]."""
         n, heads = context.shape[1], (self.num_heads, -1)
         q, k = (

@@ -132,7 +132,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
             wanted = "a PlacedSums" if self.rotary is not None else "sums without positions"
             raise InputError(f"expected {wanted}, found {type(state).__name__}; use the layer's own initial_state")
 
-    def attended(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
+    def compute_heads(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         given, turns, seen = self.phi(), None, None
         if isinstance(state, PlacedSums):

@@ -12,9 +12,9 @@ from mnemos.types import Device, S, Splits, StateKind, Widening, check_heads, ch
 class MultiHeadAttention(nn.Module, Generic[S]):
     """Multi-head self-attention: `y, state = layer(x, state=None, mask=None)`, with heads that a gated cache can mix.
 
-    A subclass defines `attended` (the heads and the new state), `empty` (the state of new rows), `check_state` and the
-    module `output`, which projects the heads. `splits` and `state_kind` are those of the causal layer; a layer that is
-    not causal has no state ("never", "none"), and refuses one.
+    A subclass defines `compute_heads` (the heads and the new state), `empty` (the state of new rows), `check_state` and
+    the module `output`, which projects the heads. `splits` and `state_kind` are those of the causal layer; a layer that
+    is not causal has no state ("never", "none"), and refuses one.
     Raises InputError if D is not divisible by H.
     """
 
@@ -41,7 +41,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """Whether gradient flows through the incoming and outgoing state."""
         return True
 
-    def attended(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
+    def compute_heads(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
         """The heads of checked inputs, [B, T, H, D/H], and the new state."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
     def heads(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         self.check(x, state)
-        return self.attended(x, state, mask)
+        return self.compute_heads(x, state, mask)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""

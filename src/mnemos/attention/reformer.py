@@ -94,7 +94,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         factors = bucket_factors(length, s.chunk, s.buckets)
         return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
 
-    def attended(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, KeyValues | None]:
+    def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, KeyValues | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
         qk, v = queries_and_values(self.query_key, self.value, x, mask, self.num_heads)

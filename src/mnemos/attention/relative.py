@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import Segments
 from mnemos.memory.projection import own_weight
-from mnemos.ops.relative_position import distance_scores, hide, relative_attention, seen_keys, sinusoids, weighted
+from mnemos.ops.relative_position import distance_scores, hide, relative_attention, seen_keys, sinusoids, weigh
 from mnemos.registry import register
 from mnemos.types import Device, InputError, S, Splits
 
@@ -101,7 +101,7 @@ class RelativeHeads(MultiHeadAttention[S]):
         scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
         scores = hide(scores, seen_keys(t, n, True, mask, self.window, x.device))
         content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
-        read = weighted(content, context, context, scores, self.dropout if self.training else 0.0)
+        read = weigh(content, context, context, scores, self.dropout if self.training else 0.0)
         read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
         return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
 
@@ -200,7 +200,7 @@ class RelativeAttention(RelativeHeads[Segments]):
         """The inputs of a whole memory."""
         return state.widened(self.config.memory)
 
-    def attended(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
+    def compute_heads(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         if not self.causal:
             return self.read(x, x, mask), None

@@ -124,7 +124,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         """
         return BranchedKeyValues.of(state if isinstance(state, KeyValues) else state.unshare(), copies)
 
-    def attended(
+    def compute_heads(
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
     ) -> tuple[Tensor, Keys | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
@@ -132,15 +132,15 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         turns = None
         if self.rotary is not None:
             turns = self.rotary.turns(t, self.dim // self.num_heads, None if state is None else state.seen, x.device)
-        q, k, v = self._projected(x, turns)
+        q, k, v = self._project_qkv(x, turns)
         p = self.dropout if self.training else 0.0
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
-                return self._branched(q, k, v, state, p)
+                return self._attend_branched(q, k, v, state, p)
             state = state.unshare()
         if not self.causal:
             return self.attend(
-                q, k, v, biased(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p
+                q, k, v, add_bias(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p
             ), None
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None or state.k.shape[1] == 0:
@@ -155,12 +155,12 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep
         seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
-        return self.attend(q, new.k, new.v, biased(seen_by, bias), False, p), keep
+        return self.attend(q, new.k, new.v, add_bias(seen_by, bias), False, p), keep
 
-    def _projected(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_qkv(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, T, H, D/H], and k and v [B, T, kv_heads, D/H], normalised and rotated as the layer does."""
         if self.kv_heads == self.num_heads and self.query_norm is None:
-            return projected(self.qkv(x), self.num_heads, turns)
+            return project_qkv(self.qkv(x), self.num_heads, turns)
         few = self.kv_heads * (self.dim // self.num_heads)
         q, k, v = (
             part.unflatten(2, (-1, self.dim // self.num_heads)) for part in self.qkv(x).split([self.dim, few, few], 2)
@@ -169,7 +169,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             q, k = self.query_norm(q), self.key_norm(k)
         return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
 
-    def _branched(
+    def _attend_branched(
         self, q: Tensor, k: Tensor, v: Tensor, state: BranchedKeyValues, dropout: float
     ) -> tuple[Tensor, BranchedKeyValues]:
         """One token of every row: the rows of a group attend to the group's entries, each to its own past."""
@@ -187,7 +187,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
     ) -> tuple[Tensor, Keys | None]:
         """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
         self.check(x, state)
-        heads, state = self.attended(x, state, mask, bias)
+        heads, state = self.compute_heads(x, state, mask, bias)
         return self.project(heads), state
 
     if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _blind(visible: Tensor) -> Tensor | None:
     return found if fixed or bool(found.any()) else None
 
 
-def projected(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def project_qkv(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turns`, if that is not None."""
     if turns is None:
         q, k, v = qkv.view(*qkv.shape[:2], 3, heads, qkv.shape[2] // (3 * heads)).unbind(2)
@@ -266,7 +266,7 @@ def open_empty_rows(mask: Tensor) -> Tensor:
     return mask | ~mask.any(-1, keepdim=True)
 
 
-def biased(visible: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def add_bias(visible: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """The `visible` argument of `attend`, from visible keys (bool) and a bias of the scores (float)."""
     if bias is None or visible is None:
         return visible if bias is None else bias

@@ -45,7 +45,7 @@ class Candidates(NamedTuple):
     parents: Tensor
     tokens: Tensor
 
-    def padded(self, n: int) -> "Candidates":
+    def pad(self, n: int) -> "Candidates":
         """N = n at least, with candidates of score −inf at the end."""
         missing = n - self.scores.shape[1]
         if missing <= 0:
@@ -94,7 +94,7 @@ def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
     total = (found + scores.reshape(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
     values, places = total.topk(min(count, total.shape[1]))
     tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, places)
-    return Candidates(values, places // found.shape[1], tokens).padded(count)
+    return Candidates(values, places // found.shape[1], tokens).pad(count)
 
 
 def draw_each(
@@ -151,7 +151,7 @@ class Finished(NamedTuple):
         empty = torch.full_like(like, -torch.inf)
         return Finished(empty, empty, tokens.new_zeros(like.shape), empty > 0, tokens)
 
-    def merged(self, new: "Finished") -> "Finished":
+    def merge(self, new: "Finished") -> "Finished":
         """The best K of these and others [B, N]."""
         longer = new.tokens.shape[-1] - self.tokens.shape[-1]
         before = self._replace(tokens=F.pad(self.tokens, (0, longer)))
@@ -439,7 +439,7 @@ class _Search:
             ends[:, :k],
             tokens,
         )
-        self.finished = self.finished.merged(new)
+        self.finished = self.finished.merge(new)
 
     def _parents(self, parents: Tensor) -> Tensor:
         """The tokens of hypotheses [B, N], [B, N, T]."""

@@ -146,7 +146,7 @@ class FusedStep:
         if self.why:
             return
         self._copies = [
-            _converted(p, self.weights) if is_matrix else (p, None)
+            _convert(p, self.weights) if is_matrix else (p, None)
             for p, is_matrix in zip(self._held, self._matrices, strict=True)
         ]
         rest = iter(self._copies)
@@ -225,18 +225,18 @@ def _writes(p: Tensor | None) -> int | None:
     return -1 if p is None else None if p.is_inference() else write_count(p)
 
 
-def _converted(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | None]:
+def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | None]:
     """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
     if p is None or weights == "float32":
         return p, None
     if weights == "bfloat16":
-        return _paired(p.to(torch.bfloat16)), None
+        return _pair(p.to(torch.bfloat16)), None
     scale = p.abs().amax(1) / 127
     scale = torch.where(scale > 0, scale, 1.0)
     return (p / scale[:, None]).round().to(torch.int8), scale
 
 
-def _paired(p: Tensor) -> Tensor:
+def _pair(p: Tensor) -> Tensor:
     """A matrix [out, in] in the order that the kernel reads (native/matrix.h): in every 32 columns 0, 16, 1, 17, ..."""
     padded = nn.functional.pad(p, (0, -p.shape[1] % codes.PAIRS))
     return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous()

@@ -241,11 +241,11 @@ class Stream:
         checked_settings(temperature, top_k, top_p, min_p)
         likelihood = likelihood_of(self.model)
 
-        def drawn(outputs: Tensor) -> Tensor:
+        def draw_next(outputs: Tensor) -> Tensor:
             return draw(outputs, temperature, top_k, top_p, generator, likelihood, min_p)
 
         ends, fill = endings(eos, stop, getattr(getattr(self.model, "config", None), "vocab_size", None))
-        return Tokens(self, length, drawn, ends, fill)
+        return Tokens(self, length, draw_next, ends, fill)
 
     def predict(self) -> Tensor:
         """The model's outputs [B, V] for the next token."""

@@ -85,7 +85,7 @@ class CompressionGrid(NamedTuple):
     block: int
     window: int | None = None  # the number of positions that a query reads, with its own; None: all before it
 
-    def passed(self, seen: Tensor) -> Tensor:
+    def count_passed(self, seen: Tensor) -> Tensor:
         """The number of blocks that are compressed after `seen` tokens [B]."""
         return ((seen - self.memory).clamp(min=0) + self.block - 1) // self.block
 
@@ -95,8 +95,8 @@ class CompressionGrid(NamedTuple):
         valid [B, memory + T] bool, usage [B, memory + T] or [B, 0], before [B]: tokens seen before these. None: no
         block leaves in any row.
         """
-        last = self.passed(before + t)
-        count = last - self.passed(before)
+        last = self.count_passed(before + t)
+        count = last - self.count_passed(before)
         if isinstance(t, int):  # else an exported program, which has one form for all T
             most = min(most, -(-t // self.block))
         if reads_without_waiting(count):
@@ -119,7 +119,7 @@ class CompressionGrid(NamedTuple):
     def uncompressed(self, seen: Tensor) -> Tensor:
         """Which of the last `memory` inputs are in no compressed block after `seen` tokens [B], [B, memory] bool."""
         position = seen[:, None] + torch.arange(-self.memory, 0, device=seen.device)
-        return position >= (self.passed(seen) * self.block)[:, None]
+        return position >= (self.count_passed(seen) * self.block)[:, None]
 
 
 def push(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class SlotMemory(nn.Module):
         if not self.config.write:
             return state
         before = self.contents(state)
-        after = slot_write(before, *self._projected(before, tokens), **self._settings(mask))
+        after = slot_write(before, *self._project(before, tokens), **self._settings(mask))
         after = biased_memory_norm(
             after, self.bias if self.config.forgetting else torch.zeros_like(self.bias), self.radius
         )
@@ -141,10 +141,10 @@ class SlotMemory(nn.Module):
         Column 0 is the slot itself: with weight 1 there, the write changes the slot only by forgetting.
         """
         before = self.contents(state)
-        q_m, k_m, k_x, _ = self._projected(before, tokens)
+        q_m, k_m, k_x, _ = self._project(before, tokens)
         return slot_attention(q_m, k_m, k_x, **self._settings(mask))
 
-    def _projected(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q_m, k_m [B, K, H, D/H], k_x, v_x [B, L, H, D/H]."""
         slots = slots.to(self.query.weight.dtype)
         found = self.query(slots), self.key(slots), self.key(tokens), self.value(tokens)

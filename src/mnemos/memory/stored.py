@@ -223,7 +223,7 @@ def clear_caches(model: nn.Module) -> None:
 @contextlib.contextmanager
 def hold_caches(model: nn.Module) -> Iterator[None]:
     """Training forwards inside read the caches and do not write them."""
-    with _switched(stored(model), "writes", False):
+    with _switch(stored(model), "writes", False):
         yield
 
 
@@ -236,7 +236,7 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
     found = stored(model)
     promote(found)
     try:
-        with _switched(found, "accumulates", True):
+        with _switch(found, "accumulates", True):
             yield
     except BaseException:
         _discard(found)  # a partial update must not be promoted
@@ -248,7 +248,7 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _switched(found: Sequence[StoredCache], name: str, value: bool) -> Iterator[None]:
+def _switch(found: Sequence[StoredCache], name: str, value: bool) -> Iterator[None]:
     before = [getattr(cache, name) for cache in found]
     try:
         for cache in found:

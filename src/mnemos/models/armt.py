@@ -80,7 +80,7 @@ class ARMT(SegmentModel):
         """x and what the layer's matrix holds for it."""
         return self.associations[layer].read(memory[layer], x) if memory else x
 
-    def written(self, memory: Associations, outputs: list[Tensor], active: Tensor | None) -> Associations:
+    def write_memory(self, memory: Associations, outputs: list[Tensor], active: Tensor | None) -> Associations:
         """Every layer's matrix after a write from its memory tokens."""
         of_layers = zip(self.associations, memory, outputs, strict=True)
         return tuple(layer.write(state, tokens, active) for layer, state, tokens in of_layers)

@@ -37,13 +37,13 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         hidden = self.expand(x)
-        hidden = self.activation(hidden) if torch.is_grad_enabled() else self.activated(hidden)
+        hidden = self.activation(hidden) if torch.is_grad_enabled() else self.activate(hidden)
         return self.contract(self.dropout(hidden))
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def activated(self, hidden: Tensor) -> Tensor:
+    def activate(self, hidden: Tensor) -> Tensor:
         """φ in place, without gradient: allocating every intermediate costs more than the arithmetic."""
         return _IN_PLACE.get(type(self.activation), self.activation)(hidden)
 
@@ -213,16 +213,16 @@ def shrink_residuals(blocks: Iterable[nn.Module]) -> None:
                 module.weight.div_((2 * len(blocks)) ** 0.5)
 
 
-def branched_layers(
+def branch_layers(
     attentions: Sequence[Attention], layers: Sequence[State], rows: int, copies: int
 ) -> tuple[State, ...]:
     """The states of attentions for `copies` rows per row, next to each other; what they can share is not copied."""
     index = torch.arange(rows).repeat_interleave(copies)
 
-    def branched(attention: Attention, state: State) -> State:
+    def branch(attention: Attention, state: State) -> State:
         return attention.branch(state, copies) if isinstance(attention, Branching) else select(state, index)
 
-    return tuple(branched(attention, state) for attention, state in zip(attentions, layers, strict=True))
+    return tuple(branch(attention, state) for attention, state in zip(attentions, layers, strict=True))
 
 
 class Stateless:

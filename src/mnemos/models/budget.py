@@ -66,7 +66,7 @@ class _Budget(TorchFunctionMode):
         if parameter is not None and self.thread == threading.get_ident():
             self.held += parameter.numel()
             if self.held > _TIMES * self.values + _VALUES:
-                raise self._exceeded(f"more than {self.held:,} values")
+                raise self._refusal(f"more than {self.held:,} values")
             self._count()
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -77,7 +77,7 @@ class _Budget(TorchFunctionMode):
     def _count(self) -> None:
         self.registered += 1
         if self.registered > _TIMES * self.tensors + _TENSORS:
-            raise self._exceeded(f"more than {self.registered:,} tensors")
+            raise self._refusal(f"more than {self.registered:,} tensors")
 
     def __torch_function__(
         self,
@@ -92,7 +92,7 @@ class _Budget(TorchFunctionMode):
         if isinstance(found, Tensor) and not _shares(found, (*args, *given.values())):
             self.created += found.numel()
             if self.created > 4 * self._most():
-                raise self._exceeded(f"tables of more than {self.created:,} values in total")
+                raise self._refusal(f"tables of more than {self.created:,} values in total")
         return found
 
     def _most(self) -> int:
@@ -100,9 +100,9 @@ class _Budget(TorchFunctionMode):
 
     def _check(self, size: float) -> None:
         if size > self._most():
-            raise self._exceeded(f"a tensor of {size:,.0f} values")
+            raise self._refusal(f"a tensor of {size:,.0f} values")
 
-    def _exceeded(self, what: str) -> InputError:
+    def _refusal(self, what: str) -> InputError:
         return InputError(
             f"expected a model of {self.tensors:,} tensors with {self.values:,} values, as its weights have, found "
             f"settings that need {what}"

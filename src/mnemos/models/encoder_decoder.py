@@ -42,7 +42,7 @@ from .blocks import (
     SinusoidalPositions,
     Ungated,
     add_into,
-    branched_layers,
+    branch_layers,
     init_weights,
     module_list,
 )
@@ -372,7 +372,7 @@ class EncoderDecoder(nn.Module):
     def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
         """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""
         rows, source = len(state.seen), state.source
-        layers = branched_layers(self._attentions, state.layers, rows, copies)
+        layers = branch_layers(self._attentions, state.layers, rows, copies)
         shared = Encoded(source.layers, source.valid, source.copies * copies)
         return EncoderDecoderState(state.seen.repeat_interleave(copies), shared, layers)
 

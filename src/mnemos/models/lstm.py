@@ -125,14 +125,14 @@ class LSTM(nn.Module):
             with nullcontext() if _BFLOAT16_LSTM else full_precision("cpu"):
                 y, after = self.lstm(y, before)
         else:
-            y, after = self._packed(y, before, mask)
+            y, after = self._run_packed(y, before, mask)
         y = self.dropout(y)
         return self.head(y if only is None else y[only]), LSTMState(*(part.transpose(0, 1) for part in after))
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _run_packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Move the valid tokens of each row together, read them, and move the outputs back to their places."""
         t, count = mask.shape[1], mask.sum(1)
         order = torch.argsort(~mask, stable=True, dim=1)

@@ -182,8 +182,8 @@ class Memformer(nn.Module):
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
         """See the class. only [B, T] bool: the outputs at these positions alone, [n, V]."""
-        steps, after, caches = self._encoded(x, state, mask)
-        y, caches = self._decoded(x, mask, steps, caches)
+        steps, after, caches = self._encode(x, state, mask)
+        y, caches = self._decode(x, mask, steps, caches)
         return self.head(y if only is None else y[only]), after._replace(layers=caches)
 
     if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Memformer(nn.Module):
         inside = state is not None and bool((state.seen % length).any())
         if inside or x.shape[-1] % length:
             return self(x, state, mask)[1]
-        return self._encoded(x, state, mask)[1]
+        return self._encode(x, state, mask)[1]
 
     def writing(
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
@@ -225,7 +225,7 @@ class Memformer(nn.Module):
             hook.remove()
         return torch.stack(found, 1), state
 
-    def _encoded(
+    def _encode(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
     ) -> tuple[list[StretchRead], MemformerState, tuple[DecoderCache, ...]]:
         """Encoder and writer: what the decoder reads in each stretch, the state after, and the caches before.
@@ -252,7 +252,7 @@ class Memformer(nn.Module):
             unfinished = unfinished.with_more(x[:, span], marks[:, span], stretch.place)
             if any(stretch.done):
                 whole = stretch.stop - stretch.start == self.config.segment and mask is None
-                encoded, valid, memory = self._written(unfinished, whole, stretch.done, encoded, valid, memory)
+                encoded, valid, memory = self._write_rows(unfinished, whole, stretch.done, encoded, valid, memory)
                 unfinished = unfinished.emptied(stretch.done)
         ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
         return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
@@ -278,7 +278,7 @@ class Memformer(nn.Module):
             fresh[:, None], last, valid
         )
 
-    def _written(
+    def _write_rows(
         self,
         segment: Unfinished,
         whole: bool,
@@ -315,7 +315,7 @@ class Memformer(nn.Module):
         """[B, K, D], or None for a model without a memory."""
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
-    def _decoded(
+    def _decode(
         self, x: Tensor, mask: Tensor | None, steps: list[StretchRead], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""

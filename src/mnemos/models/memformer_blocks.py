@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.position_bias import PositionBias
-from mnemos.attention.softmax import SoftmaxAttention, biased, open_empty_rows
+from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.grid import Stretch
 from mnemos.memory.key_values import KeyValues, pad_front
@@ -95,7 +95,7 @@ class MemformerEncoder(nn.Module):
             mask = None if mask is None else torch.cat([mask, mask.new_ones(x.shape[0], len(self.cls))], 1)
         place = torch.arange(x.shape[1], device=x.device)
         visible = None if mask is None else open_empty_rows(mask)[:, None, None]
-        bias = biased(visible, self.bias(place - place[:, None])[None])
+        bias = add_bias(visible, self.bias(place - place[:, None])[None])
         sources = () if slots is None else (slots,)
         for block in self.blocks:
             x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
@@ -204,7 +204,7 @@ class MemformerDecoder(nn.Module):
         query = (stands[:, None] + torch.arange(t, device=device))[..., None]
         length = read.encoded.shape[1]
         encoded = self.read_bias(torch.arange(-length, 0, device=device) - query)
-        visible = [biased(open_empty_rows(read.valid)[:, None, None], encoded), *[None] * self.memory]
+        visible = [add_bias(open_empty_rows(read.valid)[:, None, None], encoded), *[None] * self.memory]
         given = read.given
         after = []
         for i, block in enumerate(self.blocks):
@@ -229,9 +229,9 @@ class MemformerDecoder(nn.Module):
             return self.empty(len(done), weight.device, weight.dtype)
         rows, longest = torch.tensor(done, device=weight.device), max(place)
 
-        def trimmed(own: KeyValues) -> KeyValues:
+        def trim(own: KeyValues) -> KeyValues:
             own = own.last(longest)
             # Without the buffer, in which these tokens are valid.
             return KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
 
-        return tuple(DecoderCache(trimmed(cache.own), cache.sources) for cache in caches)
+        return tuple(DecoderCache(trim(cache.own), cache.sources) for cache in caches)

@@ -125,6 +125,6 @@ class RMT(SegmentModel):
 
     back_tokens = front_tokens
 
-    def written(self, memory: TokenState, outputs: list[Tensor], active: Tensor | None) -> TokenState:
+    def write_memory(self, memory: TokenState, outputs: list[Tensor], active: Tensor | None) -> TokenState:
         """M_t: the last layer's outputs."""
         return TokenMemory.written(memory, self.final_norm(outputs[-1]), active)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable, pytree
 from mnemos.attention.multi_head import MultiHeadAttention
-from mnemos.attention.softmax import attend, projected
+from mnemos.attention.softmax import attend, project_qkv
 from mnemos.config import ModelConfig, check_fields
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, pad_front
@@ -112,10 +112,10 @@ class SegmentAttention(MultiHeadAttention[Context]):
     def check_state(self, state: Context, batch_size: int) -> None:
         """Nothing: the model checks its state."""
 
-    def attended(self, x: Tensor, state: Context | None, mask: Tensor | None) -> tuple[Tensor, Context | None]:
+    def compute_heads(self, x: Tensor, state: Context | None, mask: Tensor | None) -> tuple[Tensor, Context | None]:
         """The heads before projection, [B, T, H, D/H], and the keys and values of x."""
         t = x.shape[1]
-        q, k, v = projected(self.qkv(x), self.num_heads, None if state is None else state.turn)
+        q, k, v = project_qkv(self.qkv(x), self.num_heads, None if state is None else state.turn)
         state = Context(k[:, :0], v[:, :0]) if state is None else state
         p = self.dropout if self.training else 0.0
         keys, values = k, v
@@ -244,7 +244,7 @@ class SegmentModel(nn.Module):
     """A language model over segments with f memory tokens in front and b behind: the base of the three models.
 
     A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
-    `back_tokens`, `recall` and `written`. A segment is read as
+    `back_tokens`, `recall` and `write_memory`. A segment is read as
 
         [front ; x_1 … x_L ; back]     positions 0 … f + L + b − 1
 
@@ -314,7 +314,7 @@ class SegmentModel(nn.Module):
         """The inputs [B, n, D] of a layer with what the memory adds; by default as they are."""
         return x
 
-    def written(self, memory: State, outputs: list[Tensor], active: Tensor | None) -> State:
+    def write_memory(self, memory: State, outputs: list[Tensor], active: Tensor | None) -> State:
         """The memory after a segment, from each layer's outputs [B, b, D] behind it, in the rows that are `active`."""
         raise NotImplementedError
 
@@ -408,7 +408,7 @@ class SegmentModel(nn.Module):
         )
         heard = None if mask is None else mask.any(1) | caches[0].own.valid.any(1)
         if all(done):
-            memory = self.written(memory, behind, heard) if layout.back else memory
+            memory = self.write_memory(memory, behind, heard) if layout.back else memory
             caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         else:
             valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
@@ -433,7 +433,7 @@ class SegmentModel(nn.Module):
         tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
         of_rows = tuple(select(cache, rows) for cache in caches)
         _, _, behind = self.run_blocks(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
-        new = self.written(some, behind, None if heard is None else heard[rows])
+        new = self.write_memory(some, behind, None if heard is None else heard[rows])
         return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), memory, new)
 
     def run_blocks(

@@ -40,7 +40,7 @@ from .blocks import (
     LearnedPositions,
     Norm,
     SinusoidalPositions,
-    branched_layers,
+    branch_layers,
     final_norm_of,
     init_weights,
     mlp_of,
@@ -334,7 +334,7 @@ class Transformer(nn.Module):
             return None
         seen = None if state.seen is None else state.seen.repeat_interleave(copies)
         attentions = [block.attention for block in self.blocks]
-        layers = branched_layers(attentions, state.layers, leaves(state)[0].shape[0], copies)
+        layers = branch_layers(attentions, state.layers, leaves(state)[0].shape[0], copies)
         return TransformerState(seen, layers)
 
     def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:

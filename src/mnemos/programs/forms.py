@@ -56,10 +56,10 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
     """
     copies: dict[int, nn.Module] = {}
 
-    def copied(part: nn.Module) -> nn.Module:
+    def copy_part(part: nn.Module) -> nn.Module:
         if id(part) not in copies:
             below = part.named_modules(remove_duplicate=False)  # a child may have two names
-            children = {name: copied(child) for name, child in below if name and "." not in name}
+            children = {name: copy_part(child) for name, child in below if name and "." not in name}
             copies[id(part)] = found = with_children(part, children)
             for kind, forms in FORMS.items():
                 if isinstance(part, kind):
@@ -67,10 +67,10 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
             if isinstance(rotary := part.__dict__.get("rotary"), Rotary):
                 found.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
             if isinstance(found, LinearAttention):
-                found.__dict__["attended"] = partial(_linear_attended, found, form)
+                found.__dict__["compute_heads"] = partial(_linear_heads, found, form)
         return copies[id(part)]
 
-    return copied(model)
+    return copy_part(model)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Cosines(Rotary):
         return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def _placed(self: LearnedPositions, y: Tensor, seen: Tensor | None = None) -> Tensor:
+def _add_positions(self: LearnedPositions, y: Tensor, seen: Tensor | None = None) -> Tensor:
     """`LearnedPositions.forward`, which reads no value: the look-up in the table raises its own error."""
     place = torch.arange(y.shape[1], device=y.device) + (0 if seen is None else seen[:, None])
     return y + F.embedding(place, self.weight)
@@ -141,10 +141,10 @@ def _no_reformer(self: ReformerAttention, *given: object) -> None:
     )
 
 
-def _linear_attended(
+def _linear_heads(
     self: LinearAttention, form: Form, x: Tensor, state: Sums | None, mask: Tensor | None
 ) -> tuple[Tensor, Sums | None]:
-    """`LinearAttention.attended`: queries and keys together, which takes half the operators."""
+    """`LinearAttention.compute_heads`: queries and keys together, which takes half the operators."""
     t, phi, turns, seen = x.shape[1], find(self.phi()), None, None
     if isinstance(state, PlacedSums):
         state, seen = state
@@ -242,8 +242,10 @@ def _relative_read(self: RelativeHeads[Any], x: Tensor, context: Tensor, mask: T
     return F.scaled_dot_product_attention(content, k, v, scores, scale=1.0).permute(1, 2, 0, 3)
 
 
-def _received(self: CompressiveAttention, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor) -> Tensor:
-    """`CompressiveAttention.received`."""
+def _measure_attention(
+    self: CompressiveAttention, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor
+) -> Tensor:
+    """`CompressiveAttention.measure_attention`."""
     n, heads = context.shape[1], (self.num_heads, -1)
     k = F.linear(context, own_weight(self.key_value)[: self.dim]).unflatten(-1, heads)
     r = self.position(self.distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
@@ -301,12 +303,12 @@ def _read_in_blocks(
         partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
         done = place == self.block - 1
 
-        def updated(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
+        def update(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
             # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
             after = self.update(partial, cache if self.grc.write else start, valid | ~done[:, None])
             return torch.where(done[:, None, None], after, cache)
 
-        cache = changed_if_any(done, updated, cache, partial, valid, done)
+        cache = changed_if_any(done, update, cache, partial, valid, done)
         partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
         return y, Walk(cache, partial, valid, before.seen + 1)
 
@@ -356,7 +358,7 @@ def _segments_read(
     def read_back(memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
         tokens, layout = self.back_tokens(memory, rows.shape[0]), Layout(0, 0, self.back)
         _, _, behind = self.run_blocks(tokens, layout, [front + length], None, caches, memory)
-        return self.written(memory, behind, rows)
+        return self.write_memory(memory, behind, rows)
 
     def token(before: SegmentState, given: tuple[Tensor, ...]) -> tuple[Tensor, SegmentState]:
         (x,), (seen, memory, caches) = given, before
@@ -419,17 +421,17 @@ def _memformer_token(
     at = place[:, None] == torch.arange(length, device=x.device)
     segment = Unfinished(torch.where(at, x, state.pending), state.pending_valid | at)
 
-    def written(past: Past, segment: Unfinished, ends: Tensor) -> Past:
+    def write(past: Past, segment: Unfinished, ends: Tensor) -> Past:
         # The segments of the other rows are written too, and that is dropped: all of their tokens count.
         new = self.write(Unfinished(segment.tokens, segment.valid | ~ends[:, None]), False, past[2])
 
-        def chosen(old: Tensor, x: Tensor) -> Tensor:
+        def choose(old: Tensor, x: Tensor) -> Tensor:
             return torch.where(ends.view(-1, *[1] * (x.dim() - 1)), x.to(old.dtype), old)
 
-        found: Past = map_state(chosen, past, new)
+        found: Past = map_state(choose, past, new)
         return found
 
-    past = changed_if_any(ends, written, (encoded, valid, state.memory), segment, ends)
+    past = changed_if_any(ends, write, (encoded, valid, state.memory), segment, ends)
     tokens, marks = segment.tokens.masked_fill(ends[:, None], 0), segment.valid & ~ends[:, None]
     layers = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
     encoded, valid, memory = past
@@ -444,14 +446,14 @@ def _after(own: KeyValues, ends: Tensor) -> KeyValues:
 
 FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
     BucketUnionAttention: {"attend": _bucket_union},
-    CompressiveAttention: {"received": _received},
+    CompressiveAttention: {"measure_attention": _measure_attention},
     CrossAttention: {"attend": _softmax},
     GatedBranch: {"attend": _branch},
     GatedCacheAttention: {"read_in_blocks": _read_in_blocks},
-    LearnedPositions: {"forward": _placed},
+    LearnedPositions: {"forward": _add_positions},
     LSTM: {"forward": _lstm},
     Memformer: {"forward": _memformer},
-    ReformerAttention: {"attended": _no_reformer},
+    ReformerAttention: {"compute_heads": _no_reformer},
     RelativeHeads: {"read": _relative_read},
     SegmentAttention: {"attend": _softmax},
     SegmentModel: {"read": _segments_read, "table": _segments_positions},

@@ -88,8 +88,8 @@ def _sparse(
         read = _read(range(start, stop), n, window, ends, random_blocks)
         # The last block is the last of every list, and the tokens that fill it are cut off.
         visible = read.shape[2] * block - missing
-        keys, values = (_gathered(x, read)[..., :visible, :] for x in (k, v))
-        seen = None if tokens is None else _gathered(tokens[..., None], read)[..., :visible, 0].flatten(1, 2)
+        keys, values = (_gather(x, read)[..., :visible, :] for x in (k, v))
+        seen = None if tokens is None else _gather(tokens[..., None], read)[..., :visible, 0].flatten(1, 2)
         y = _attend(q[:, :, start:stop].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), seen, dropout)
         outputs.append(y.unflatten(1, (h, stop - start)).flatten(2, 3))
     return torch.cat([*outputs, edges[:, :, ends * block :]], 2)
@@ -104,7 +104,7 @@ def _read(rows: range, n: int, window: int, ends: int, random_blocks: Tensor) ->
     return torch.cat([torch.tensor(near, device=device).expand(heads, -1, -1), drawn, last], 2)
 
 
-def _gathered(x: Tensor, read: Tensor) -> Tensor:
+def _gather(x: Tensor, read: Tensor) -> Tensor:
     """Blocks [B, H, n, block, D] at [H, rows, blocks] -> [B, H, rows, blocks·block, D]. A copy of whole blocks."""
     b, h, n = x.shape[:3]
     first = n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)

@@ -34,13 +34,13 @@ def attend_in_windows(
     (N·R·3c·H bytes more with dropout).
     """
     b, n, h, _ = q.shape
-    order, code = _sorted(place)
+    order, code = _sort(place)
     q, k, v = (x.transpose(1, 2).reshape(b * h * n, -1) for x in (q * scale, k, v))
     y = _Windows.apply(q, k, v, order, code, chunk, causal, dropout)
     return y.view(b, h, n, -1).transpose(1, 2)
 
 
-def _sorted(place: Tensor) -> tuple[Tensor, Tensor]:
+def _sort(place: Tensor) -> tuple[Tensor, Tensor]:
     """Per round: the tokens of all rows and heads, sorted, [R, L] with L = B·H·N; and their places, made different
     for different rows and heads, in the tokens' original order, [R, L] int32.
     """
@@ -103,7 +103,7 @@ class _Scan:
         """The keys of each block, as a view: [(blocks + w − 1)·c, D] -> [blocks, D, w·c]."""
         return x.unfold(0, self.width * self.chunk, self.chunk)
 
-    def folded(self, x: Tensor) -> Tensor:
+    def fold(self, x: Tensor) -> Tensor:
         """The sum over blocks, slot by slot: [blocks, w·c, D] -> [(blocks + w − 1)·c, D]; the adjoint of `views`."""
         blocks, c, w = x.shape[0], self.chunk, self.width
         total = x.new_zeros(blocks + w - 1, c, x.shape[2])
@@ -172,8 +172,8 @@ class _Windows(torch.autograd.Function):
             if kept:
                 keep = kept[i] / (1 - ctx.dropout)
                 slope, used = slope * keep, weights * keep
-            dv.index_add_(0, keys, walk.folded(used.mT @ upstream).masked_fill_(outside[:, None], 0))
+            dv.index_add_(0, keys, walk.fold(used.mT @ upstream).masked_fill_(outside[:, None], 0))
             slope = slope.sub_(through.index_select(0, queries).view(blocks, c, 1)).mul_(weights)
             dq.index_add_(0, queries, (slope @ key.mT).flatten(0, 1).masked_fill_(beyond, 0))
-            dk.index_add_(0, keys, walk.folded(slope.mT @ query).masked_fill_(outside[:, None], 0))
+            dk.index_add_(0, keys, walk.fold(slope.mT @ query).masked_fill_(outside[:, None], 0))
         return dq, dk, dv, None, None, None, None, None

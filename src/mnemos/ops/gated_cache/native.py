@@ -138,8 +138,8 @@ class Update(Kernel):
         rows = cache.new_empty(()) if self.mean else None
         row = 3 * cache.shape[-2] * _whole(cache.shape[-1])
         kept = cache.new_empty(source.shape[0] * row) if keeps and source.shape[0] * row <= _FEW else None
-        source, cache, weights = _packed(source), cache.contiguous(), _contiguous(weights)
-        _call(UPDATE, [*self._given(source, cache, mask, weights), *_addresses(new, mean, rows, kept)])
+        source, cache, weights = _pack(source), cache.contiguous(), _contiguous(weights)
+        _call(UPDATE, [*self._prepare(source, cache, mask, weights), *_addresses(new, mean, rows, kept)])
         return (new, mean, rows), [rows, kept]
 
     def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
@@ -151,13 +151,13 @@ class Update(Kernel):
         d_cache = _like(cache) if needs[1] else None
         wanted = any(needs[3:])
         d_weights = [_like(w) if wanted and w is not None else None for w in weights]
-        source, cache, weights = _packed(source), cache.contiguous(), _contiguous(weights)
-        given = self._given(source, cache, mask, weights)
+        source, cache, weights = _pack(source), cache.contiguous(), _contiguous(weights)
+        given = self._prepare(source, cache, mask, weights)
         outgoing = _addresses(None, None, rows, kept, g_new, g_mean, d_source, d_cache, *d_weights)
         _call(UPDATE_BACKWARD, [*given, *outgoing])
         return d_source, d_cache, None, *d_weights
 
-    def _given(self, source: Tensor, cache: Tensor, mask: Tensor | None, weights: list[Tensor | None]) -> list[int]:
+    def _prepare(self, source: Tensor, cache: Tensor, mask: Tensor | None, weights: list[Tensor | None]) -> list[int]:
         slots, width = cache.shape[-2:]
         sizes = [*source.shape[:2], slots, width, torch.get_num_threads(), int(self.resampled)]
         where = [source.data_ptr(), *source.stride()[:2], 0]
@@ -206,24 +206,24 @@ class Reading(Kernel):
             kept = x.new_empty(b * t * row + caches * slots * (row + value_row) + _LANES)
             count = b * self.heads * slots * _whole(t)
             shares = x.new_empty(count) if t <= _BLOCK and count <= _FEW else None
-        x, cache, own, mix, weights = _packed(x), cache.contiguous(), _packed(own), _one(mix), _contiguous(weights)
-        _call(READ, [*self._given(x, cache, own, mix, weights), *_addresses(y, kept, shares)])
+        x, cache, own, mix, weights = _pack(x), cache.contiguous(), _pack(own), _one(mix), _contiguous(weights)
+        _call(READ, [*self._prepare(x, cache, own, mix, weights), *_addresses(y, kept, shares)])
         return (y,), [kept, shares]
 
     def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
         """See `Kernel`."""
         x, cache, own, mix, *weights = tensors[:10]
-        g = _packed(grads[0])
+        g = _pack(grads[0])
         d_x, d_weights = _like(x), [_like(w) for w in weights]
         d_cache = _like(cache) if needs[1] else None
         d_own, d_mix = (None, None) if own is None else (_like(own), _like(mix))
-        x, cache, own, mix, weights = _packed(x), cache.contiguous(), _packed(own), _one(mix), _contiguous(weights)
-        given = [*self._given(x, cache, own, mix, weights), *_addresses(None, *tensors[10:])]
+        x, cache, own, mix, weights = _pack(x), cache.contiguous(), _pack(own), _one(mix), _contiguous(weights)
+        given = [*self._prepare(x, cache, own, mix, weights), *_addresses(None, *tensors[10:])]
         incoming = [g.data_ptr(), *g.stride()[:3]]
         _call(READ_BACKWARD, [*given, *incoming, *_addresses(d_x, d_cache, *d_weights, d_own, d_mix)])
         return d_x, d_cache, d_own, d_mix, *d_weights
 
-    def _given(
+    def _prepare(
         self, x: Tensor, cache: Tensor, own: Tensor | None, mix: Tensor | None, weights: list[Tensor]
     ) -> list[int]:
         heads, values = self.heads, weights[4].shape[0] // self.heads
@@ -253,7 +253,7 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
     return [0 if x is None else x.data_ptr() for x in tensors]
 
 
-def _packed(x: Any) -> Any:
+def _pack(x: Any) -> Any:
     """x with stride 1 in the last axis; the kernels take any other strides."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 

@@ -174,10 +174,10 @@ class Windows(NamedTuple):
         cut = x.reshape(-1, down, across, height, width, x.shape[-1]).transpose(2, 3)
         image = cut.reshape(-1, down * height, across * width, x.shape[-1])
         if not self.pads_first:
-            image = self._cropped(image)
+            image = self._crop(image)
         if any(self.shift):
             image = image.roll(self.shift, (1, 2))
-        return self._cropped(image).flatten(1, 2)
+        return self._crop(image).flatten(1, 2)
 
     def valid(self, rows: int, device: torch.device) -> Tensor | None:
         """Which tokens of `rows` windows are no padding, [rows, A] bool; None: all, or these are no whole samples."""
@@ -204,5 +204,5 @@ class Windows(NamedTuple):
         cut = image.reshape(-1, down, height, across, width, x.shape[-1]).transpose(2, 3)
         return cut.reshape(-1, height * width, x.shape[-1])
 
-    def _cropped(self, image: Tensor) -> Tensor:
+    def _crop(self, image: Tensor) -> Tensor:
         return image[:, : self.grid[0], : self.grid[1]]

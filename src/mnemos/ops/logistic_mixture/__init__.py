@@ -61,14 +61,14 @@ def draw(
     _check(parameters, levels)
     logits, means, log_scales = _parts(parameters.detach())
     if temperature == 0:
-        return _level(_chosen(means, logits.argmax(-1)), levels)
+        return _level(_choose(means, logits.argmax(-1)), levels)
     uniform = torch.rand(logits.shape, device=logits.device, dtype=logits.dtype, generator=generator)
     tiny = torch.finfo(logits.dtype).tiny
     gumbel = -torch.log((-torch.log(uniform.clamp_(min=tiny))).clamp_(min=tiny))
     which = (logits / temperature + gumbel).argmax(-1)
     u = torch.rand(which.shape, device=logits.device, dtype=logits.dtype, generator=generator)
     u = u.clamp_(1e-7, 1 - 1e-7)
-    point = _chosen(means, which) + temperature * _chosen(log_scales, which).exp() * (torch.log(u) - torch.log1p(-u))
+    point = _choose(means, which) + temperature * _choose(log_scales, which).exp() * (torch.log(u) - torch.log1p(-u))
     return _level(point, levels)
 
 
@@ -97,7 +97,7 @@ def _parts(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return logits, means, log_scales.clamp(MIN_LOG_SCALE, MAX_LOG_SCALE)
 
 
-def _chosen(x: Tensor, which: Tensor) -> Tensor:
+def _choose(x: Tensor, which: Tensor) -> Tensor:
     return x.gather(-1, which[..., None]).squeeze(-1)
 
 

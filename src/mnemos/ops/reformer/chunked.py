@@ -39,7 +39,7 @@ def attend_in_chunks(
     if bucket is None:
         order, window = torch.arange(t, device=q.device).expand(rows, 1, t), (0,)
     else:
-        order = _sorted(bucket, valid, chunk)
+        order = _sort(bucket, valid, chunk)
     rounds, length = order.shape[1], order.shape[2]
     slot = torch.empty_like(order).scatter_(2, order, torch.arange(length, device=q.device).expand(order.shape))
     slot = (slot + length * torch.arange(rounds, device=q.device)[:, None])[:, :, t - keep : t]
@@ -55,12 +55,12 @@ def attend_in_chunks(
         own = slot.reshape(rows, -1) // chunks.shape[2]
     y, z = _over_blocks((q, k, v), queries, own, chunks, window, position, causal, dropout)
     if queries is chunks:
-        y, z = (_picked(x.flatten(1, 2), slot.flatten(1)) for x in (y, z))
+        y, z = (_pick(x.flatten(1, 2), slot.flatten(1)) for x in (y, z))
     y, z = (x.reshape(rows, rounds, keep, -1) for x in (y, z))
     return y[:, 0] if rounds == 1 else (z.softmax(1) * y).sum(1)
 
 
-def _sorted(bucket: Tensor, valid: Tensor | None, chunk: int) -> Tensor:
+def _sort(bucket: Tensor, valid: Tensor | None, chunk: int) -> Tensor:
     """The tokens of each round sorted by (bucket, position), [N, R, whole chunks]; a slot of no token is T or more.
 
     Invalid tokens, and the slots that fill the last chunk, are at the end.
@@ -95,7 +95,7 @@ def _over_blocks(
     found = []
     for start in range(0, blocks, step):
         part = slice(start, start + step)
-        keys = _picked(chunks, around[:, part].flatten(1)).unflatten(1, (-1, len(window))).flatten(2)
+        keys = _pick(chunks, around[:, part].flatten(1)).unflatten(1, (-1, len(window))).flatten(2)
         given = (*tensors, queries[:, part], keys, position, causal, dropout)
         if step < blocks and torch.is_grad_enabled():
             found.append(checkpoint(_attend, *given, use_reentrant=False))
@@ -112,7 +112,7 @@ def _attend(
     i, j = (position.gather(1, tokens.flatten(1)).view(tokens.shape) for tokens in (queries, keys))
     last = q.shape[1] - 1  # slots of no token stand for the last one, which their position hides
     q, k, v = (
-        _picked(x, tokens.clamp(max=last).flatten(1)).unflatten(1, tokens.shape[1:])
+        _pick(x, tokens.clamp(max=last).flatten(1)).unflatten(1, tokens.shape[1:])
         for x, tokens in ((q, queries), (k, keys), (v, keys))
     )
     i, j = i[..., None], j[..., None, :]
@@ -122,7 +122,7 @@ def _attend(
     return drop((scores - z).exp(), dropout) @ v, z
 
 
-def _picked(x: Tensor, at: Tensor) -> Tensor:
+def _pick(x: Tensor, at: Tensor) -> Tensor:
     """x[n, at[n]] for every row: x [N, L, D], at [N, K] -> [N, K, D]. Rows are one list: faster than `gather`."""
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (at + first).flatten()).view(*at.shape, *x.shape[2:])

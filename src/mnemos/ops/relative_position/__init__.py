@@ -43,7 +43,7 @@ def relative_attention(
     # With dropout always this path, so that activation checkpointing draws the same numbers twice.
     if torch.is_grad_enabled() or dropout:
         content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
-        y = weighted(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
+        y = weigh(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
     else:
         y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
     return y.permute(1, 2, 0, 3)
@@ -83,7 +83,7 @@ def _content_and_scores(
     return ((q + content_bias) * scale).permute(2, 0, 1, 3), scores
 
 
-def weighted(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:
+def weigh(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:
     """softmax(q·kᵀ + scores)·v with dropout: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
     weights = torch.softmax(torch.baddbmm(scores, q, k.mT), -1)
     return torch.bmm(drop(weights, dropout) if dropout else weights, v)
