@@ -49,6 +49,6 @@ def test_what_is_drawn_inside_leaves_no_trace():
     generators.seed(3)
     expected = draw()
     generators.seed(3)
-    with generators.kept():
+    with generators.preserve():
         draw()
     assert draw() == expected

@@ -56,7 +56,7 @@ def put(taken: Snapshot) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserve() -> Iterator[None]:
     """Restore the generators after the block, so that an evaluation does not change the training that follows it."""
     taken = take()
     try:
@@ -113,7 +113,7 @@ def global_generators() -> Iterator[Callable[..., None]]:
         np.random.seed(numbers[1])  # noqa: NPY002
         torch.default_generator.manual_seed(int(numbers[2]))  # torch.manual_seed would also seed the GPUs
 
-    with kept():
+    with preserve():
         yield set_seed
 
 

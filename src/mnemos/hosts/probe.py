@@ -66,7 +66,7 @@ def record_calls(
         for site, reads in sites.items()
     ]
     try:
-        with torch.no_grad(), generators.kept(), evaluating(model):
+        with torch.no_grad(), generators.preserve(), evaluating(model):
             if isinstance(example, dict):
                 model(**example)
             else:
@@ -100,7 +100,7 @@ def probe(site: Site, host: Host, seen: Seen | None) -> None:
     parameter = next(site.module.parameters(), None)
     if parameter is not None and parameter.is_meta:
         return
-    with torch.no_grad(), generators.kept():
+    with torch.no_grad(), generators.preserve():
         module = copy.deepcopy(site.module)
         if seen is None:
             kind = torch.float32 if parameter is None or not parameter.is_floating_point() else parameter.dtype

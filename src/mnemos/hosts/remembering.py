@@ -201,7 +201,7 @@ class Remembering(nn.Module):
     def check_causal(self, name: str) -> None:
         """Raise InputError unless outputs of the decoder are independent of later embeddings. It is called once."""
         weight = self.memory.start
-        with torch.no_grad(), generators.kept(), evaluating(self):
+        with torch.no_grad(), generators.preserve(), evaluating(self):
             x = torch.randn(1, 4, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
             other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
             before, after = self._find_hidden(torch.cat([x, other]), None)[:, :3].float()
@@ -486,7 +486,7 @@ def _find_after_head(
         return AfterHead()
     found, rows = type(model).__name__, len(embedding.weight)
     ids = ((rows // 2 + torch.arange(8)) % rows).view(2, 4).to(embedding.weight.device)
-    with torch.no_grad(), generators.kept(), evaluating(model):
+    with torch.no_grad(), generators.preserve(), evaluating(model):
         try:
             whole: Any = model(ids)
         except Exception as error:  # of any class: it is the model's own

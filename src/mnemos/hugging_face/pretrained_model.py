@@ -140,7 +140,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig):
             raise InputError(f"{cls.__name__}.of: expected a model of this library, found {type(model).__name__}")
-        with generators.kept():
+        with generators.preserve():
             found = cls(MnemosConfig(model=config, **named))
         found.model = model
         found._tied_weights_keys = find_tied(found)

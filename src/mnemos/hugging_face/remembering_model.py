@@ -109,7 +109,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
         host: Any = model.model
         config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
         config.note_caches(model)
-        with generators.kept():
+        with generators.preserve():
             found = cls(config)
         found.model = Segmented(model, config.segment)
         found._tied_weights_keys = find_tied(found)

@@ -16,7 +16,7 @@ def skeleton(config: ModelConfig) -> nn.Module:
     The parameters are never written, so the system gives them no memory, and random generators stay as they are. The
     meta device would do the same, but the first operation on it imports PyTorch's compiler, which takes seconds.
     """
-    with generators.kept(), _WithoutValues():
+    with generators.preserve(), _WithoutValues():
         model: nn.Module = config.build()
     return model
 

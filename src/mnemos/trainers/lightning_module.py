@@ -120,7 +120,7 @@ class RolloutModule:
     def _fresh(self, batches: RolloutBatches) -> State:
         """A state with the structure of those that `segment_loss` returns."""
         ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
-        with torch.no_grad(), generators.kept():
+        with torch.no_grad(), generators.preserve():
             return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:

@@ -65,7 +65,7 @@ class Reader:
     def fresh(self, rows: int, device: torch.device) -> State:
         """A state of `rows` rows with the structure of those that the model returns; its values mean nothing."""
         ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        with torch.no_grad(), generators.kept(), evaluating(self.model):
+        with torch.no_grad(), generators.preserve(), evaluating(self.model):
             return self.read(ids, None)[1]
 
     def _mask(self, segment: Segment) -> Tensor | None:

@@ -137,7 +137,7 @@ def state_controls(
     """
     if getattr(model, "state_kind", None) == "none":
         return Left("the model keeps no state")
-    with generators.kept(), evaluating(model):
+    with generators.preserve(), evaluating(model):
         cut = None
         groups = [group for group in _groups(task, split, segment_length) if len(group) > 1]
         if not groups and task.splits_rows and task.max_length > 1 and getattr(model, "splits", "") == "anywhere":

@@ -70,7 +70,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
         return None
     batch = to_model(batch, model)
     with (
-        generators.kept(),
+        generators.preserve(),
         torch.no_grad(),
         in_mode(model, training=True),
         hold_caches(model),

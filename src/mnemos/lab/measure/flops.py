@@ -194,7 +194,7 @@ def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) 
             if isinstance(likelihood_of(copied), LogProbLikelihood):  # an adaptive softmax multiplies in the loss
                 task.loss(copied, outputs, part)
 
-    with torch.no_grad(), generators.kept():
+    with torch.no_grad(), generators.preserve():
         return count_flops(forward)
 
 
@@ -204,7 +204,7 @@ def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int
     A copy of the model runs without gradient, and the random generators are restored.
     """
     copied, state = copy.deepcopy(model), None
-    with torch.no_grad(), generators.kept():
+    with torch.no_grad(), generators.preserve():
         for part in task.segments(to_model(example, model), segment):
             state = task.forward(copied, part, state)[1]
     return state_bytes(state)
@@ -216,5 +216,5 @@ def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> 
     def step() -> None:
         copy.deepcopy(model)(inputs, None, mask)[0].float().sum().backward()
 
-    with torch.enable_grad(), generators.kept():
+    with torch.enable_grad(), generators.preserve():
         return count_flops(step)

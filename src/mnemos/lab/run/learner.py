@@ -243,7 +243,7 @@ class Learner:
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         compiled, self._with_loss.model = self._with_loss.model, self.model  # it would hide its operations
         try:
-            with generators.kept(), hold_caches(self.model):
+            with generators.preserve(), hold_caches(self.model):
                 found = self._mean_flops()
         finally:
             self._with_loss.model = compiled

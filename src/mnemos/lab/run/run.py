@@ -447,7 +447,7 @@ class Run:
         seconds = round(time.perf_counter() - began, 3)
         lines = [Measurement("valid", self.step, {**self.valid, "seconds": seconds})]
         if self.files is not None:
-            with generators.kept():
+            with generators.preserve():
                 measured = on_evaluation(self.learner.model, self.step)
             if measured is not None:
                 lines.append(Measurement("gates", self.step, measured))
@@ -464,7 +464,7 @@ class Run:
         def gather(value: object) -> list[object]:
             return devices.gather(self.fabric, value)
 
-        with generators.kept(), self.fabric.autocast():
+        with generators.preserve(), self.fabric.autocast():
             several = total if self.fabric.world_size > 1 else None
             found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
         return {key: value for key, value in found.items() if key != "count"}

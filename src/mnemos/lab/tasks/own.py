@@ -305,7 +305,7 @@ class BatchSource:
         self._iterator, self._place, self._pass = None, -1, -1
 
     def _draw(self) -> object:
-        with generators.kept():
+        with generators.preserve():
             for _ in range(2):
                 if self._iterator is None:
                     self._pass += 1

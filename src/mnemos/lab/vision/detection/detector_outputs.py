@@ -36,7 +36,7 @@ def run_detector(model: nn.Module, batch: DetectionBatch) -> DetectorOutputs:
         return DetectorOutputs(detector(images, targets), None)
     detections = detector(images)
     # Which anchors and boxes the losses sample is random: the same in each evaluation, without changing the generators.
-    with torch.no_grad(), generators.kept(), _compute_losses(detector):
+    with torch.no_grad(), generators.preserve(), _compute_losses(detector):
         torch.manual_seed(0)
         return DetectorOutputs(detector(images, targets), detections)
 
