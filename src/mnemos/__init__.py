@@ -180,7 +180,7 @@ def _list_names() -> list[str]:
 __all__ = _list_names()
 
 
-def _imported(name: str) -> Any:
+def _import_name(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS:
@@ -191,7 +191,7 @@ def _imported(name: str) -> Any:
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
-    __getattr__ = _imported
+    __getattr__ = _import_name
 
 
 def __dir__() -> list[str]:

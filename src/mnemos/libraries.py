@@ -40,7 +40,7 @@ _declared: torch.library.Library | None = None  # PyTorch removes a library's op
 def timm() -> ModuleType:
     """The module `timm`. Raises InputError with the install command if it is missing."""
     torchvision()
-    return _imported("timm", "vision")
+    return _import("timm", "vision")
 
 
 def torchvision() -> ModuleType:
@@ -52,7 +52,7 @@ def torchvision() -> ModuleType:
     torchvision work. A call of any other compiled operator raises torchvision's error that it could not be loaded.
     """
     try:
-        return _imported("torchvision", "vision")
+        return _import("torchvision", "vision")
     except RuntimeError as error:
         if "torchvision::" not in str(error) or "does not exist" not in str(error):
             raise
@@ -61,7 +61,7 @@ def torchvision() -> ModuleType:
     global _declared
     if _declared is None:
         _declared = torchvision_operators.declare()
-    found = _imported("torchvision", "vision")
+    found = _import("torchvision", "vision")
     torchvision_operators.let_torchvision_call_them()
     return found
 
@@ -70,7 +70,7 @@ def transformers() -> ModuleType:
     """The module `transformers`. Raises InputError with the install command if it is missing."""
     if importlib.util.find_spec("torchvision") is not None:
         torchvision()  # transformers imports torchvision if it is installed
-    return _imported("transformers", "hf")
+    return _import("transformers", "hf")
 
 
 def cache_name() -> str:
@@ -93,12 +93,12 @@ def other_version(expected: str, found: str, fix: str = "run: pip install 'mnemo
 
 def accelerate() -> ModuleType:
     """The module `accelerate`, which Trainer needs. Raises InputError with the install command if it is missing."""
-    return _imported("accelerate", "trainer")
+    return _import("accelerate", "trainer")
 
 
 def tokenizers() -> ModuleType:
     """The module `tokenizers`. Raises InputError with the install command if it is missing."""
-    return _imported("tokenizers", "text")
+    return _import("tokenizers", "text")
 
 
 def sentencepiece() -> ModuleType:
@@ -106,47 +106,47 @@ def sentencepiece() -> ModuleType:
 
     Raises InputError with the install command if it, or protobuf, is missing.
     """
-    _imported("sentencepiece", "sentencepiece")
-    _imported("google.protobuf", "sentencepiece")
+    _import("sentencepiece", "sentencepiece")
+    _import("google.protobuf", "sentencepiece")
     return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
 
 
 def onnx() -> ModuleType:
     """The module `onnx`. Raises InputError with the install command if it is missing."""
-    return _imported("onnx", "onnx")
+    return _import("onnx", "onnx")
 
 
 def onnxscript() -> ModuleType:
     """The module `onnxscript`. Raises InputError with the install command if it is missing."""
-    return _imported("onnxscript", "onnx")
+    return _import("onnxscript", "onnx")
 
 
 def faster_coco_eval() -> ModuleType:
     """The module `faster_coco_eval`. Raises InputError with the install command if it is missing."""
-    return _imported("faster_coco_eval", "detection")
+    return _import("faster_coco_eval", "detection")
 
 
 def sacrebleu() -> ModuleType:
     """The module `sacrebleu`. Raises InputError with the install command if it is missing."""
-    return _imported("sacrebleu", "translation")
+    return _import("sacrebleu", "translation")
 
 
 def sacremoses() -> ModuleType:
     """The module `sacremoses`. Raises InputError with the install command if it is missing."""
-    return _imported("sacremoses", "translation")
+    return _import("sacremoses", "translation")
 
 
 def tensorboard() -> ModuleType:
     """The module `tensorboard`. Raises InputError with the install command if it is missing."""
-    return _imported("tensorboard", "tensorboard")
+    return _import("tensorboard", "tensorboard")
 
 
 def trackio() -> ModuleType:
     """The module `trackio`. Raises InputError with the install command if it is missing."""
-    return _imported("trackio", "trackio")
+    return _import("trackio", "trackio")
 
 
-def _imported(name: str, extra: str) -> ModuleType:
+def _import(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -60,9 +60,8 @@ class Grids:
     def __init__(self) -> None:
         self._threads = threading.local()
         self._reads = Reads()  # of grids as tensors, empty for one that is not known
-        self._changes = torch.empty(
-            0
-        )  # written in place for each change of the grid, by which `Reads` tells them apart
+        # Written in place with each change of the grid, which is how `Reads` tells them apart.
+        self._changes = torch.empty(0, device="cpu")
 
     def __deepcopy__(self, memo: object) -> Self:
         return type(self)()
@@ -86,7 +85,7 @@ class Grids:
         if training and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             with outside_transforms():
                 if not hasattr(self._threads, "kept") or self._threads.kept[0] != grid:
-                    self._threads.kept = grid, torch.tensor(grid or ())
+                    self._threads.kept = grid, torch.tensor(grid or (), device="cpu")
                     self._changes.zero_()
                 self._reads.add(self._changes, self._threads.kept[1])
         return grid

@@ -80,7 +80,7 @@ class RowBlocks:
             done = [end >= (number + 1) * block for end in ends] if known else None
             if done is not None and not any(done):
                 break
-            self.caches.append(self._advanced(number, done, update))
+            self.caches.append(self._update_block(number, done, update))
 
     def read(self, x: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
         """o_mem [B, T, H, M] of inputs x [B, T, ...]: each token reads the cache before its block.
@@ -144,7 +144,7 @@ class RowBlocks:
         empty = values.new_zeros(b, size + 1, *values.shape[2:])
         return empty.scatter(1, _widen(self.index, values), values)[:, :size]
 
-    def _advanced(self, number: int, done: list[bool] | None, update: Update) -> Tensor:
+    def _update_block(self, number: int, done: list[bool] | None, update: Update) -> Tensor:
         """The caches after a block; done: the rows that completed it, None if they are not known."""
         tokens, cache = self.tokens[:, number * self.block : (number + 1) * self.block], self.caches[-1]
         if done is None:

@@ -37,7 +37,7 @@ _NAMES = {name: module for module, row in (_FUNCTIONAL | _IN_TRANSFORMERS).items
 __all__ = sorted(_NAMES)
 
 
-def _imported(name: str) -> Any:
+def _import_name(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -55,7 +55,7 @@ def _imported(name: str) -> Any:
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
-    __getattr__ = _imported
+    __getattr__ = _import_name
 
 
 def __dir__() -> list[str]:
