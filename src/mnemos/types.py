@@ -146,7 +146,7 @@ def join(states: Sequence[S]) -> S:
     structure = parts[0][1]
     if any(other != structure for _, other in parts):
         raise InputError("join: expected states of one structure, found different ones; join states of one model")
-    rows = [_joined(same) for same in zip(*(found for found, _ in parts), strict=True)]
+    rows = [_join_leaves(same) for same in zip(*(found for found, _ in parts), strict=True)]
     joined: S = pytree.tree_unflatten(rows, structure)
     return joined
 
@@ -166,7 +166,7 @@ def _shares(part: object) -> bool:
     return isinstance(part, SharedRows)
 
 
-def _joined(rows: Sequence[Tensor | None]) -> Tensor | None:
+def _join_leaves(rows: Sequence[Tensor | None]) -> Tensor | None:
     tensors = [x for x in rows if x is not None]
     if len(tensors) != len(rows):
         if tensors:

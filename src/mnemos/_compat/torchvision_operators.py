@@ -76,7 +76,7 @@ def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     while len(left):
         block, rest = left[:_BLOCK], left[_BLOCK:]
         overlaps = _overlaps(boxes[block], areas[block], boxes[left], areas[left]) > greatest
-        chosen = _unsuppressed(overlaps[:, : len(block)].triu(1))
+        chosen = _find_unsuppressed(overlaps[:, : len(block)].triu(1))
         kept.append(block[chosen])
         left = rest[~overlaps[chosen, len(block) :].any(0)]
     return torch.cat(kept)
@@ -101,7 +101,7 @@ def _overlaps(a: Tensor, a_areas: Tensor, b: Tensor, b_areas: Tensor) -> Tensor:
     return shared / (a_areas[:, None] + b_areas - shared)
 
 
-def _unsuppressed(suppresses: Tensor) -> Tensor:
+def _find_unsuppressed(suppresses: Tensor) -> Tensor:
     """[B] bool: what greedy suppression keeps, from [B, B]: whether box i, if kept, suppresses the later box j.
 
     kept[j] = no i < j with kept[i] and suppresses[i, j] has one solution. Repeating it from all boxes finds one more of
@@ -151,9 +151,9 @@ def roi_align(
     starts, sizes = _in_pixels(boxes, spatial_scale, bins, aligned)
     images = boxes[:, 0]
     if sampling_ratio > 0:
-        pooled = _pooled(pixels, input.shape, images, starts, sizes, bins, (sampling_ratio, sampling_ratio))
+        pooled = _pool(pixels, input.shape, images, starts, sizes, bins, (sampling_ratio, sampling_ratio))
     else:
-        pooled = _adaptively_pooled(pixels, input.shape, images, starts, sizes, bins)
+        pooled = _pool_adaptively(pixels, input.shape, images, starts, sizes, bins)
     return pooled.permute(0, 3, 1, 2).to(input.dtype).contiguous()
 
 
@@ -165,21 +165,21 @@ def _in_pixels(boxes: Tensor, scale: float, bins: tuple[int, int], aligned: bool
     return starts, extents / extents.new_tensor(bins)
 
 
-def _adaptively_pooled(
+def _pool_adaptively(
     pixels: Tensor, shape: torch.Size, images: Tensor, starts: Tensor, sizes: Tensor, bins: tuple[int, int]
 ) -> Tensor:
-    """`_pooled` with ⌈size⌉ samples of each bin: boxes with equal grids together. 0 for a box that has no sample."""
+    """`_pool` with ⌈size⌉ samples of each bin: boxes with equal grids together. 0 for a box that has no sample."""
     found = sizes.ceil().nan_to_num(1, 1, 1).long()
     grids, members = found.clamp(min=1).unique(dim=0, return_inverse=True)
     rows = [(members == number).nonzero().flatten() for number in range(len(grids))]
     parts = [pixels[:0].sum().expand(0, *bins, shape[1])]  # without boxes the result still belongs to the graph
     for grid, some in zip(grids.tolist(), rows, strict=True):
-        parts.append(_pooled(pixels, shape, images[some], starts[some], sizes[some], bins, (grid[0], grid[1])))
+        parts.append(_pool(pixels, shape, images[some], starts[some], sizes[some], bins, (grid[0], grid[1])))
     order = torch.cat([members[:0], *rows]).argsort()
     return torch.cat(parts)[order] * (found > 0).all(-1)[:, None, None, None]
 
 
-def _pooled(
+def _pool(
     pixels: Tensor,
     shape: torch.Size,
     images: Tensor,

@@ -200,7 +200,7 @@ class BatchRows:
                 found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)[:60]
                 raise InputError(f"reset: expected a mask [B] of booleans, found {found}; build one with rows == value")
             if self._axes is None:
-                _unambiguous(state, len(mask))
+                _check_axis(state, len(mask))
             axes = self._per_leaf(structure)
             starts = self._starts(structure)
             return [
@@ -266,7 +266,7 @@ def _sizes(leaves: list[object], axes: list[int | None]) -> set[int]:
     return found
 
 
-def _unambiguous(state: State, rows: int) -> None:
+def _check_axis(state: State, rows: int) -> None:
     """Raise InputError for a tensor whose second axis may be the batch as well as its first.
 
     [layers, B, D] of LSTM and GRU with as many layers as rows is an example. States of this library lead with the

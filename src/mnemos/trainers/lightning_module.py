@@ -77,9 +77,9 @@ class RolloutModule:
 
     def segment_loss(self, segment: Segment, state: State, count: Tensor) -> tuple[Tensor, State]:
         """(the losses of a segment's targets, summed and divided by `count`; the new state). Override it at will."""
-        return self._read_by()(segment, state, count)
+        return self._find_reader()(segment, state, count)
 
-    def _read_by(self) -> "Reader":
+    def _find_reader(self) -> "Reader":
         from .reader import Reader  # which imports transformers
 
         if not isinstance(getattr(self, "model", None), nn.Module):
@@ -134,7 +134,7 @@ class RolloutModule:
         if isinstance(optimizer, list):
             raise InputError(f"RolloutModule: expected one optimiser, found {len(optimizer)}")
         own = (batch["targets"] >= 0).sum()
-        count = self._summed(own).clamp(min=1) / self.trainer.world_size
+        count = self._sum(own).clamp(min=1) / self.trainer.world_size
         optimizer.zero_grad()
         apart = wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext()
         module: Any = self
@@ -182,20 +182,20 @@ class RolloutModule:
         """Add the rows and the generators of all processes."""
         if self._rows is not None:
             own = (self._rows.state_dict(), generators.take())
-            every = self._gathered(own)
+            every = self._gather(own)
             checkpoint[_SAVED] = {"rows": [one[0] for one in every], "generators": [one[1] for one in every]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep them until the training starts."""
         self._restored = checkpoint.get(_SAVED)
 
-    def _summed(self, x: Tensor) -> Tensor:
+    def _sum(self, x: Tensor) -> Tensor:
         """The sum over the processes."""
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(x := x.clone())
         return x
 
-    def _gathered(self, own: Any) -> list[Any]:
+    def _gather(self, own: Any) -> list[Any]:
         """One value of each process."""
         found = [own] * self.trainer.world_size
         if self.trainer.world_size > 1:
