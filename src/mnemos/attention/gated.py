@@ -64,13 +64,13 @@ def update_in_blocks(
     state: Walk | None,
     start: Tensor,
     block: int,
-    advance: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    update: Callable[[Tensor, Tensor, Tensor | None], Tensor],
 ) -> tuple[list[tuple[int, Tensor]], Walk, Tensor]:
     """Process tokens `source` [B, T, Dm] in blocks.
 
     Returns pieces (number of tokens, the cache [B, Tm, Dm] that they read), the new state, and which rows [B] bool
     were written, by at least one valid token. A new row (every row, if `state` is None) starts from `start` [Tm, Dm];
-    `advance(block tokens, cache, valid)` computes the next cache. Rows may be at different places of their blocks: a
+    `update(block tokens, cache, valid)` computes the next cache. Rows may be at different places of their blocks: a
     piece ends wherever the block of some row ends, so there are T/block pieces for each different place. Padding
     occupies its place in a block and writes nothing.
     """
@@ -91,7 +91,7 @@ def update_in_blocks(
         unfinished = unfinished.with_more(source[:, begin:stop], valid[:, begin:stop], at)
         if any(done):
             partial, filled = unfinished
-            new = advance(partial, cache, filled if padded or not all(done) else None)
+            new = update(partial, cache, filled if padded or not all(done) else None)
             rows = torch.tensor(done, device=source.device)
             written = written | (filled.any(1) & rows)
             cache = new if all(done) else torch.where(rows[:, None, None], new, cache)
@@ -279,10 +279,10 @@ class GatedCacheAttention(GatedBranch):
         shared = self.grc.scope == "shared"
         start = self.contents()
 
-        def advance(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
+        def update(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start, valid)
 
-        pieces, after, written = update_in_blocks(summary.to(start.dtype), mask, walk, start, self.block, advance)
+        pieces, after, written = update_in_blocks(summary.to(start.dtype), mask, walk, start, self.block, update)
         if shared and self.training:
             self.stage(*self.batch_mean(after.cache, written))
         if shared and self.grc.read == "mean" and self.training:

@@ -170,6 +170,12 @@ class SegmentCache(NamedTuple):
         front_k, front_v = (old.index_copy(0, rows, x.to(old.dtype)) for old, x in pairs)
         return self._replace(front_k=front_k, front_v=front_v)
 
+    def with_pass(self, new: Context, layout: Layout, valid: Tensor) -> "SegmentCache":
+        """With the keys and values of a pass's front, if it had one, and of its tokens, valid [B, tokens] bool."""
+        f, end = layout.front, layout.front + layout.tokens
+        cache = self._replace(front_k=new.k[:, :f], front_v=new.v[:, :f]) if f else self
+        return cache._replace(own=cache.own.append(new.k[:, f:end], new.v[:, f:end], valid))
+
     def closed(self, place: list[int], done: list[bool]) -> "SegmentCache":
         """Without the tokens of the rows that are `done`, not all; `place`: how many tokens each row then has."""
         rows, own = torch.tensor(done, device=self.own.k.device), self.own.last(max(place))
@@ -412,7 +418,7 @@ class SegmentModel(nn.Module):
             caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
         else:
             valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
-            caches = tuple(append_to_cache(cache, one, layout, valid) for cache, one in zip(caches, new, strict=True))
+            caches = tuple(cache.with_pass(one, layout, valid) for cache, one in zip(caches, new, strict=True))
             if any(done):
                 memory = self._read_back(caches, memory, _indices(done, x.device), heard) if self.back else memory
                 after = [0 if d else place + t for place, d in zip(stretch.place, done, strict=True)]
@@ -515,14 +521,6 @@ class SegmentModel(nn.Module):
 
 def _indices(chosen: list[bool], device: Device) -> Tensor:
     return torch.tensor([i for i, one in enumerate(chosen) if one], device=device)
-
-
-def append_to_cache(cache: SegmentCache, new: Context, layout: Layout, valid: Tensor) -> SegmentCache:
-    """The cache with the keys and values of a pass's front, if it had one, and of its tokens."""
-    f, end = layout.front, layout.front + layout.tokens
-    if f:
-        cache = cache._replace(front_k=new.k[:, :f], front_v=new.v[:, :f])
-    return cache._replace(own=cache.own.append(new.k[:, f:end], new.v[:, f:end], valid))
 
 
 def _check(c: SegmentConfig) -> None:

@@ -33,7 +33,7 @@ from mnemos.models.blocks import LearnedPositions, sinusoids
 from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.models.memformer_blocks import DecoderCache, Read
-from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, append_to_cache
+from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
 from mnemos.ops.bucket_union.dense import attend_to_all
 from mnemos.ops.linear import CompensatedState, LinearState
 from mnemos.ops.linear.compensated import add
@@ -369,7 +369,7 @@ def _segments_read(
         layout = Layout(0, 1, 0)
         y, new, _ = self.run_blocks(self.embedding(x), layout, front + place, None, caches, memory)
         here = x.new_ones(*x.shape, dtype=torch.bool)
-        caches = tuple(append_to_cache(cache, one, layout, here) for cache, one in zip(caches, new, strict=True))
+        caches = tuple(cache.with_pass(one, layout, here) for cache, one in zip(caches, new, strict=True))
         if self.back:
             memory = changed_if_any(ends, read_back, memory, caches, ends)
         caches = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
