@@ -119,7 +119,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> CompressedSegments:
         """No tokens."""
         sizes = self.config.compressed, self.config.memory, self.dim
-        return CompressedSegments.empty(batch_size, sizes, self.compressor.uses, device, dtype)
+        return CompressedSegments.empty(batch_size, sizes, self.compressor.needs_usage, device, dtype)
 
     def check_state(self, state: CompressedSegments, batch_size: int) -> None:
         """Raise InputError unless the state holds slots [B, K, D] and inputs [B, N, D] of this layer's sizes."""
@@ -141,22 +141,22 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         before = self.empty(b, x.device, x.dtype) if state is None else state
         before = before.detach() if self.config.detached else before
-        whole, usable = (
+        whole, whole_valid = (
             torch.cat([before.slots, before.x, x], 1),
             torch.cat([before.filled, before.valid, valid], 1),
         )
-        first = whole.shape[1] - t if state is None else _unused(usable, t)
-        context, seen = whole[:, first:], usable[:, first:] if mask is not None or state is not None else None
+        first = whole.shape[1] - t if state is None else _unused(whole_valid, t)
+        context, seen = whole[:, first:], whole_valid[:, first:] if mask is not None or state is not None else None
         heads = self.read(x, context, seen)
         k = self.config.compressed
-        used = before.usage
-        if self.compressor.uses:
-            received = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))[:, k:]
-            used = F.pad(used, (0, t)) + received.to(used.dtype)
+        usage = before.usage
+        if self.compressor.needs_usage:
+            new_usage = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))[:, k:]
+            usage = F.pad(usage, (0, t)) + new_usage.to(usage.dtype)
         most = -(-k // (self.grid.block // self.config.ratio))
         if state is None:  # known without reading a tensor
             most = min(most, max(0, -(-(t - self.config.memory) // self.grid.block)))
-        after = self._move_blocks(before, whole[:, k:], usable[:, k:], used, x, valid, most)
+        after = self._move_blocks(before, whole[:, k:], whole_valid[:, k:], usage, x, valid, most)
         return heads, after.detach() if self.config.detached else after
 
     def _move_blocks(
@@ -164,18 +164,18 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         before: CompressedSegments,
         inputs: Tensor,
         valid: Tensor,
-        used: Tensor,
+        usage: Tensor,
         x: Tensor,
         asking: Tensor,
         most: int,
     ) -> CompressedSegments:
         """The state after the segment x: blocks that are older than the memory become slots, the last `most` at most.
 
-        inputs [B, memory + T, D], valid and used: memory and segment; asking [B, T] bool: the valid tokens of x.
+        inputs [B, memory + T, D], valid and usage: memory and segment; asking [B, T] bool: the valid tokens of x.
         """
         c, t = self.config, x.shape[1]
         slots, filled, seen = before.slots, before.filled, before.seen + t
-        blocks = self.grid.leaving(inputs, valid, used, before.seen, t, most)
+        blocks = self.grid.leaving(inputs, valid, usage, before.seen, t, most)
         if blocks is not None:
             new, new_valid = self._compress(blocks, x, asking)
             count = blocks.moved * (self.grid.block // c.ratio)
@@ -183,7 +183,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         n = inputs.shape[1] - c.memory
         kept = valid[:, n:] & self.grid.uncompressed(seen)
         # A copy, because a view would keep the keys' inputs of the whole call alive.
-        return CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, used[:, n:], seen)
+        return CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, usage[:, n:], seen)
 
     def _compress(self, blocks: Blocks, x: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
         """Slots and which are valid; adds the loss that trains a learned compression."""

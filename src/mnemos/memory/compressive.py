@@ -37,9 +37,13 @@ class CompressedSegments(NamedTuple):
 
     @staticmethod
     def empty(
-        batch: int, sizes: tuple[int, int, int], uses: bool, device: Device = None, dtype: torch.dtype | None = None
+        batch: int,
+        sizes: tuple[int, int, int],
+        with_usage: bool,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> "CompressedSegments":
-        """The state before the first token of B rows; sizes: K slots, N inputs, width D. uses: with `usage`."""
+        """The state before the first token of B rows. sizes: K slots, N inputs, width D; with_usage: has a `usage`."""
         slots, inputs, dim = sizes
 
         def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
@@ -50,7 +54,7 @@ class CompressedSegments(NamedTuple):
             zeros(slots, dtype=torch.bool),
             zeros(inputs, dim, dtype=dtype),
             zeros(inputs, dtype=torch.bool),
-            zeros(inputs if uses else 0, dtype=dtype),
+            zeros(inputs if with_usage else 0, dtype=dtype),
             zeros(dtype=torch.int64),
         )
 
@@ -141,7 +145,7 @@ class Compressor(nn.Module):
     """
 
     learned = False  # whether it has parameters, which a loss must train
-    uses = False  # whether it needs `usage`
+    needs_usage = False  # whether `forward` reads `usage`
 
     def __init__(self, dim: int, ratio: int) -> None:
         super().__init__()
@@ -219,7 +223,7 @@ class MostUsed(Compressor):
     With block = ratio it keeps one input of each group.
     """
 
-    uses = True
+    needs_usage = True
 
     def __init__(self, dim: int, ratio: int, block: int) -> None:
         super().__init__(dim, ratio)
