@@ -35,7 +35,13 @@ def test_a_result_of_an_older_version_is_read_and_written_back(tmp_path):
     assert written == OLD | {"test": {"loss": 1.5}}
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": True}, {"steps": 10**400}, {"controls": {"emptied": 5}}, {"along": {}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"seconds": True}, {"steps": 10**400}, {"along": {}}),
+        *({"controls": {"emptied": 5}}, {"controls": {"emptied": None}}),
+    ],
+)
 def test_a_result_with_another_entry_is_refused(tmp_path, wrong):
     (tmp_path / Result.FILE).write_text(json.dumps(OLD | wrong))
     with pytest.raises(InputError, match=r"result\.json: expected JSON as a run writes it, found"):

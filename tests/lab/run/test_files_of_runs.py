@@ -170,7 +170,9 @@ def test_a_lost_metrics_file_is_said(finished, capsys):
     assert "metrics.jsonl: expected the measurements up to update 4, found no such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"resumed": 5}', '{"resumed": [1]}', '{"data": 5}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"resumed": 5}', '{"resumed": [1]}', '{"data": 5}', '{"started": 5}', "\0"]
+)
 def test_a_damaged_run_json_is_one_line(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match=r"run\.json: expected JSON as a run writes it, found"):
@@ -189,6 +191,14 @@ def test_a_checkpoint_without_a_part_is_one_line(finished, part):
     with pytest.raises(InputError) as refused:
         train(SHORT.recipe(), finished, resume=True, quiet=True)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("counters", [{"step": 2}, {}, 5])
+def test_a_checkpoint_under_the_name_of_another_update_is_refused(finished, counters):
+    path = checkpoint.path_of(finished / "checkpoints", 4)
+    checkpoint.write(path, {**checkpoint.read(path), "counters": counters})
+    with pytest.raises(InputError, match="expected a checkpoint of update 4, found one of another update"):
+        train(SHORT.recipe(), finished, resume=True, quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,8 @@ class Result(_File):
         parts = {"costs": costs, **result.controls}
         parts |= {name: getattr(result, name) for name in ("valid", "test", "scored_rows", "reference", "before")}
         for name, numbers in parts.items():
-            if numbers is not None and not (isinstance(numbers, dict) and all(map(_is_number, numbers.values()))):
+            missing = numbers is None and name == "test"
+            if not missing and not (isinstance(numbers, dict) and all(map(_is_number, numbers.values()))):
                 raise damaged(path, f"{numbers!r:.60} as its {name!r}")
         for scores in (result.valid, result.test or {}, result.reference, result.before, *result.controls.values()):
             scores |= {name: math.nan for name, value in scores.items() if value is None}
@@ -240,7 +241,7 @@ class Provenance(_File):
     FILE = "run.json"
     _OTHERS = "others"
     _ALWAYS = {"commit", "dirty", "finished", "resumed"}
-    _TYPES = {"resumed": list, "command": (list, str), "threads": int}
+    _TYPES = {"resumed": list, "command": (list, str), "threads": int, **dict.fromkeys(("started", "finished"), str)}
 
     @classmethod
     def read(cls, folder: Path) -> Self:

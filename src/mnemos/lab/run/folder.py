@@ -206,6 +206,12 @@ class RunFolder:
         if saved is not None:
             path = checkpoint.path_of(self.checkpoints, step)
             checkpoint.weights(path, saved)  # there are any
+            counters = saved.get("counters")
+            if not isinstance(counters, dict) or counters.get("step") != step:
+                raise InputError(
+                    f"{path}: expected a checkpoint of update {step}, found one of another update; give the file back "
+                    "its name, or remove it"
+                )
             if _but_steps(as_written(saved.get("recipe"))) != _but_steps(as_json(self._recipe)):
                 raise InputError(
                     f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
