@@ -8,8 +8,11 @@ import pytest
 import torch
 from train_standins import Toys
 
+from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, Provenance, Result
+from mnemos.lab.run.learner import Best
 from mnemos.lab.run.run import Run
+from mnemos.lab.tasks.metrics import ACCURACY
 from mnemos.types import InputError
 
 # As the version before wrote it, with a null that it wrote for a score that was not finite.
@@ -77,3 +80,21 @@ def test_a_run_assesses_the_model_that_it_trained(tmp_path, monkeypatch):
     again = Run.open(recipe, tmp_path / "run", resume=True, quiet=True)
     assert again.train() == trained
     assert replace(again.assess(), seconds=0) == replace(assessed, seconds=0)
+
+
+def test_what_is_drawn_between_opening_and_training_changes_nothing(tmp_path):
+    found = []
+    for draws in (0, 5):
+        run = Run.open(Toys(train={"steps": 2}).recipe(), tmp_path / str(draws), quiet=True)
+        torch.rand(draws)
+        run.train()
+        saved = checkpoint.read(checkpoint.path_of(tmp_path / str(draws) / "checkpoints", 2))
+        found.append(checkpoint.digest(*checkpoint.encode(saved["generators"])))
+    assert found[0] == found[1]
+
+
+def test_a_score_that_is_not_finite_is_never_the_best():
+    none = Best().after(2, {"accuracy": math.nan}, ACCURACY)
+    assert (none.step, none.since) == (0, 1)
+    best = none.after(4, {"accuracy": 0.25}, ACCURACY).after(6, {"accuracy": math.inf}, ACCURACY)
+    assert (best.step, best.score, best.since) == (4, 0.25, 1)
