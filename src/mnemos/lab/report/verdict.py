@@ -61,10 +61,11 @@ def change(difference: Difference) -> str:
     return f"{value}, 95% interval {low} to {high}"
 
 
-def _shown(results: Results, difference: Difference) -> str:
-    """A difference and what it shows; without an interval it shows nothing."""
+def _shown(results: Results, difference: Difference, tested: int = 1) -> str:
+    """A difference, p corrected for the `tested` comparisons of its sentence, and what it shows."""
     found = difference.finding(results.higher_is_better)
-    corrected = f", p {difference.p_holm:.2g} (Holm)" if math.isfinite(difference.p_holm) else ""
+    by = f" (Holm, {tested} comparisons)" if tested > 1 else ""
+    corrected = f", p {difference.p_holm:.2g}{by}" if math.isfinite(difference.p_holm) else ""
     return f"{change(difference)}{corrected}: {_SHOWN.get(found, 'no interval, so nothing is shown')}"
 
 
@@ -74,7 +75,7 @@ def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
     found = correct([welch(row, other) for row, other in pairs])
     sentences = [
         f"What the memory of {row.name} adds to its never-written baseline {other.name}, in {results.split} "
-        f"{results.metric}: {_shown(results, difference)} ({_seeds(row, other)})."
+        f"{results.metric}: {_shown(results, difference, len(pairs))} ({_seeds(row, other)})."
         for (row, other), difference in zip(pairs, found, strict=True)
     ]
     return [" ".join(sentences)] if sentences else []
@@ -87,7 +88,9 @@ def _best(results: Results, rows: Sequence[Row]) -> str:
     reached = f"{best} has a {results.split} {results.metric} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     if len(rows) == 1:
         return f"{reached}."
-    others = [f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d)}" for name, d in found.items()]
+    others = [
+        f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, len(found))}" for name, d in found.items()
+    ]
     return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}."
 
 
