@@ -51,8 +51,8 @@ def scores_of(outputs: Tensor, likelihood: LogProbLikelihood | None) -> Tensor:
 
 def most_probable(scores: Tensor) -> Tensor:
     """The tokens [..] with the greatest of scores [.., V]. Raises InputError for NaN, on a CPU."""
-    tokens = scores.argmax(-1)
-    check_finite(scores.gather(-1, tokens[..., None]))
+    greatest, tokens = scores.max(-1)
+    check_finite(greatest)
     return tokens
 
 
