@@ -31,6 +31,7 @@ from mnemos.attention import (
     SoftmaxAttention,
 )
 from mnemos.attention.gated import GatedState
+from mnemos.attention.linear import PlacedSums
 from mnemos.memory import HashedKeys, KeyValues, Segments
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
@@ -42,7 +43,7 @@ ids = torch.zeros(1, 3, dtype=torch.int64)
 
 softmax = SoftmaxAttention(8, 2, causal=True)
 assert_type(softmax(x), tuple[Tensor, KeyValues | BranchedKeyValues | None])
-assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | None])
+assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | PlacedSums | None])
 assert_type(BucketUnionAttention(8, 2)(x), tuple[Tensor, HashedKeys | None])
 assert_type(ReformerAttention(8, 2)(x), tuple[Tensor, KeyValues | None])
 assert_type(RelativeAttention(8, 2)(x), tuple[Tensor, Segments | None])
