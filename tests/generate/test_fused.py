@@ -199,6 +199,10 @@ def test_weights_may_change_in_place_and_move():
     model.head.weight.data = torch.randn(24, 11).T
     close([stream(step, x)[0]], [stream(exactly(model), x)[0]])
     assert "expected a contiguous weight" in step.why
+    model.head.weight.data = model.head.weight.data.contiguous()
+    model.head.bias = None
+    assert stream(step, x)[0].shape[-1] == 11
+    assert step.why == "a bias was added or removed"
 
 
 @needs_kernels

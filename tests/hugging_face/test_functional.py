@@ -10,6 +10,7 @@ from functional_models import FAMILIES, FURTHER, build, copied, in_pieces, step_
 
 import mnemos
 from mnemos import BeamConfig, Stream
+from mnemos.hugging_face.functional_cache import CacheLayout
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import RecurrentModel, leaves
 
@@ -217,6 +218,13 @@ def test_the_size_of_the_state_is_declared():
     assert list(kinds.values()) == ["constant"] * 3 + ["growing"] * 2
     kept = [step_of("RecurrentGemma")(tokens(1, n))[1].parts[2].k.shape[1] for n in (2, 9, 30)]
     assert kept == [2, 3, 3]  # the next token is the fourth of the window
+
+
+def test_a_recurrent_layer_is_asked_for_the_window_of_the_first_that_attends():
+    """As Transformers asks layer 0 for the mask, and here the third one attends."""
+    layout = CacheLayout(build("RecurrentGemma"))
+    assert layout.attends == [False, False, True]
+    assert [layout.window(layer) for layer in range(3)] == [4, 4, 4]
 
 
 @torch.no_grad()
