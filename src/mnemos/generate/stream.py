@@ -297,14 +297,14 @@ class Stream:
 
 
 def require_tokens(stream: Stream, verb: str) -> Tensor:
-    """The last token [B, 1]. Raises InputError, which begins with `verb`, for a stream that has read none."""
+    """The last token [B, 1]. Raises InputError if the stream has read none; the message starts with `verb`."""
     if stream.last is None:
         raise InputError(f"{verb}: expected a stream that has read tokens, found a new one; call prefill(prompt) first")
     return stream.last
 
 
 def check_eval(model: nn.Module, verb: str) -> None:
-    """Raise InputError, which begins with `verb`, for a model of which a part is in training mode."""
+    """Raise InputError if a part of the model is in training mode; the message starts with `verb`."""
     if any(part.training for part in model.modules()):
         raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
 
@@ -390,7 +390,7 @@ def restore_stream(
 def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     """The state of new rows. A model of another package need not declare whether it is autoregressive.
 
-    Raises InputError, which begins with `verb`, for a model that is no causal language model with a state.
+    Raises InputError if the model is no causal language model with a state; the message starts with `verb`.
     """
     predicts = not isinstance(model, RecurrentModel) or model.autoregressive
     state = model.initial_state(rows) if isinstance(model, Recurrent) and predicts else None
