@@ -1,14 +1,17 @@
 """A cache that is never written: the branch of a cached layer, over update(own tokens, 0) and nothing older."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import stored as stored_module
+from mnemos.memory.grc import PRESETS
 
 D, H, TM, T = 8, 2, 3, 12
 
@@ -93,13 +96,46 @@ def test_several_processes_have_nothing_to_reduce(monkeypatch):
         layer()(tokens())
 
 
-def test_the_baseline_reads_at_inference_what_it_read_in_training():
-    grc = GRC(preset="paper", ratio=0.25, read="mean", inference="frozen").unwritten().resolved()
-    assert (grc.write, grc.read, grc.inference, grc.source, grc.ratio) == (False, "sample", "transient", "input", 0.25)
-    grc = GRC(preset="paper", write=False).resolved()
-    assert (grc.read, grc.inference) == ("sample", "transient")
-    with pytest.raises(InputError, match='write=False expects inference="transient", found "frozen"'):
-        GRC(write=False, inference="frozen")
+@pytest.mark.parametrize(
+    "grc",
+    [
+        *(GRC(preset=preset) for preset in PRESETS),
+        GRC(preset="paper", read="sample", inference="transient"),
+        GRC(preset="paper", inference="transient"),
+        GRC(preset="mnemos", inference="frozen"),
+        GRC(scope="stream"),
+    ],
+)
+def test_the_baseline_differs_from_its_cache_in_the_writing_alone(grc):
+    baseline = grc.unwritten()
+    assert baseline.resolved() == replace(grc.resolved(), write=False)
+    assert baseline.constant == (grc.resolved().inference == "frozen")
+
+
+def test_a_constant_is_read_as_a_stored_cache_is_at_inference_and_learned():
+    written, constant = layer(preset="paper"), layer(preset="paper", write=False, inference="frozen")
+    written(tokens())
+    found = constant.load_state_dict(written.eval().state_dict())
+    assert not found.missing_keys
+    assert torch.equal(constant.eval()(tokens(2))[0], written(tokens(2))[0]), "read alike"
+    content = constant.cache.detach().clone()
+    y, _ = constant.train()(tokens(2))
+    assert torch.equal(y, written(tokens(2))[0]), "in training too"
+    y.pow(2).sum().backward()
+    assert constant.cache.grad.abs().min() > 0
+    assert all(p.grad is not None for p in constant.parameters()), "DistributedDataParallel waits for every gradient"
+    stored_module.clear_caches(constant)
+    assert torch.equal(constant.eval().cache, content), "no forward writes it, and clearing leaves parameters"
+    alone = constant(tokens(2)[:1])[0]
+    torch.testing.assert_close(alone, y[:1], rtol=1e-12, atol=1e-12)
+    assert constant.rows_independent
+    assert not written.rows_independent
+
+
+def test_the_slots_of_a_constant_differ_at_the_start():
+    torch.manual_seed(0)
+    cache = GatedCacheAttention(D, H, grc=GRC(preset="paper", length=TM).unwritten()).cache
+    assert cache.std(0).min() > 0
 
 
 def test_beside_a_host_it_costs_the_same_and_stays_empty():

@@ -163,7 +163,7 @@ class GatedCacheAttention(GatedBranch):
     @property
     def rows_independent(self) -> bool:
         """Whether a row's output depends on that row alone; reading the batch mean makes it depend on all rows."""
-        return self.grc.read == "sample" and self.inner.rows_independent
+        return (self.grc.constant or self.grc.read == "sample") and self.inner.rows_independent
 
     @property
     def state_gradient(self) -> bool:

@@ -65,7 +65,7 @@ class GatedBranch(GatedCache):
     @property
     def moves(self) -> bool:
         """Whether the cache that is read depends on the tokens of this call."""
-        return self.training or self.grc.scope == "stream" or self.grc.inference == "transient"
+        return (self.training and not self.learned) or self.grc.scope == "stream" or self.grc.inference == "transient"
 
     def map(self, role: str) -> nn.Linear | Projection:
         """The map to queries, keys or values, by its role: "query", "key" or "value"."""
@@ -168,13 +168,14 @@ class GatedBranch(GatedCache):
         return F.pad(self.lift(o_mem.flatten(2)).unflatten(-1, (self.num_heads, -1)), (0, self.pad))
 
     def frozen(self, query: Tensor) -> Tensor:
-        """o_mem from the stored cache as it is; its keys and values are projected once."""
+        """o_mem from the stored cache, or the learned constant, as it is; its keys and values are projected once."""
         projected = self.memoise(
             "projected",
             (self.cache, *self.map("key").parameters(), *self.map("value").parameters()),
             lambda: (self._split("key", self.cache[None]), self._split("value", self.cache[None])),
         )
-        return self._attend(query, *projected)
+        found = self._attend(query, *projected)
+        return self.beside_gates(found) if self.learned else found
 
     def memoise(
         self, name: str, tensors: Sequence[Tensor], compute: Callable[[], tuple[Tensor, ...]]

@@ -61,8 +61,9 @@ class GatedCache(StoredCache):
                 f"GRC.ratio: expected at least one channel for each of {num_heads} heads, found {grc.ratio} of dim "
                 f"{dim}; raise it"
             )
-        super().__init__(grc.length, d)
-        self.grc = grc = grc.resolved()
+        grc = grc.resolved()
+        super().__init__(grc.length, d, learned=grc.constant)
+        self.grc = grc
         self.writes = grc.write
         self.cache_dim = d
         self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
@@ -132,7 +133,7 @@ class GatedCache(StoredCache):
 
     def extra_repr(self) -> str:
         """Slots, width and preset, and whether it is never written."""
-        written = "" if self.grc.write else ", write=False"
+        written = "" if self.grc.write else ", constant" if self.grc.constant else ", write=False"
         return f"slots={self.cache.shape[0]}, cache_dim={self.cache_dim}, preset={self.grc.preset!r}{written}"
 
 

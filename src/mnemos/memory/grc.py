@@ -40,7 +40,8 @@ class GRC:
         resample: how tokens become slots. "grid" is 2-D and needs a grid of patches.
         branch: the attention over the slots.
         block: with causal attention, the tokens between two updates of the cache; None: Tm.
-        write: False: the cache is never written (see `unwritten`).
+        write: False: the cache is never written (see `unwritten`). With inference="frozen" it is a constant: a learned
+            parameter, which every row reads as it is, in training and at inference.
     """
 
     length: int | tuple[int, ...] | Literal["auto", "paper"] = "auto"
@@ -78,16 +79,17 @@ class GRC:
             raise InputError(
                 'GRC.inference: scope="stream" updates every row and expects "transient", found "frozen"; leave it out'
             )
-        if not self.write and self.inference == "frozen":
-            raise InputError(
-                'write=False expects inference="transient", found "frozen", which reads a stored cache; leave it out'
-            )
+
+    @property
+    def constant(self) -> bool:
+        """Whether the cache is a learned constant: never written, and read as it is."""
+        return not self.write and self.inference == "frozen"
 
     def resolved(self) -> "GRC":
         """The same with every switch set: the given value, else the preset's."""
         switches = dict(PRESETS[self.preset])
         # A row reads its own cache, at inference as in training: it carries it (stream), or has no other (write=False).
-        if self.scope == "stream" or not self.write:
+        if self.scope == "stream" or (not self.write and not self.constant):
             switches.update(read="sample", inference="transient")
         for name in switches:
             if (given := getattr(self, name)) is not None:
@@ -95,18 +97,25 @@ class GRC:
         return replace(self, **switches)
 
     def unwritten(self) -> "GRC":
-        """The baseline that shows what the memory adds: the same branch over a cache that is never written.
+        """The baseline that shows what the memory adds: it differs from this cache in that it is never written.
 
-        It has the same parameters, the same update and the same reading, but every update starts from the stored
-        cache, which keeps its initial zeros. Not causal: the tokens of a call read C_t = update(their own row's tokens,
-        0). Causal: a block must not read itself, so it reads update(the block before it, 0), across calls too. Nothing
-        older reaches an output. A row reads its own C_t, at inference as in training (read="sample",
-        inference="transient"), because a batch mean or a frozen cache would be read in only one of the two. So
-        preset="paper" also projects keys and values per row, which costs 2·Tm·Dm² multiply-adds per sample. A loaded
-        checkpoint may bring a cache that is not zero; it is read as it is, and stays as it is. With zeros the reset
-        gate has no effect: that part of the parameters is counted, and cannot help.
+        Where a row reads C_t of its own tokens at inference (inference="transient": the presets "official" and
+        "mnemos"), every update starts from the stored cache, which keeps its initial zeros. All reads and parameters
+        are those of the written cache. Not causal: the tokens of a call read C_t = update(their own tokens, 0). Causal:
+        a block must not read itself, so it reads update(the block before it, 0), across calls too. Nothing older
+        reaches an output. A loaded checkpoint may bring a cache that is not zero; it is read as it is, and stays as it
+        is. With zeros the reset gate has no effect: that part of the parameters is counted, and cannot help.
+
+        Where the stored cache is read as it is at inference (inference="frozen": the preset "paper"), the baseline has
+        a constant in its place: a parameter [Tm, Dm], learned with the others, which all rows read at inference as they
+        read the written one, and in training too. The gates are counted and have no effect. To compare the preset
+        "paper" with a cache that starts from zeros instead, let both read per row: GRC(preset="paper", read="sample",
+        inference="transient") and its `unwritten()`.
         """
-        return replace(self, write=False, read="sample", inference="transient")
+        found = self.resolved()
+        if found.inference == "frozen":
+            return replace(self, write=False, inference="frozen")
+        return replace(self, write=False, read=found.read, inference="transient")
 
 
 _PAPER: dict[str, Any] = {

@@ -40,9 +40,13 @@ class StoredCache(Moving):
 
     cache: Tensor
 
-    def __init__(self, slots: int, dim: int) -> None:
+    def __init__(self, slots: int, dim: int, learned: bool = False) -> None:
         super().__init__()
-        self.register_buffer("cache", torch.zeros(slots, dim))
+        self.learned = learned  # `cache` is a parameter, which the optimiser changes and no forward
+        if learned:  # different slots, of the size of normalised tokens: equal ones would stay equal
+            self.cache = nn.Parameter(torch.randn(slots, dim))
+        else:
+            self.register_buffer("cache", torch.zeros(slots, dim))
         # Not buffers: DistributedDataParallel would overwrite those of every rank with those of rank 0.
         self.pending = torch.zeros(slots, dim)
         # One dimension and not 0: torch 2.13 compiles a write to a 0-dimensional CPU tensor away.
@@ -145,6 +149,7 @@ def promote(found: Sequence[StoredCache]) -> None:
     An entry that is not finite is not copied. An overflow then affects its own batch only; in the cache, every later
     batch would read it.
     """
+    found = [cache for cache in found if not cache.learned]
     if any(cache.accumulates for cache in found):
         return  # `pending` is part of an unfinished update
     if not all(cache.complete for cache in found):
@@ -213,9 +218,12 @@ def _before_save(module: nn.Module, *_: object) -> None:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Set every stored cache to zero and drop what is pending: the state before the first update (Appendix B)."""
+    """Set every stored cache to zero and drop what is pending: the state before the first update (Appendix B).
+
+    A learned constant (`GRC.unwritten`) is a parameter and stays.
+    """
     with torch.no_grad():
-        for cache in stored(model):
+        for cache in (one for one in stored(model) if not one.learned):
             cache.cache.zero_()
             cache.pending_rows.zero_()
 

@@ -77,10 +77,11 @@ def test_whose_baseline_a_recipe_is_follows_from_its_settings():
     def baselines(*recipes):
         return {name: role.baseline_of for name, role in roles_of(recipes).items() if role.baseline_of}
 
-    both = ("short-listops-cached", "shared")
-    assert baselines(*with_unwritten([cached, shared])) == {"short-listops-cached-unwritten": both}
-    assert baselines(shared, cached, never) == {"never": both[::-1]}
-    assert baselines(cached, other("mean", write=False, read="mean"), other("long", length=50, write=False)) == {}
+    own = {"short-listops-cached-unwritten": ("short-listops-cached",), "frozen-constant": ("frozen",)}
+    assert baselines(*with_unwritten([cached, shared, frozen])) == {**own, "shared-unwritten": ("shared",)}
+    assert baselines(shared, cached, never) == {"never": ("short-listops-cached",)}
+    assert baselines(shared, cached, other("mean", write=False, read="mean")) == {"mean": ("shared",)}
+    assert baselines(cached, other("long", length=50, write=False), other("c", write=False, inference="frozen")) == {}
     assert baselines(frozen, replace(never, train=replace(never.train, steps=7))) == {}
 
 
@@ -105,7 +106,7 @@ def test_shortened_listops_has_all_rows_and_stays_sparse():
     recipes = [replace(one, model=replace(one.model, vocab_size=16, max_length=128)) for one in recipes]
     assert [one.model.attention.name for one in recipes[::2]] == list(ATTENTIONS.values())
     made = with_baselines(recipes)
-    endings = ("", "-cached", "-cached-unwritten", "-cached-wider")
+    endings = ("", "-cached", "-cached-constant", "-cached-wider")
     assert [one.name for one in made] == [f"listops-128{attention}{end}" for attention in ATTENTIONS for end in endings]
     assert {(one.data, one.optim, one.train) for one in made} == {(made[0].data, made[0].optim, made[0].train)}
     shortest = made[0].data.min_length + 1

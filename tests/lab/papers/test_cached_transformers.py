@@ -137,7 +137,7 @@ def test_a_table_trains_small_models_once(tmp_path, capsys):
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert {len(one["commit"] or "") for one in found["trained"]} <= {0, 40}
     (row,) = found["tables"][-1]["rows"]
-    assert {"GRC, paper, never written", "GRC, mnemos, never written"} < set(row)
+    assert {"GRC, paper, constant cache", "GRC, mnemos, never written"} < set(row)
     results = {path: (tmp_path / path / "result.json").stat().st_mtime_ns for path in found["runs"]}
     assert main(arguments) == 0
     for path, written in results.items():

@@ -1,8 +1,9 @@
 """What the seeds allow one to say, as sentences with numbers: a difference, its 95 % interval, what it shows.
 
 The memory is credited only with what a row gains over its never-written baseline: the same model with a memory that
-nothing is stored in. A gain over a model without a memory may be that of the branch which reads it, and emptying a
-memory shows only that the trained model depends on it.
+nothing is stored in, or with a learned constant in place of a cache that is frozen at inference. A gain over a model
+without a memory may be that of the branch which reads it, and emptying a memory shows only that the trained model
+depends on it.
 """
 
 import math

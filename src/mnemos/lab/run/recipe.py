@@ -270,16 +270,26 @@ def _register(name: str, function: Made) -> Made:
 def unwritten(recipe: Recipe) -> Recipe | None:
     """The never-written baseline of a recipe with a gated cache, slots or memory tokens, named NAME-unwritten.
 
-    The baseline has the same parameters and the same reading branch, but never writes its cache (`GRC.unwritten`). Its
-    distance to the recipe is therefore the gain from the memory. Slots and memory tokens that are never written keep
+    The baseline reads as the recipe does, but never writes its cache (`GRC.unwritten`). Its distance to the recipe is
+    therefore the gain from the memory. A cache that is read as stored at inference (preset="paper") is a learned
+    constant in the baseline, whose name is then NAME-constant. Slots and memory tokens that are never written keep
     their start values, and associations stay empty; that baseline does not have the writer's parameters. A memory is
     found wherever the model's configuration holds one. Returns None for a recipe without such a memory, or whose
     memories are never written.
     """
-    model = mapped(recipe.model, GRC, lambda cache: cache.unwritten() if cache.write else cache)
-    model = stop_writing(model)
+    constants: list[GRC] = []
+
+    def stop(cache: GRC) -> GRC:
+        found = cache.unwritten() if cache.write else cache
+        constants.extend([found] if found.constant else [])
+        return found
+
+    model = stop_writing(mapped(recipe.model, GRC, stop))
     if model == recipe.model:
         return None
+    if constants:
+        about = f"{recipe.name} with a learned constant in place of the written cache, read in the same way"
+        return replace(recipe, name=f"{recipe.name}-constant", about=about, model=model)
     about = f"{recipe.name} with a memory that is never written: the same reading of nothing new"
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 

@@ -15,15 +15,16 @@ from ..small_runs import task, train_and_compare
 
 STEPS = 500  # updates per run, unless the options give a number
 # The endings of recipe names, by kind of cache. PAPER has preset="paper", which the claims are about.
-# UNWRITTEN: the never-written baselines, which show what the cached branch gives without a memory.
+# UNWRITTEN: the never-written baselines, which show what the cached branch gives without a memory. That of PAPER reads
+# a learned constant as PAPER reads its cache.
 PLAIN, ATTENTION, PAPER, CACHED = "", "-attention-cache", "-paper", "-cached"
-UNWRITTEN = {PAPER: "-paper-unwritten", CACHED: "-cached-unwritten"}
+UNWRITTEN = {PAPER: "-paper-constant", CACHED: "-cached-unwritten"}
 NAMES = {
     PLAIN: "none",
     ATTENTION: "attention-based",
     PAPER: "GRC, paper",
     CACHED: "GRC, mnemos",
-    UNWRITTEN[PAPER]: "GRC, paper, never written",
+    UNWRITTEN[PAPER]: "GRC, paper, constant cache",
     UNWRITTEN[CACHED]: "GRC, mnemos, never written",
 }
 
