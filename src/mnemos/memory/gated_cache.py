@@ -61,9 +61,9 @@ class GatedCache(StoredCache):
                 f"GRC.ratio: expected at least one channel for each of {num_heads} heads, found {grc.ratio} of dim "
                 f"{dim}; raise it"
             )
-        grc = grc.resolved()
-        super().__init__(grc.length, d, learned=grc.constant)
-        self.grc = grc
+        resolved = grc.resolved()
+        super().__init__(grc.length, d, learned=resolved.constant)
+        self.grc = grc = resolved
         self.writes = grc.write
         self.cache_dim = d
         self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
