@@ -16,6 +16,7 @@ from mnemos.lab.papers.linear_transformers import generation, learning, scaling
 from mnemos.lab.papers.linear_transformers.recipes import attention
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.models.transformer import Transformer
+from mnemos.ops.reformer import bucket_factors, draw_rotations, reformer_attention
 from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
@@ -55,13 +56,40 @@ def test_figure1(tmp_path, monkeypatch, capsys):
 
 
 def test_lsh_is_the_published_reformer_in_the_papers_chunks():
-    for length, chunks in ((783, 27), (3071, 83)):
+    for images, length, chunks in (("mnist-pixels", 783, 27), ("cifar-pixels", 3071, 83)):
         found = attention("lsh-4", length)
         assert (found.name, found.rounds, found.buckets) == ("reformer", 4, 64)
         assert found.chunk * chunks == length
+        for name in (f"{images}-lsh-1", f"{images}-lsh-4"):
+            assert registry.load("recipe", name)().model.attention == attention(name.removeprefix(f"{images}-"), length)
     assert attention("lsh-1", 60).buckets is None, "twice the number of chunks"
-    for name in ("speech-lsh", "spoken-digits-lsh"):
-        assert registry.load("recipe", name)().model.attention == ReformerConfig(rounds=4)
+    assert registry.load("recipe", "speech-lsh")().model.attention == ReformerConfig(rounds=4)
+
+
+def _claimed():
+    """Every LSH row of a claim: the attention's configuration, and the number of tokens that it is compared at."""
+    digits = generation.small_recipe(Options(Path()), "lsh-1")
+    yield "digits", digits.model.attention, 63
+    for size in (783, 3071, 16 * 16 * 3 - 1):  # the pictures of Tables 1 and 2, and the small ones of CIFAR-10
+        yield f"{size} bytes", attention("lsh-4", size), size
+    yield "figure1", ReformerConfig(chunk=scaling.CHUNK), min(scaling.LENGTHS)
+    copying = learning._variant(learning.copy_small(), "lsh-4", 100)
+    yield "figure2", copying.model.attention, copying.data.length
+    yield "figure2, the paper's size", registry.load("recipe", "copy-lsh-4")().model.attention, 128
+    yield "speech", registry.load("recipe", "spoken-digits-lsh")().model.attention, 51  # the median of its test strings
+    yield "listops", registry.load("recipe", "listops-reformer")().model.attention, 2001
+    yield "listops-128", registry.load("recipe", "listops-128-reformer")().model.attention, 64
+
+
+@pytest.mark.parametrize(("config", "length"), [pytest.param(*row, id=name) for name, *row in _claimed()])
+def test_lsh_of_a_claim_reads_a_quarter_of_the_sequence(config, length):
+    """What a token reads in a round: the places where its output of one-hot values is not zero."""
+    generator = torch.Generator().manual_seed(0)
+    qk, values = torch.randn(1, length, 1, 8, generator=generator), torch.eye(length)[None, :, None]
+    rotations = draw_rotations(1, 1, 8, bucket_factors(length, config.chunk, config.buckets), generator)
+    window = config.look_back, config.look_ahead
+    read = reformer_attention(qk, values, rotations, config.chunk, False, None, *window)[0, :, 0] > 0
+    assert 4 * read.sum(1).max() <= length
 
 
 def test_a_variant_that_would_take_too_long_ends():

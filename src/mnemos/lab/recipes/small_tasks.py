@@ -1,4 +1,4 @@
-"""Small models of tasks that are generated or small: told facts, ListOps, copying, recall, images pixel by pixel."""
+"""Small models of tasks that are generated or small: told facts, ListOps, recall, images pixel by pixel."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
-from mnemos.lab.tasks.copying import CopyConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.recall import RecallConfig
@@ -168,25 +167,6 @@ def listops_128(attention: str, memory: str) -> Recipe:
 
 
 _OPTIM = OptimConfig(lr=1e-3, schedule=ScheduleConfig(name="cosine", warmup=100))
-
-
-@recipe
-def copy() -> Recipe:
-    """Copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)."""
-    return Recipe(
-        model=TransformerConfig.classic(
-            vocab_size=0, dim=256, layers=4, num_heads=8, mlp=1024, max_length=0, attention=LinearConfig()
-        ),
-        data=CopyConfig(),
-        optim=OptimConfig(
-            name="radam",
-            lr=1e-3,
-            weight_decay=0.0,
-            grad_clip=0.0,  # the paper names none
-            schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1),
-        ),
-        train=TrainConfig(steps=5000, batch_size=64),
-    )
 
 
 @recipe

@@ -156,9 +156,9 @@ _TIMED = "Steps are timed at five positions of an image and interpolated linearl
 
 
 def at_the_papers_size(name: str) -> str:
-    """A note: the commands that train the recipe `name` and its softmax baseline."""
+    """A note: the commands that train the recipe `name` and the paper's other rows."""
     where = "path" if name.startswith("mnist") else "folder"
-    return f"At the paper's size: mnemos train {name} (and {name}-softmax) --data.images.{where} FOLDER"
+    return f"At the paper's size: mnemos train {name} (and {name}-softmax, -lsh-1, -lsh-4) --data.images.{where} FOLDER"
 
 
 COUNT, COMPLETED = 24, 8

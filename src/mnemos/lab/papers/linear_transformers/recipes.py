@@ -1,4 +1,4 @@
-"""Recipes of "Transformers are RNNs": images byte by byte (§4.2), speech by CTC (§4.3), and a small copy task."""
+"""Recipes of "Transformers are RNNs": the copy task (§4.1), images byte by byte (§4.2) and speech by CTC (§4.3)."""
 
 from dataclasses import replace
 
@@ -27,14 +27,15 @@ PAPER_BUCKETS = 64
 def attention(name: str, length: int) -> AttentionConfig:
     """The configuration of "softmax", "linear", or "lsh-R" of the paper's tables, for sequences of `length` tokens.
 
-    lsh-R is the Reformer's attention, as published, with R hash rounds: at the paper's two lengths in its chunks and
-    with its 64 buckets, at other lengths in chunks of 32 and with twice as many buckets as chunks.
+    lsh-R is the Reformer's attention, as published, with R hash rounds: at the paper's two lengths of images in its
+    chunks and with its 64 buckets; at other lengths in chunks of length/8, at most 32, with twice as many buckets as
+    chunks. So in each round a token can read at most a quarter of the sequence: its own chunk and the one before.
     """
     if name.startswith("lsh-"):
         rounds = int(name.removeprefix("lsh-"))
         if length in PAPER_CHUNKS:
             return ReformerConfig(rounds, PAPER_CHUNKS[length], PAPER_BUCKETS)
-        return ReformerConfig(rounds)
+        return ReformerConfig(rounds, max(1, min(32, length // 8)))
     return LinearConfig() if name == "linear" else SoftmaxConfig()
 
 
@@ -97,15 +98,20 @@ _PIXELS = {
     ),
 }
 _WITH_SOFTMAX = ("mnist-pixels", "cifar-pixels", "mnist-pixels-small")
+_WITH_LSH = {"mnist-pixels": 783, "cifar-pixels": 3071}  # the paper's lengths
 
 
-@family("{images}-{change}", images=_PIXELS, change=("", "softmax", "mixture"))
+@family("{images}-{change}", images=_PIXELS, change=("", "softmax", "lsh-1", "lsh-4", "mixture"))
 def pixels(images: str, change: str) -> Recipe | None:
     """Images byte by byte: at the settings of Linear transformers (§4.2), and at a size that trains on two cores."""
     plain = _PIXELS[images]
     if change == "softmax":
         about = plain.about.replace("linear", "softmax").removesuffix(", eight minutes on one core")
         return variant(plain, about, attention=SoftmaxConfig()) if images in _WITH_SOFTMAX else None
+    if change.startswith("lsh"):
+        about = plain.about.replace("linear attention", f"the Reformer's attention ({change})")
+        length = _WITH_LSH.get(images)
+        return None if length is None else variant(plain, about, attention=attention(change, length))
     if change == "mixture":
         about = f"{images} with the paper's mixture of ten logistics for each byte instead of 256 classes"
         return variant(plain, about, head=PAPER.head) if images == "mnist-pixels-small" else None
@@ -114,8 +120,8 @@ def pixels(images: str, change: str) -> Recipe | None:
 
 # The paper's, §4.3: 9 layers, 6 heads of 32, MLPs four times as wide; RAdam at 1e-4, halved on a plateau. The LSTM has
 # Adam at 1e-3, lowered the same way. The paper names no clipping of gradients, so there is none. LSH is the Reformer's
-# attention with its defaults: four hash rounds, as in the paper, and buckets for the number of frames. Words and bands
-# (0) are taken from the data.
+# attention in four hash rounds, as in the paper, with buckets for the number of frames, in chunks of 32, about those of
+# the paper's images. Words and bands (0) are taken from the data.
 _PLATEAU = ScheduleConfig("plateau", patience=3)
 _SPEECH: dict[str, tuple[str, AttentionConfig | None]] = {
     "softmax": ("softmax attention", SoftmaxConfig()),
@@ -123,6 +129,8 @@ _SPEECH: dict[str, tuple[str, AttentionConfig | None]] = {
     "lsh": ("the Reformer's attention (LSH)", ReformerConfig()),
     "bilstm": ("a bidirectional LSTM", None),
 }
+# The small models read 10 to 150 frames of 30 ms, half of the strings fewer than 58.
+_SHORT_LSH = ReformerConfig(chunk=4)
 
 
 @family("{size}-{model}", size=("speech", "spoken-digits"), model=_SPEECH)
@@ -132,11 +140,14 @@ def speech(size: str, model: str) -> Recipe:
     The paper trained on the Wall Street Journal's sentences, which are not free; these recipes train on strings of
     single words that `mnemos.lab.speech.spoken` joins. Their error rates cannot be compared with the
     paper's. The recipes of one size differ in the attention alone, or have a bidirectional LSTM instead. The small ones
-    stack three frames as one of 30 ms; the shortest digit has four of these. They clip gradients at 1, the library's
+    stack three frames as one of 30 ms; the shortest digit has four of these. Their LSH has chunks of 4, so that in each
+    round a frame reads at most 8 of the 54 to 59 frames of a mean string. They clip gradients at 1, the library's
     default; the paper's do not.
     """
     called, config = _SPEECH[model]
     small = size == "spoken-digits"
+    if small and model == "lsh":
+        config = _SHORT_LSH
     network: ModelConfig
     if config is None:
         lstm = BiLSTMConfig(vocab_size=0, bands=0)
@@ -154,6 +165,44 @@ def speech(size: str, model: str) -> Recipe:
     time = "minutes on two cores" if small else "the paper's size"
     about = f"Spoken {'digits' if small else 'strings'} (--data.path FOLDER of wav files), {time}: {called}"
     return Recipe(about=about, model=network, data=SpokenConfig(), optim=optim, train=train)
+
+
+_COPYING = {
+    "": "linear attention (Linear transformers, Figure 2)",
+    "softmax": "softmax attention (Linear transformers, Figure 2)",
+    "lsh-1": "the Reformer's attention, 1 round of chunks of 16",
+    "lsh-4": "the Reformer's attention, 4 rounds of chunks of 16 (Linear transformers, Figure 2)",
+}
+
+
+@family("copy-{change}", change=_COPYING)
+def copy(change: str) -> Recipe:
+    """Copy a word of 32 to 63 symbols, at the size of Linear transformers: 4 layers of width 256.
+
+    The paper names no chunk for the Reformer in this task. 16 follows `attention`: a quarter of 128 tokens in a round.
+    """
+    data = CopyConfig()
+    return Recipe(
+        about=f"Copy a word of 32 to 63 symbols, {_COPYING[change]}",
+        model=TransformerConfig.classic(
+            vocab_size=0,
+            dim=256,
+            layers=4,
+            num_heads=8,
+            mlp=1024,
+            max_length=0,
+            attention=attention(change or "linear", data.length),
+        ),
+        data=data,
+        optim=OptimConfig(
+            name="radam",
+            lr=1e-3,
+            weight_decay=0.0,
+            grad_clip=0.0,  # the paper names none
+            schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1),
+        ),
+        train=TrainConfig(steps=5000, batch_size=64),
+    )
 
 
 @recipe
