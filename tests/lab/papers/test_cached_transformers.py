@@ -1,10 +1,12 @@
 """The functions behind the claims of Cached Transformers: counted costs, small models, pictures of a run."""
 
 import json
+import statistics
 from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 
 import mnemos
 from mnemos.lab.cli import main
@@ -133,11 +135,13 @@ def test_a_table_trains_small_models_once(tmp_path, capsys):
     arguments = ["reproduce", "cached_transformers/table8", "--steps", "2", "--out", str(tmp_path)]
     assert main(arguments) == 0
     found = json.loads((tmp_path / "table8.json").read_text())
-    assert len(found["runs"]) == 5
+    assert len(found["runs"]) == 7
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert {len(one["commit"] or "") for one in found["trained"]} <= {0, 40}
-    (row,) = found["tables"][-1]["rows"]
+    (row,), gains = (table["rows"] for table in found["tables"][-2:])
     assert {"GRC, paper, constant cache", "GRC, mnemos, never written"} < set(row)
+    assert [gain[""] for gain in gains] == ["digits-swin-paper", "digits-swin-paper-rows", "digits-swin-cached"]
+    assert {gain["p, control"] for gain in gains} == {None}, "one seed"
     results = {path: (tmp_path / path / "result.json").stat().st_mtime_ns for path in found["runs"]}
     assert main(arguments) == 0
     for path, written in results.items():
@@ -155,3 +159,25 @@ def test_table4_says_which_tracks_were_not_run(tmp_path, capsys):
     assert [(row["paper plain"], row["paper cached"]) for row in rows][::5] == [(35.5, 36.0), (28.8, 29.4)]
     assert {row["plain"] for row in rows} == {row["cached"] for row in rows} == {"not run"}
     assert all({row["recipe"], row["recipe"] + "-cached"} <= set(mnemos.registry.names("recipe")) for row in rows)
+
+
+def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_table():
+    def rows(host, **scores):
+        return {
+            "rows": [
+                {"name": host + end, "mean": statistics.fmean(each), "std": statistics.stdev(each), "seeds": len(each)}
+                for end, each in zip(("", "-paper", "-paper-constant"), scores.values(), strict=True)
+            ]
+        }
+
+    vit = rows("vit", none=(0.9, 0.91, 0.92), paper=(0.94, 0.95, 0.96), constant=(0.93, 0.95, 0.97))
+    pvt = rows("pvt", none=(0.8, 0.82, 0.84), paper=(0.79, 0.82, 0.85), constant=(0.7, 0.71, 0.72))
+    found = comparisons.gains([vit, pvt], ("", "-paper", "-paper-constant"))
+    first, second = found.rows
+    # Welch by hand: 0.04 ± 2.776·0.01·√(2/3), with 4 degrees of freedom.
+    assert first[:2] == ["vit-paper", "+4.0 (+1.7 to +6.3)"]
+    assert first[3:5] == ["GRC, paper, constant cache", "+0.0 (−4.2 to +4.2)"]
+    assert (second[1], second[4]) == ("+0.0 (−6.1 to +6.1)", "+11.0 (+4.4 to +17.6)")
+    p = 2 * stats.t.sf(0.04 / (0.01 * (2 / 3) ** 0.5), 4)
+    assert first[2] == pytest.approx(2 * p), "Holm: the smaller of two"
+    assert second[2] == pytest.approx(1.0)

@@ -125,9 +125,7 @@ def _run(options: Options, host: str) -> Path:
     """The run given by --run, or a run of the host with the paper's cache, which is trained unless it exists."""
     if options.run is not None:
         return options.run
-    comparison = comparisons.variants(options, host)
-    name = comparison["rows"][comparisons.kinds(host).index(comparisons.PAPER)]["name"]
-    return comparison["folder"] / comparison["runs"][name][0]
+    return runs(comparisons.variants(options, host, (comparisons.PAPER,)))[0]
 
 
 def _explained(run: Path) -> Explanation:

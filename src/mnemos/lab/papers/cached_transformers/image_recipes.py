@@ -77,7 +77,7 @@ _SMALL = {
 }
 # The ratios of MLPs that add the parameters of a cache: three gates and four projections of half the width.
 _WIDER_PVT = {"cifar": (5, 6, 3), "digits": (8, 2), "mnist": (5, 3)}
-_MEMORIES = ("", "cached", "cached-unwritten", "attention-cache", "wider")
+_MEMORIES = ("", "cached", "cached-unwritten", "paper", "attention-cache", "wider")
 
 
 @family("{data}-{host}-{memory}", data=_IMAGES, host=("vit", "pvt", "swin"), memory=_MEMORIES)
@@ -90,13 +90,17 @@ def small_images(data: str, host: str, memory: str) -> Recipe | None:
     match memory:
         case "cached" | "cached-unwritten":
             return _with_cache(plain, name, GRC(), written=memory == "cached")
+        case "paper":
+            about = f"{name} with the paper's cache: it reads the batch mean and is frozen at inference"
+            # Small pictures: as many slots as the host's keys, and no positional term.
+            return variant(plain, about, cache=replace(PAPER_CACHE, length="auto", convolution=None))
         case "attention-cache":
             return None if host == "swin" else _with_keys(plain, name)  # not possible for Swin's windows
         case "wider":
             about = f"{name} with wider MLPs: the parameters of {name}-cached, no memory"
             ratio = {"mlp_ratios": _WIDER_PVT[data]} if host == "pvt" else {"mlp_ratio": 3.40625}
             return variant(plain, about, **ratio)
-    called = {"vit": "ViT", "pvt": "PVT", "swin": "Swin"}[host]
+    called = {"vit": "ViT", "pvt": "PVT v2", "swin": "Swin"}[host]
     return replace(plain, about=f"A {called} on {_IMAGES[data]}")
 
 

@@ -51,7 +51,12 @@ _COUNTS = (
     "mnemos/ops/gated_cache/cost.py. As the paper counts: our module in training, without the products of queries with "
     "keys and of weights with values. The paper does not say what else it counts."
 )
-
+_CONTROLS = (
+    "The control of a cache differs from it in one thing: nothing is written. GRC, paper reads the batch mean and is "
+    "frozen at inference, and its control has a learned constant in the cache's place; the others read per row, and "
+    "their controls start every update from zeros. Intervals are Welch's; p is Holm's over the rows of the table. "
+    "Caches have the host's own length and no positional term; at the paper's size they have the paper's."
+)
 
 _ATTENTION = ("bmm", "baddbmm", "_scaled_dot_product")  # products of two activations
 
@@ -106,7 +111,8 @@ def classification(claim: Claim, options: Options) -> Finding:
     if not options.recipes_only:
         found.tables.append(_costs_table(claim))
         found.notes.insert(0, _COUNTS)
-        _accuracies(found, options, ("swin",) if claim.name == "table8" else ("vit", "pvt", "swin"))
+        hosts = ("swin",) if claim.name == "table8" else ("vit", "pvt", "swin")
+        _accuracies(found, options, hosts, comparisons.TABLE1)
     return found
 
 
@@ -117,7 +123,7 @@ def table2(claim: Claim, options: Options) -> Finding:
         table.add(name, *values)
     found = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
     if not options.recipes_only:
-        _accuracies(found, options, ("vit", "pvt"))
+        _accuracies(found, options, ("vit", "pvt"), comparisons.TABLE2)
     return found
 
 
@@ -254,19 +260,19 @@ def _papers(claim: Claim) -> list[str]:
     return [f"paper {column}" for column in claim.columns]
 
 
-def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...]) -> None:
-    """A table of small hosts with each kind of cache."""
-    ours = Table("", ["", *comparisons.NAMES.values(), "GRC, paper, emptied", "GRC, mnemos, emptied"])
-    for host in hosts:
-        comparison = comparisons.variants(options, host)
-        place = {kind: i for i, kind in enumerate(comparisons.kinds(host))}
-        cells = [comparisons.accuracy(comparison, place[kind]) if kind in place else None for kind in comparisons.NAMES]
-        cells += [comparisons.emptied(comparison, place[kind]) for kind in (comparisons.PAPER, comparisons.CACHED)]
+def _accuracies(found: Finding, options: Options, hosts: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    """Tables of small hosts with each kind of cache: accuracies, and what each cache adds."""
+    emptied = [kind for kind in kinds if kind in comparisons.CONTROLS]
+    columns = [comparisons.NAMES[kind] for kind in kinds] + [f"{comparisons.NAMES[kind]}, emptied" for kind in emptied]
+    trained = [comparisons.variants(options, host, kinds) for host in hosts]
+    ours = Table(f"Test accuracy: {comparisons.about(options, trained[0])}", ["", *columns])
+    for comparison in trained:
+        cells = [comparisons.accuracy(comparison, i) for i in range(len(kinds))]
+        cells += [comparisons.emptied(comparison, kinds.index(kind)) for kind in emptied]
         ours.add(comparison["rows"][0]["name"], *cells)
-        ours.title = f"Test accuracy: {comparisons.about(options, comparison)}"
         found.runs += runs(comparison)
-    found.tables.append(ours)
-    found.notes.append(caution(options))
+    found.tables += [ours, comparisons.gains(trained, kinds)]
+    found.notes += [_CONTROLS, caution(options)]
 
 
 def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
