@@ -45,7 +45,8 @@ def recipe(options: Options, host: str, kind: str = PLAIN) -> Recipe:
     if kind == ROWS:
         model: Any = found.model
         rows = replace(model.cache, read="sample", inference="transient")
-        found = replace(found, name=f"{name}-{host}{ROWS}", model=replace(model, cache=rows))
+        about = f"{found.name}, but each row reads its own cache, at inference as in training"
+        found = replace(found, name=f"{name}-{host}{ROWS}", about=about, model=replace(model, cache=rows))
     data = replace(found.data, **fields)
     return replace(found, data=data, train=replace(found.train, steps=options.steps or STEPS))
 
