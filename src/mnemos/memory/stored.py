@@ -43,8 +43,8 @@ class StoredCache(Moving):
     def __init__(self, slots: int, dim: int, learned: bool = False) -> None:
         super().__init__()
         self.learned = learned  # `cache` is a parameter, which the optimiser changes and no forward
-        if learned:  # different slots, of the size of normalised tokens: equal ones would stay equal
-            self.cache = nn.Parameter(torch.randn(slots, dim))
+        if learned:  # slots that are equal would stay equal; 0.02 as learned tokens of ViT
+            self.cache = nn.Parameter(0.02 * torch.randn(slots, dim))
         else:
             self.register_buffer("cache", torch.zeros(slots, dim))
         # Not buffers: DistributedDataParallel would overwrite those of every rank with those of rank 0.

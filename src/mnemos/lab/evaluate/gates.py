@@ -90,7 +90,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
         mix = tuple(torch.sigmoid(layer.mix.detach()).tolist())
         walk = next(streams, None)
         contents = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
-        found.append(LayerGates(name, mix, update, reset, _describe(contents)))
+        found.append(LayerGates(name, mix, update, reset, _describe(contents.detach())))
     measured: JSONObject = to_json(Gates(tuple(found)))
     return measured
 
