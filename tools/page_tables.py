@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
+from mnemos.lab.compare.significance import Spread, correct, welch
 
 ROOT = Path(__file__).parents[1]
 KIB = 2.0**10
@@ -14,61 +14,81 @@ Value = Any  # what JSON holds
 
 def what_helped() -> str:
     """The table of README and docs/results.md: a gated cache beside its baselines, mean and spread over the seeds."""
-    lines = [
-        "| test accuracy | no cache | equal parameters | cached | cached, never written | the memory adds |\n",
-        "|---|---|---|---|---|---|\n",
-    ]
+    rows = []
     for title, stem, file in (
         ("MNIST, ViT", "mnist-vit", "mnist_vit"),
         ("digits 8 × 8, ViT", "digits-vit", "digits_vit"),
         ("540 photos, ViT", "photos-vit", "photos_vit"),
-        ("short ListOps", "demo", LISTOPS),
+        ("short ListOps", "demo", "demo_unwritten"),
     ):
         whole = _load(file)
-        rows = {row["name"]: row for row in whole["rows"]}
-        cached = rows[f"{stem}-cached"]
-        unwritten = rows.get(f"{stem}-cached-unwritten", whole.get("never_written"))
-        cells = [_spread(rows[stem]), _spread(rows[f"{stem}-wider"]), _spread(cached)]
-        cells += ["not run", "not known"] if unwritten is None else [_spread(unwritten), _added(cached, unwritten)]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
+        found = {row["name"]: row for row in whole["rows"]}
+        arms = {end: found[f"{stem}{end}"] for end in ("", "-wider", "-cached")}
+        control = found.get(f"{stem}-cached-unwritten", whole.get("never_written"))
+        rows.append((title, *arms.values(), control))
+        if paper := found.get(f"{stem}-paper"):
+            rows.append((f"{title}, `paper`", arms[""], arms["-wider"], paper, found[f"{stem}-paper-constant"]))
     (recall,) = (entry for entry in _load("bench_memory")["benchmarks"] if entry["name"] == "mqar")
-    lines.append(f"| recall of pairs (MQAR, small), cache per stream | {_cache_per_stream(recall)} |\n")
-    return "".join(lines)
+    window, cached, control = _cache_per_stream(recall)
+    rows.append(("recall of pairs (MQAR, small), cache per stream", window, None, cached, control))
+    return _beside_controls("test accuracy", rows, ".3f")
+
+
+def other_tasks() -> str:
+    """The table of docs/results.md: small forms of the tables of Cached Transformers on other tasks."""
+    shapes, multi30k = ({row["name"]: row for row in _load(f)["rows"]} for f in ("shapes_arms", "multi30k_demo"))
+    stem = "shapes-mask-rcnn"
+    rows = [("shapes, Mask R-CNN: box AP", *(shapes[f"{stem}{end}"] for end in _ENDS))]
+    rows.append(("Multi30k: BLEU", *(multi30k[f"multi30k-demo{end}"] for end in _ENDS)))
+    for name, entry in _load("listops_128")["comparisons"].items():
+        found = [{**row, "mean": 100 * row["mean"], "std": 100 * row["std"]} for row in entry["rows"]]
+        plain, cached, control, wider = found
+        rows.append((f"ListOps of 64 to 128 symbols, {name}, `paper`: accuracy, %", plain, wider, cached, control))
+    return _beside_controls("score", rows, ".1f", seeds=3)
+
+
+_ENDS = ("", "-cached-wider", "-cached", "-cached-unwritten")  # of rows, in the order of the columns
 
 
 def stream_caches() -> str:
     """The table of docs/results.md: what a written cache per stream adds, in every default benchmark."""
-    lines = ["| test accuracy, cache per stream | no cache | cached | cached, never written | the memory adds |\n"]
-    lines.append("|---|---|---|---|---|\n")
-    lines += [
-        f"| `{entry['name']}` | {_cache_per_stream(entry).replace('not run | ', '')} |\n"
-        for entry in _load("bench_memory")["benchmarks"]
-    ]
+    rows = []
+    for entry in _load("bench_memory")["benchmarks"]:
+        window, cached, control = _cache_per_stream(entry)
+        rows.append((f"`{entry['name']}`", window, None, cached, control))
+    return _beside_controls("test accuracy, cache per stream", rows, ".3f", seeds=3)
+
+
+def _cache_per_stream(entry: Value) -> list[Value]:
+    """The rows of a benchmark: no cache, cached, never written."""
+    return [_row(entry, name) for name in ("window", "gated-cache", "gated-cache-unwritten")]
+
+
+def _beside_controls(score: str, rows: list[tuple[str, Value, Value, Value, Value]], form: str, seeds: int = 5) -> str:
+    """A table of rows (title, no cache, equal parameters, cached, control); p is corrected over its rows (Holm).
+
+    Cells name the number of their seeds unless it is `seeds`. A column that has no values is left out.
+    """
+    shown = [i for i in range(4) if any(arms[i] is not None for _, *arms in rows)]
+    names = [score, *(("no cache", "equal parameters", "cached", "control")[i] for i in shown)]
+    names += ["cached − control (95 %)", "p"]
+    lines = [f"| {' | '.join(names)} |\n", "|" + "---|" * len(names) + "\n"]
+    spreads = [[Spread(arm["mean"], arm["std"], arm["seeds"]) for arm in arms[2:]] for _, *arms in rows]
+    for (title, *arms), gain in zip(rows, correct([welch(*both) for both in spreads]), strict=True):
+        cells = [_spread(arms[i], form, seeds) for i in shown]
+        assert gain.interval is not None, f"{title}: expected two seeds or more"
+        ends = (float(f"{x:{form}}") + 0.0 for x in (gain.difference, *gain.interval))  # no −0.0
+        cells.append("{} ({} to {})".format(*(f"{x:+{form}}".replace("-", "−") for x in ends)))
+        cells.append(f"{gain.p_holm:.2f}" if gain.p_holm >= 0.005 else "< 0.01")
+        lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
-def _cache_per_stream(entry: Value) -> str:
-    """The cells of a benchmark: no cache, equal parameters, cached, never written, and what the memory adds."""
-    window, cached, unwritten = (_row(entry, name) for name in ("window", "gated-cache", "gated-cache-unwritten"))
-    cells = [_spread(window), "not run", _spread(cached), _spread(unwritten), _added(cached, unwritten)]
-    return " | ".join(cells)
-
-
-# The comparison of five seeds has no never-written baseline; a later one has.
-LISTOPS = "demo_unwritten" if (ROOT / "results/demo_unwritten.json").exists() else "demo_five_seeds"
-
-
-def _spread(row: Value) -> str:
-    return f"{row['mean']:.3f} ± {row['std']:.3f}" + ("" if row["seeds"] == 5 else f" ({row['seeds']} seeds)")
-
-
-def _added(a: Value, b: Value) -> str:
-    """How much higher the mean of `a` is, and the 95 % interval of the difference (Welch)."""
-    parts = [row["std"] ** 2 / row["seeds"] for row in (a, b)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (row["seeds"] - 1) for part, row in zip(parts, (a, b), strict=True))
-    half = float(student.ppf(0.975, freedom)) * sum(parts) ** 0.5
-    more = a["mean"] - b["mean"]
-    return "{} ({} to {})".format(*(f"{x:+.3f}".replace("-", "−") for x in (more, more - half, more + half)))
+def _spread(row: Value, form: str, seeds: int) -> str:
+    if row is None:
+        return "not run"
+    count = "" if row["seeds"] == seeds else f" ({row['seeds']} seeds)"
+    return f"{row['mean']:{form}} ± {row['std']:{form}}{count}"
 
 
 def which_memory() -> str:
@@ -136,6 +156,7 @@ def _load(name: str) -> Value:
 
 TABLES: dict[str, Callable[[], str]] = {
     "what-helped": what_helped,
+    "other-tasks": other_tasks,
     "stream-caches": stream_caches,
     "which-memory": which_memory,
     "text-state": text_state,
