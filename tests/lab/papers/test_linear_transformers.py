@@ -12,7 +12,7 @@ from mnemos import registry
 from mnemos.attention import ReformerConfig
 from mnemos.lab.measure.decoding import whole, with_state, without_state
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.papers.linear_transformers import generation, learning, scaling
+from mnemos.lab.papers.linear_transformers import constant_memory, generation, learning, scaling
 from mnemos.lab.papers.linear_transformers.recipes import attention
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.models.transformer import Transformer
@@ -162,6 +162,24 @@ def test_latency(tmp_path, monkeypatch):
     (table,) = found["tables"]
     assert next(row for row in table["rows"] if row[""] == "linear")["relative to linear"] == 1
     assert json.loads((tmp_path / "latency.json").read_text())["claim"] == "latency"
+
+
+def test_constant_memory(tmp_path, monkeypatch):
+    """The state of linear attention has the bytes of its sums at every position; keys and values grow with it."""
+    monkeypatch.setattr(constant_memory, "PAPER", TINY)
+    monkeypatch.setattr(constant_memory, "IMAGES", (2, 4))
+    monkeypatch.setattr(constant_memory, "CACHED", (2,))
+    (found,) = reproduce("linear_transformers/constant_memory", Options(tmp_path))
+    sizes, images = found["tables"]
+    sums, keys = 4 * 2 * 8 * (8 + 1), 4 * 2 * 16
+    count = sizes["rows"][0]["linear"] - sums  # of the tokens read
+    assert 0 <= count <= 16
+    for row in sizes["rows"]:
+        assert row["linear"] == sums + count
+        assert keys * int(row["bytes read"]) <= row["softmax, cached"] <= (keys + 1) * int(row["bytes read"]) + 16
+    linear = [row for row in images["rows"] if row[""] == "linear"]
+    assert [(row["images"], row["bytes before"]) for row in linear] == [(2, 780), (4, 1), (4, 392), (4, 780)]
+    assert all(row["GiB of state"] == row["images"] * (sums + count) / 2**30 for row in linear)
 
 
 def test_writing_is_timed_at_places_and_joined_by_lines():

@@ -63,6 +63,12 @@ LINEAR_TRANSFORMERS = Paper(
             {"softmax": (72.6,), "softmax, cached": (7.4,), "linear": (5.5,)},
         ),
         Claim(
+            "constant_memory",
+            "bytes of state by position, and many MNIST images generated at once",
+            f"{_HERE}.constant_memory:constant_memory",
+            "Linear attention generates 10,000 images at once on one GPU with constant memory; softmax's memory grows.",
+        ),
+        Claim(
             "speech",
             "speech recognition with CTC (Table 3)",
             f"{_HERE}.learning:speech",

@@ -135,13 +135,8 @@ def _fastest(time: Time, length: int) -> tuple[float, int]:
 
 def _ways(config: TransformerConfig) -> dict[str, Time]:
     """For each way to generate: a function that times one step, given the number of rows and the position."""
-
-    def built(name: str) -> Transformer:
-        torch.manual_seed(0)
-        return Transformer(replace(config, attention=attention(name, config.max_length))).eval()
-
-    softmax, linear = built("softmax"), built("linear")
-    hashed = {f"lsh-{rounds}": built(f"lsh-{rounds}") for rounds in LSH_ROUNDS}
+    softmax, linear = built("softmax", config), built("linear", config)
+    hashed = {f"lsh-{rounds}": built(f"lsh-{rounds}", config) for rounds in LSH_ROUNDS}
     stateless = {"softmax": softmax, **hashed}
     ways: dict[str, Time] = {name: partial(without_state, model, vocab_size=256) for name, model in stateless.items()}
     ways["softmax, cached"] = partial(with_state, softmax, vocab_size=256)
@@ -150,6 +145,12 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
     if (step := fused_step(linear)).fused:
         ways["linear, fused"] = partial(with_state, linear, vocab_size=256, step=step)
     return ways
+
+
+def built(name: str, config: TransformerConfig) -> Transformer:
+    """The model with an attention of `NAMES`, not trained."""
+    torch.manual_seed(0)
+    return Transformer(replace(config, attention=attention(name, config.max_length))).eval()
 
 
 _TIMED = "Steps are timed at five positions of an image and interpolated linearly. Fused: mnemos.fused_step."
