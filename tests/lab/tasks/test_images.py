@@ -186,6 +186,20 @@ def test_the_real_files():
     assert 0.1 < task.reference["majority class"] < 0.13
 
 
+def test_pictures_are_averaged_in_squares(tmp_path):
+    folder = str(write_mnist(tmp_path / "mnist"))
+    expected = np.stack([images(20)[:, i::4, j::4] for i in range(4) for j in range(4)]).mean(0)
+    found = MNISTConfig(folder, valid_size=10, size=7).build()
+    assert found.max_length == 49
+    tokens = next(found.batches("test", 20)).inputs.numpy().reshape(20, 7, 7)
+    assert np.array_equal(tokens, np.rint(expected))
+    shown = MNISTConfig(folder, valid_size=10, size=7, layout="image").build()
+    assert np.array_equal(shown.picture("test", 3)[..., 0], tokens[3])
+    for side in (5, 56, -7):
+        with pytest.raises(InputError, match=rf"data.size: expected a divisor .* found {side} for 28 x 28"):
+            MNISTConfig(folder, valid_size=10, size=side).build()
+
+
 def test_digits():
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     task = DigitsConfig().build()

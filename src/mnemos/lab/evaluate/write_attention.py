@@ -24,20 +24,20 @@ from mnemos.modes import evaluating
 from .recorded import KINDS, ShownSegment, SlotExample, SlotKind, WriteAttention
 
 HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
-DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents, and their first segments
+DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents (unless `rows` says), their first segments
 SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 
 @torch.no_grad()
-def record_write_attention(model: nn.Module, task: Task, folder: Path) -> WriteAttention | None:
+def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int = DOCUMENTS) -> WriteAttention | None:
     """Write write_attention.json to a run folder. Returns its content; None for a model that writes no slots.
 
-    The result is deterministic and the model is unchanged. Cost: encoder and writer on at most 8 · 64 segments.
+    The result is deterministic and the model is unchanged. Cost: encoder and writer on at most rows · 64 segments.
     """
     if not isinstance(model, Memformer) or model.memory is None or not model.config.memory.write:
         return None
     length = model.config.segment
-    tokens, valid = documents(task, length, DOCUMENTS, SEGMENTS)
+    tokens, valid = documents(task, length, rows, SEGMENTS)
     read = valid.unflatten(1, (-1, length)).any(-1)  # [B, S]
     count = int(read[0].sum())
     place = count // 2

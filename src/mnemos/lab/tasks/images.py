@@ -48,7 +48,7 @@ class MNISTConfig(DataConfig):
     """MNIST, from the folder `path` with its IDX files, gzipped or not.
 
     `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28]. Only "image" can be
-    augmented.
+    augmented. `size`: a divisor of the side, to which pictures are averaged, square by square; 0: as they are.
     `download` first fetches the official files into `path`. A fixed random choice of `valid_size` images of the
     training file is the validation split; the test split is the whole test file.
     """
@@ -59,6 +59,7 @@ class MNISTConfig(DataConfig):
     download: bool = False
     valid_size: int = 5_000
     layout: Layout = "pixels"
+    size: int = 0
     augment: AugmentConfig = field(default_factory=_no_augmentation)
 
     def files(self) -> tuple[Path, ...]:
@@ -78,6 +79,8 @@ class MNISTConfig(DataConfig):
                 f"{self.path}: expected images of one size in both files, square for data.layout image, found "
                 f"{train_size} pixels in training and {test_size} in the test; check the files"
             )
+        if self.size:
+            known, test = ((_averaged(pixels, self.size), labels) for pixels, labels in (known, test))
         valid, train = _split(known, (self.valid_size,), self.name)
         splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
         if self.layout == "pixels":
@@ -145,6 +148,18 @@ class PixelClassification(ArrayTask):
     def rows(self, split: Split, index: Sequence[int]) -> Batch:
         """The images with these indices as a batch, as the model reads them."""
         return self._splits[split].batch(np.asarray(index))
+
+
+def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Pictures [N, side, side] whose pixels are means of squares, rounded."""
+    height, width = pixels.shape[1:]
+    if side < 1 or height != width or height % side:
+        raise InputError(
+            f"data.size: expected a divisor of the side of square pictures, found {side} for {height} x {width}; "
+            "change it, or use 0 for the pictures as they are"
+        )
+    squares = pixels.reshape(-1, side, height // side, side, width // side)
+    return np.rint(squares.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
 
 def _split(known: Labelled, sizes: tuple[int, ...], name: str) -> list[Labelled]:

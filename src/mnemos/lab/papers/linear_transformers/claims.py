@@ -41,6 +41,14 @@ LINEAR_TRANSFORMERS = Paper(
             },
         ),
         Claim(
+            "experiment",
+            "MNIST byte by byte over seeds: linear, softmax and LSH-1, and how they are trained (Table 1)",
+            f"{_HERE}.experiment:experiment",
+            "Linear attention is within 0.023 bits of softmax and ahead of LSH with one round.",
+            ("bits/dim",),
+            {"linear": (0.644,), "softmax": (0.621,), "lsh-1": (0.745,)},
+        ),
+        Claim(
             "cifar10",
             "CIFAR-10 byte by byte: bits/dim and images per second (Table 2)",
             f"{_HERE}.generation:likelihood_and_speed",

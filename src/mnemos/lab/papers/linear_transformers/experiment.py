@@ -1,0 +1,97 @@
+"""Linear, softmax and LSH attention on pictures byte by byte: bits, differences, power, and the evolution of training.
+
+The models are those of `mnist-pixels-small`: 2 layers of width 64 that differ in their attention alone. 3,600 updates
+of 8 pictures are half an epoch of MNIST, far from the paper's 250.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mnemos.lab.report.curves import mean_curve
+from mnemos.lab.report.read import Results, read
+from mnemos.lab.report.run_records import Columns, RunRecord
+from mnemos.lab.report.style import MARKERS, curve, thin, variant_colour
+from mnemos.lab.report.summary_image import heading
+from mnemos.lab.run.files import Result
+from mnemos.lab.tasks.metrics import bits
+from mnemos.types import JSONObject
+
+from ..claim import Claim
+from ..experiments import Measure, add_tables, train_arms
+from ..findings import Finding, png
+from ..reproduce import Options
+from ..small_runs import caution, task
+from .generation import small_recipe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STEPS = 3600
+ARMS = ("linear", "softmax", "lsh-1")
+
+
+def experiment(claim: Claim, options: Options) -> Finding:
+    """Train the three attentions with the seeds of the options; tables, and experiment.png with the curves."""
+    found = Finding([], [_SEEDS])
+    if options.recipes_only:
+        return found
+    wanted = replace(options, steps=options.steps or STEPS)
+    arms = {name: small_recipe(wanted, name) for name in ARMS}
+    comparison = train_arms(found, wanted, f"experiment-{task(options)[0]}", arms)
+    measure = Measure("bits/dim", _bits, higher_is_better=False)
+    theirs = {name: claim.values[name][0] for name in ARMS}
+    controls = {name: theirs["linear"] - theirs[name] for name in ARMS[1:]}
+    add_tables(found, arms, comparison, measure, controls)
+    results = read([comparison["folder"]])
+    found.files.insert(0, png(options.out / "experiment.png", (9.6, 7.4), partial(_evolution, results=results)))
+    found.notes += [_FIGURE, caution(options)]
+    return found
+
+
+_SEEDS = "Three seeds: --data MNIST --seeds 3, an hour and a half of one core."
+_FIGURE = (
+    "experiment.png: bits/dim in training and on the validation split, by update and by second of training on one "
+    "thread. Thin lines are seeds, thick lines their mean."
+)
+
+
+def _bits(result: Result) -> float:
+    return bits(result.score("loss"))
+
+
+def _evolution(figure: "Figure", results: Results) -> None:
+    """Four panels: training and validation, each by update and by second."""
+    for i, (kind, title) in enumerate((("train", "Training"), ("valid", "Validation"))):
+        for j, axis in enumerate(("updates", "seconds of training")):
+            axes = figure.add_axes((0.07 + 0.49 * j, 0.58 - 0.5 * i, 0.42, 0.32))
+            _panel(axes, [[_timed(run, kind) for run in results.runs_of(name)] for name in results.names], axis)
+            axes.set_ylabel("bits/dim")
+            shown = enumerate(ARMS) if not i and not j else ()
+            heading(axes, title, [(variant_colour(k), name, MARKERS[k]) for k, name in shown], axis)
+
+
+def _timed(run: RunRecord, kind: str) -> Columns:
+    """A run's records of a kind: updates, seconds of training until then, and bits."""
+    columns: Columns = getattr(run, kind)
+    seconds = np.interp(columns["step"], run.train["step"], run.train["seconds"])
+    bits_by_step = columns["loss"] / np.log(2)
+    return {"step": columns["step"], "updates": columns["step"], "seconds of training": seconds, "bits": bits_by_step}
+
+
+def _panel(axes: "Axes", arms: Sequence[Sequence[Columns]], axis: str) -> None:
+    """The bits of each seed, and their mean over the mean of the axis."""
+    ends = []
+    for index, series in enumerate(arms):
+        colour = variant_colour(index)
+        for one in series:
+            curve(axes, *thin(one[axis], one["bits"]), color=colour, linewidth=0.6, alpha=0.45)
+        x, mean = mean_curve(list(series), axis)[1], mean_curve(list(series), "bits")[1]
+        few: JSONObject = {"marker": MARKERS[index], "markersize": 4} if len(x) <= 25 else {}
+        curve(axes, *thin(x, mean), color=colour, **few)
+        ends.append(mean[-1])
+    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * max(ends)))  # the first updates would hide the rest
