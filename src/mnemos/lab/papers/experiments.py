@@ -96,6 +96,8 @@ def add_tables(
 ) -> None:
     """Add the tables of an experiment to `found`: arms, differences to the controls, and the score of each seed.
 
+    Minutes are those of the training as measured, with what else the machine did.
+
     controls: the arms that the first one is tested against, each with the paper's difference, first arm minus control,
     in the unit of the scores; None where the paper has none.
 
@@ -103,22 +105,23 @@ def add_tables(
     needs two seeds or more.
     """
     places = {arm: runs_of(comparison, recipe) for arm, recipe in arms.items()}
-    results = {arm: [Result.read(place, ["seconds"]) for place in every] for arm, every in places.items()}
-    values = {arm: [measure.score(one) for one in every] for arm, every in results.items()}
+    values = {arm: [measure.score(Result.read(place)) for place in every] for arm, every in places.items()}
     scores = {arm: spread(every) for arm, every in values.items()}
-    minutes = {arm: sum(one.seconds for one in every) / 60 for arm, every in results.items()}
     rows = dict(zip(arms, comparison["rows"], strict=True))
+    minutes = {arm: row["seconds"] / 60 for arm, row in rows.items()}  # the mean over seeds
     seeds = len(next(iter(values.values())))
     first = next(iter(arms.values()))
     title = f"{first.train.steps:,} updates of {first.train.batch_size}, {seeds} seed{'s' * (seeds > 1)}"
     columns = ["parameters", "minutes per run", *(part for name in extra for part in (name, f"{name}, sd"))]
-    table = Table(f"Arms: {title}, {sum(minutes.values()):.0f} minutes in all", ["", measure.unit, "sd", *columns])
+    table = Table(
+        f"Arms: {title}, {seeds * sum(minutes.values()):.0f} minutes in all", ["", measure.unit, "sd", *columns]
+    )
     for arm in arms:
         more: list[Cell] = []
         for each in extra.values():
             more += _mean_and_spread(each.get(arm, ()))
         own = _mean_and_spread(values[arm])
-        table.add(arm, *own, int(rows[arm]["parameters"]), minutes[arm] / seeds, *more)
+        table.add(arm, *own, int(rows[arm]["parameters"]), minutes[arm], *more)
     found.tables += [table, _differences_table(scores, measure, controls), _seeds_table(values, places)]
     found.notes.append(_EXPLAINED)
 
