@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -88,11 +87,15 @@ def test_figure5(tmp_path, monkeypatch):
     # From BOS on, twice the segments are twice the work but for BOS; attention to all before is more than that.
     assert 1.9 < ours <= 2 < plain
     # A stream of Transformer-XL keeps 16 and 32 inputs of three layers of width 16, and which of them are valid.
-    states = [row[1] * 2**20 for row in held.rows]
-    assert states[1] - states[0] == pytest.approx(3 * 3 * 16 * (16 * 4 + 1), rel=1e-6)
-    assert (held.rows[1][2] - held.rows[0][2]) * 2**20 == pytest.approx(3 * 16 * 16 * 4, rel=1e-6)
-    if sys.platform == "linux":
-        assert all(cell is not None for row in held.rows for cell in row[:5])
+    states, running, training = (
+        [row for row in held.rows if row[1] == kind] for kind in ("state", "running", "training")
+    )
+    assert (states[1][2] - states[0][2]) * 2**20 == pytest.approx(3 * 3 * 16 * (16 * 4 + 1), rel=1e-6)
+    assert (states[1][3] - states[0][3]) * 2**20 == pytest.approx(3 * 16 * 16 * 4, rel=1e-6)
+    weights = 4 * model_costs.parameters(model_costs.configuration("Memformer", 32)) / 2**20
+    # A forward pass has at least the logits, and an update at least the gradients.
+    assert running[1][3] - states[1][3] - weights >= 3 * 16 * 256 * 4 / 2**20
+    assert training[1][3] > running[1][3] + weights
     assert (tmp_path / "figure5.png").stat().st_size > 10_000
 
 

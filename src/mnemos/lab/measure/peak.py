@@ -3,10 +3,14 @@
 import ctypes
 import gc
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from mnemos._compat import DispatchMode, pytree
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -40,3 +44,46 @@ def peak_of(run: Callable[[], object], device: str = "cpu") -> int | None:
 def _size(field: str) -> int:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
     return 1024 * int(line.split()[1])
+
+
+def live_peak_of(run: Callable[[], object]) -> int:
+    """The most bytes of tensors that `run()` has at one time, beyond those that exist before it.
+
+    Storages count from the operation that returns them until they are freed, as in torch.cuda.max_memory_allocated. So
+    the count does not depend on the allocator or the machine, and leaves out what one operation needs within itself.
+    """
+    counter = _Live()
+    with counter:
+        run()
+    return counter.most
+
+
+class _Live(DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._known | given:
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    found: int = tensor.untyped_storage()._cdata
+    return found

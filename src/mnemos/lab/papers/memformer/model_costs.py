@@ -10,13 +10,14 @@ from torch import nn
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
 from mnemos.lab.measure.flops import forward_flops
-from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.measure.gradients import state_bytes
+from mnemos.lab.measure.peak import live_peak_of
 from mnemos.lab.report.style import MARKERS, RULE, variant_colour
 from mnemos.lab.report.summary_image import heading
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import TransformerConfig
-from mnemos.types import State, leaves, select
+from mnemos.types import State, select
 
 from ..claim import Claim
 from ..findings import Finding, Table, png
@@ -36,19 +37,29 @@ NAMES = ("Transformer", "Transformer-XL", "Memformer")
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes for a batch at one memory size: the state between calls, and the peak of the process during a call."""
+    """Bytes for a batch at one memory size: weights, the state between calls, and what two kinds of call add at most.
 
+    forward: a forward pass without gradient. update: a forward and a backward pass, with the gradients.
+    """
+
+    weights: int
     state: int
-    peak: int | None
+    forward: int
+    update: int
 
     @property
-    def together(self) -> float:
-        """All bytes that a batch needs in addition to the weights."""
-        return float(self.state + (self.peak or 0))
+    def running(self) -> int:
+        """All bytes of the model while it reads a segment without gradient."""
+        return self.weights + self.state + self.forward
+
+    @property
+    def training(self) -> int:
+        """All bytes of the model in an update, without an optimiser's."""
+        return self.weights + self.state + self.update
 
 
 def figure5(claim: Claim, options: Options) -> Finding:
-    """Figure 5: FLOPs of a forward pass by length; bytes of state and forward pass by memory size, batches of 16."""
+    """Figure 5: FLOPs of a forward pass by length; bytes of the running model by memory size, batches of 16."""
     if options.recipes_only:
         return Finding([], [_ABOUT])
     flops = {name: [sequence_flops(name, n) for n in LENGTHS] for name in NAMES}
@@ -61,15 +72,15 @@ def figure5(claim: Claim, options: Options) -> Finding:
         table.add(f"{n:,}", *(flops[name][i] / 1e9 for name in NAMES), flops[NAMES[1]][i] / flops[NAMES[2]][i])
     held = {name: [memory_of(name, size) for size in SIZES] for name in NAMES[1:]}
     bytes_ = Table(
-        f"MiB for a batch of {BATCH} in inference, in addition to the weights",
-        ["memory", "XL state", "Memformer state", "ratio", "XL forward", "Memformer forward", "ratio of sums", "paper"],
+        f"MiB of a model that runs with a batch of {BATCH}",
+        ["memory", "kind", *NAMES[1:], "Transformer-XL / Memformer", "paper"],
     )
     for i, size in enumerate(SIZES):
         xl, ours = (held[name][i] for name in NAMES[1:])
-        state = xl.state / 2**20, ours.state / 2**20, xl.state / ours.state
-        peaks = [None if one.peak is None else one.peak / 2**20 for one in (xl, ours)]
         theirs = PAPER if size == max(SIZES) else None
-        bytes_.add(f"{size:,}", *state, *peaks, xl.together / ours.together, theirs)
+        bytes_.add(f"{size:,}", "state", *_ratio(xl.state, ours.state), None)
+        bytes_.add(f"{size:,}", "running", *_ratio(xl.running, ours.running), theirs)
+        bytes_.add(f"{size:,}", "training", *_ratio(xl.training, ours.training), None)
     growth = ", ".join(f"{name} ×{flops[name][-1] / flops[name][-2]:.2f}" for name in NAMES) if len(LENGTHS) > 1 else ""
     notes = [_ABOUT, f"Growth of FLOPs over the last doubling of the length: {growth}.", _HELD]
     path = png(options.out / "figure5.png", (10.0, 4.2), partial(_lay_out, flops=flops, held=held))
@@ -84,10 +95,16 @@ _ABOUT = (
     "as 2 FLOPs; attention is counted without masking."
 )
 _HELD = (
-    "State: the bytes kept between two segments with a full memory. Forward: the peak of additional memory while the "
-    "process reads one more segment without gradients. Ratios are Transformer-XL / Memformer, for the state and for "
-    "the sum of state and forward."
+    "State: the bytes kept between two segments with a full memory. Running: weights, state, and the most bytes of "
+    "other tensors at one time while one more segment is read without gradient. Training: the same for a forward and a "
+    "backward pass, without an optimiser. Tensors are counted as a GPU's allocator counts them. The paper's 8.1 is of "
+    'the GPU\'s memory "on the actual models" with a large memory; the paper does not say whether in inference or in '
+    "training."
 )
+
+
+def _ratio(xl: int, ours: int) -> tuple[float, float, float]:
+    return xl / 2**20, ours / 2**20, xl / ours
 
 
 def configuration(name: str, memory: int) -> ModelConfig:
@@ -116,16 +133,21 @@ def sequence_flops(name: str, length: int) -> int:
 
 
 def memory_of(name: str, size: int) -> MemoryUse:
-    """The bytes for a batch whose memory is full."""
+    """The bytes of a model for a batch whose memory is full."""
     model = _built(name, size)
     with torch.no_grad():
         state: State = None
         for _ in range(-(-size // SEGMENT) if name == "Transformer-XL" else 1):
             _, state = model(_tokens(1, SEGMENT), state)
         state = select(state, torch.zeros(BATCH, dtype=torch.int64))  # one stream in every row of the batch
-        inputs = _tokens(BATCH, SEGMENT)
-        peak = peak_of(lambda: model(inputs, state))
-    return MemoryUse(sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)), peak)
+        forward = live_peak_of(lambda: model(_tokens(BATCH, SEGMENT), state))
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return MemoryUse(weights, state_bytes(state), forward, live_peak_of(lambda: _update(model, state)))
+
+
+def _update(model: nn.Module, state: State) -> None:
+    logits, _ = model(_tokens(BATCH, SEGMENT), state)
+    logits.square().mean().backward()
 
 
 def _built(name: str, memory: int) -> nn.Module:
@@ -148,10 +170,10 @@ def _lay_out(figure: "Figure", flops: dict[str, list[int]], held: dict[str, list
     left.set_xlabel("tokens in the sequence")
     right = figure.add_axes((0.56, 0.13, 0.42, 0.68))
     for i, name in enumerate(NAMES[1:], start=1):
-        mib = [one.together / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
+        mib = [one.running / 2**20 for one in held[name]], [one.state / 2**20 for one in held[name]]
         for values, line in zip(mib, ("-", "--"), strict=True):
             right.plot(SIZES, values, color=variant_colour(i), marker=MARKERS[i], markersize=5, linestyle=line)
-    heading(right, f"Memory for {BATCH} streams, MiB (dashed: state only)", [])
+    heading(right, f"Running model, {BATCH} streams, MiB (dashed: state)", [])
     right.set_xlabel("size of the memory, tokens or slots")
     for axes in (left, right):
         axes.set_xscale("log", base=2)

@@ -28,7 +28,7 @@ Variant = tuple[ModelConfig, RolloutConfig]
 
 
 class ImageSizes(NamedTuple):
-    """The size of Table 1's models: the paper's by default. A segment is one row of a picture."""
+    """The size of Table 1's models: the paper's by default. A segment is one row of a picture: the paper names none."""
 
     dim: int = 128
     layer_divisor: int = 1  # divides the paper's numbers of layers
