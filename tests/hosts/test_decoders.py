@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mnemos.memory.gated_cache import caches
 EVERY = [*FEW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES if name not in FEW)]
 STREAM = GRC(length=4, block=3, scope="stream")
 SHARED = GRC(length=4, block=3, preset="paper", inference="transient")
+HEADS = replace(STREAM, mix="heads")
 
 
 def cached(name: str, grc: GRC = STREAM, **options: Any) -> Any:
@@ -59,7 +61,7 @@ def in_parts(model: Any, given: Tensor, sizes: tuple[int, ...], mask: Tensor | N
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("grc", [STREAM, SHARED], ids=["stream", "shared"])
+@pytest.mark.parametrize("grc", [STREAM, SHARED, HEADS], ids=["stream", "shared", "heads"])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.each_value
 def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, attention):

@@ -161,7 +161,8 @@ def oracle(branch: HostBranch, x: Tensor, y: Tensor, mask: Tensor, cache: Tensor
         q, k, v = linear(branch.to_query, sample[:, :d]), linear(branch.to_key, read), linear(branch.to_value, read)
         q, k, v = (z.reshape(len(z), h, -1) for z in (q, k, v))
         o = torch.stack([remembered(branch, q[:, j], k[:, j], v[:, j]) for j in range(h)], 1)
-        o = linear(branch.lift, o.flatten(1)).reshape(len(sample), h, -1)
+        if grc.mix != "heads":
+            o = linear(branch.lift, o.flatten(1)).reshape(len(sample), h, -1)
         if grc.lift == "pad":
             o = torch.cat([o, o.new_zeros(len(sample), h, branch.out_dim // h - d // h)], -1)
         out = reference_mix(o, own.reshape(len(own), h, -1), branch.mix).flatten(1)
@@ -205,6 +206,13 @@ CASES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any], AttentionInput
         AttentionInput(grid=(2, 3), windows=Windows((2, 3), (2, 2), (1, 1), pads_first=True)),
     ),
     "output, frozen": (SIZES, 7, {"preset": "official", "length": 5, "inference": "frozen"}, None),
+    "heads": (SIZES, 8, {"preset": "mnemos", "length": 5, "mix": "heads"}, AttentionInput(prefix=1)),
+    "heads, pooled across windows": (
+        SQUARE,
+        24,
+        {"preset": "paper", "length": 2, "convolution": True, "mix": "heads"},
+        AttentionInput(grid=(3, 5), pool=4, windows=Windows((3, 5), (2, 2), (1, 1))),
+    ),
     "mean, transient": (SIZES, 7, {"preset": "paper", "length": 5, "inference": "transient"}, None),
 }
 
@@ -237,7 +245,13 @@ def call(branch: HostBranch, x: Tensor, y: Tensor, mask: Tensor | None) -> Tenso
 
 
 # A grid is whole.
-NO_PADDING = {"grid to grid", "pooled", "pooled across windows", "across padded windows"}
+NO_PADDING = {
+    "grid to grid",
+    "pooled",
+    "pooled across windows",
+    "across padded windows",
+    "heads, pooled across windows",
+}
 MASKED = [(case, masked) for case in CASES for masked in (False, True) if not (masked and case in NO_PADDING)]
 
 

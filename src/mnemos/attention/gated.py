@@ -145,6 +145,10 @@ class GatedCacheAttention(GatedBranch):
         inner = SoftmaxAttention(dim, num_heads, causal) if inner is None else inner
         _check(inner, dim, num_heads, causal, prefix or grid)
         super().__init__(dim, num_heads, grc or GRC(), inner, grid=grid, prefix=prefix)
+        if self.grc.mix == "channels" and self.lift is None:
+            raise InputError(
+                'GRC.mix: a layer of mnemos with lift="project" mixes its "heads", found "channels"; leave mix out'
+            )
         self.causal = causal
 
     @property

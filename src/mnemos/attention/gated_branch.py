@@ -27,8 +27,9 @@ class GatedBranch(GatedCache):
         o_mem = softmax(q(X)·k(C)ᵀ/√(Dm/H))·v(C)
 
     Queries, keys and values come from Dm channels. With an attention of this library (`inner`), whose projection
-    follows the mixing, values have D/H channels per head. With a foreign attention, whose output is already projected
-    to `out_dim` channels, values have Dm/H channels per head and `lift` maps them to `out_dim`. lift="pad" (the
+    follows the mixing, values have D/H channels per head; so have they in a foreign attention whose heads, of
+    `heads_dim` channels together, are mixed. With one whose output is already projected to `out_dim` channels, values
+    have Dm/H channels per head and `lift` maps them to `out_dim`. lift="pad" (the
     official release) maps Dm to Dm in both cases and pads each head with zeros. `grid` is the (height, width) of an
     image's tokens, and `prefix` the number of class tokens before the tokens that are summarised (class tokens read
     the cache and are not written).
@@ -46,6 +47,7 @@ class GatedBranch(GatedCache):
         out_dim: int | None = None,
         grid: tuple[int, int] | None = None,
         prefix: int = 0,
+        heads_dim: int | None = None,
     ) -> None:
         super().__init__(dim, num_heads, grc)
         self.dim, self.num_heads, self.grid, self.prefix = dim, num_heads, grid, prefix
@@ -54,7 +56,7 @@ class GatedBranch(GatedCache):
             self.inner = inner
         d = self.cache_dim
         pads = self.grc.lift == "pad"
-        for name, width in zip(self.maps, (d, d, d if pads or out_dim else dim), strict=True):
+        for name, width in zip(self.maps, (d, d, d if pads or out_dim else heads_dim or dim), strict=True):
             self.add_module(name, self.linear(d, width))
         self.lift = self.linear(d, d) if pads else self.linear(d, out_dim) if out_dim else None
         self.pad = ((out_dim or dim) - d) // num_heads if pads else 0

@@ -51,7 +51,7 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
         mnemos.uncache(model)                                         # the model is as it was
 
     Each attention gets a child module `grc` (a `HostBranch`; in a causal decoder a `DecoderBranch`, whose state is kept
-    on the model's own cache). A forward hook mixes its output into the attention's.
+    on the model's own cache). A hook mixes its output into the attention's, or with GRC(mix="heads") into its heads.
     The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True; a
     checkpoint without caches leaves the caches as they are. With the gate closed (λ → −∞) the outputs are the host's;
     `gate_init` sets the initial gate. Code that torch.compile made of this model is compiled again at its next call.
@@ -332,6 +332,8 @@ def _choose_lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -
 def _make_branch(plan: _Planned, grc: GRC) -> HostBranch:
     dim, out_dim, heads = plan.host.sizes(plan.site.module)
     try:
+        if grc.mix == "heads":
+            out_dim = plan.host.heads_dim(plan.site.module)
         kind = DecoderBranch if isinstance(plan.host, DecoderHost) else HostBranch
         branch = kind(plan.host, plan.place, replace(grc, length=plan.length), dim, out_dim, heads)
     except InputError as error:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,17 +23,19 @@ from .masks import combine
 
 
 class HostBranch(GatedBranch):
-    """Mixes a gated cache into the output of a host's attention: `y = branch(x, y, mask=None)`.
+    """Mixes a gated cache into a host's attention: `y = branch(x, y, mask=None)`.
 
-        O^h = σ(λ_h)·(lift(o_mem))^h + (1 − σ(λ_h))·y^h        h: groups of D/H channels
+        mix="heads":     O^h = σ(λ_h)·o_mem^h + (1 − σ(λ_h))·y^h              h: heads (eq. 2)
+        mix="channels":  O^h = σ(λ_h)·(lift(o_mem))^h + (1 − σ(λ_h))·y^h      h: groups of D/H channels
 
-    x [B, T, D_in] is the attention's input, y [B, T, D] its output; mask [B, T] bool, True = valid. With the gate
+    x [B, T, D_in] is the attention's input; mask [B, T] bool, True = valid. y [B, T, D] is its heads, which its
+    projection is then applied to (mix="heads"), or its output, which in most hosts is projected already. With the gate
     closed (λ → −∞) the result is y, bit for bit. With `place.windows` (Swin, length="paper") x and y are rows of
     windows, and all windows of a sample write and read one cache.
 
     Cost of a training forward per sample, in multiply-adds: update 4·Tm·Dm² (and 2·Tm·Dm² once per batch), keys and
-    values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift T·Dm·D. Frozen (`inference="frozen"`, eval()):
-    only the last three. See mnemos/ops/gated_cache/cost.py.
+    values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift T·Dm·D; mix="heads" has values of D channels and
+    no lift. Frozen (`inference="frozen"`, eval()): only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
     carries = False  # whether the branch of a host gets the state of its rows, as scope="stream" needs
@@ -45,7 +48,9 @@ class HostBranch(GatedBranch):
             raise InputError(
                 'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'
             )
-        super().__init__(dim, num_heads, grc, out_dim=out_dim, grid=place.grid, prefix=place.prefix)
+        grc = replace(grc, mix=grc.mix or "channels")
+        projected = out_dim if grc.mix == "channels" else None
+        super().__init__(dim, num_heads, grc, None, projected, place.grid, place.prefix, heads_dim=out_dim)
         self.host, self.out_dim, self.pool, self.windows = host, out_dim, place.pool, place.windows
         self.padded = place.padded
         self.own_grid: GridReader | None = None  # how the attention's calls show the grid of their tokens
@@ -58,7 +63,7 @@ class HostBranch(GatedBranch):
         self.register_load_state_dict_pre_hook(_rename)
         self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
-        # Called with the branch, y and lift(o_mem).
+        # Called with the branch, y and lift(o_mem), or with the heads and o_mem.
         self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = None
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **context: Any) -> Tensor:
@@ -76,8 +81,8 @@ class HostBranch(GatedBranch):
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
-            mixed = self._mix(y, self._read_cache(x, y, mask, **context))
-            if self.convolution is not None:
+            mixed = self._mixed(x, y, mask, **context)
+            if self.convolution is not None and not self.before_projection:
                 mixed = mixed + self.convolve(x, context.get("grid")).to(y.dtype)
         except BaseException:
             if began:
@@ -87,19 +92,38 @@ class HostBranch(GatedBranch):
             end_forward([self])
         return mixed
 
-    def _read_cache(self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None) -> Tensor:
-        """o_mem [B, T, H, Dm/H]."""
+    @property
+    def before_projection(self) -> bool:
+        """Whether the branch is mixed in at the input of the projection inside the attention."""
+        return self.grc.mix == "heads" and bool(self.host.projection)
+
+    def _mixed(self, x: Tensor, y: Tensor, mask: Tensor | None, **context: Any) -> Tensor:
+        if self.grc.mix == "channels":
+            return self._mix(y, self._read_cache(x, y, mask, **context))
+        own = y.unflatten(-1, (self.num_heads, -1))
+        if self.observer is None:
+            return self._read_cache(x, y, mask, own=own, **context).flatten(2)
+        o_mem = self._read_cache(x, y, mask, **context)
+        self.observer(self, y, o_mem.flatten(2))
+        return self.mix_heads(own, o_mem).flatten(2)
+
+    def _read_cache(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, own: Tensor | None = None, grid: Grid | None = None
+    ) -> Tensor:
+        """o_mem [B, T, H, M]; with `own`, the attention's own heads of this shape, mixed with them (eq. 2)."""
         x = x[..., : self.cache_dim]
         windows = None if self.windows is None else self.windows.at(grid)
         asking = x
         if windows is not None:  # one cache for all windows of a sample: their queries are one row
             windows.check(x)
             asking = x.reshape(-1, windows.tokens, x.shape[2])
+            own = None if own is None else own.reshape(*asking.shape[:2], *own.shape[2:])
         if self.moves:
             source = x if self.grc.source == "input" else y[..., : self.cache_dim]
-            found = self.answer(asking, self.current(*self.summarised(source, mask, grid)))
+            found = self.answer(asking, self.current(*self.summarised(source, mask, grid)), own)
         else:
             found = self.frozen(self.queries(asking))
+            found = found if own is None else self.mix_heads(own, found)
         return found if windows is None else found.reshape(*x.shape[:2], *found.shape[2:])
 
     def summarised(self, source: Tensor, mask: Tensor | None, grid: Grid | None = None) -> tuple[Tensor, Tensor | None]:
@@ -197,8 +221,8 @@ class HostBranch(GatedBranch):
         return self.lift.weight * share[:, None], self.lift.bias * share, 1 - share
 
     def extra_repr(self) -> str:
-        """Host, slots, width and preset."""
-        return f"host={self.host.name!r}, {super().extra_repr()}"
+        """Host, mixing, slots, width and preset."""
+        return f"host={self.host.name!r}, mix={self.grc.mix!r}, {super().extra_repr()}"
 
 
 V = TypeVar("V")

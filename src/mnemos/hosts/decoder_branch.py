@@ -52,7 +52,7 @@ class GivesRowsState(Protocol):
 
 
 class DecoderBranch(HostBranch):
-    """Mixes a gated cache into the output of a decoder's attention: `y = branch(x, y, mask=None, carried=None)`.
+    """Mixes a gated cache into a decoder's attention: `y = branch(x, y, mask=None, carried=None)`.
 
     The equation is that of `HostBranch`, and the causal form that of `GatedCacheAttention`: a row's valid tokens form
     blocks of `grc.block` tokens, else Tm, and each block reads the cache that the blocks before it built. So an output
@@ -75,9 +75,20 @@ class DecoderBranch(HostBranch):
         return self.grc.block or self.cache.shape[0]
 
     def _read_cache(
-        self, x: Tensor, y: Tensor, mask: Tensor | None, grid: Grid | None = None, carried: RowsState | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        own: Tensor | None = None,
+        grid: Grid | None = None,
+        carried: RowsState | None = None,
     ) -> Tensor:
-        """o_mem [B, T, H, Dm/H]."""
+        """As `HostBranch` has it."""
+        found = self._read_rows(x, y, mask, carried)
+        return found if own is None else self.mix_heads(own, found)
+
+    def _read_rows(self, x: Tensor, y: Tensor, mask: Tensor | None, carried: RowsState | None) -> Tensor:
+        """o_mem [B, T, H, M]."""
         x = x[..., : self.cache_dim]
         if not self.moves:
             return self.frozen(self.queries(x))

@@ -20,7 +20,7 @@ from mnemos.types import InputError
 from .branch import HostBranch
 from .decoder_branch import DecoderBranch, mix_decoder
 from .grids import NOTES, Grids, find_own_reader, find_reader_above
-from .host import Call, Site
+from .host import Call, Site, reach
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
@@ -28,10 +28,19 @@ _PART = "_mnemos_part"  # attribute of a module between the model and a branch: 
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
 
 
+class _Noted:
+    """A call of an attention whose heads are mixed. mixed: whether they were. position: the convolution's output."""
+
+    def __init__(self, module: Any, args: tuple, kwargs: dict) -> None:
+        self.module, self.args, self.kwargs, self.mixed = module, args, kwargs, False
+        self.position: tuple[Call, Tensor] | None = None
+
+
 class _PresentCall(threading.local):
-    """A call, between the hook on an attention and the one on its carrier. Threads may share a model."""
+    """A call, between the hook on an attention and the one on its carrier or projection. Threads may share a model."""
 
     call: Call | None = None
+    noted: _Noted | None = None
 
 
 _present = _PresentCall()
@@ -45,6 +54,11 @@ def attach(site: Site, branch: HostBranch) -> None:
         note = functools.partial(_note_call_of, branch.host.carrier)
         keep_handle(module, module.register_forward_pre_hook(note, with_kwargs=True))
         keep_handle(carrier, carrier.register_forward_pre_hook(_mix_input))
+    elif branch.before_projection:
+        projection = reach(module, branch.host.projection or "")
+        keep_handle(module, module.register_forward_pre_hook(_note_heads, with_kwargs=True))
+        keep_handle(projection, projection.register_forward_pre_hook(_mix_heads))
+        keep_handle(module, module.register_forward_hook(_end_heads))
     else:
         mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
         keep_handle(module, module.register_forward_hook(mix, with_kwargs=True))
@@ -156,14 +170,67 @@ def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
     """The host's output with the branch mixed in. What else the host returns is passed on unchanged."""
     branch: HostBranch = module.grc
     call = branch.host.call(module, args, kwargs)
-    y = output[0] if isinstance(output, tuple) else output
-    grid = {"grid": _find_grid(branch, args, kwargs, call)} if branch.needs_grid else {}
-    mixed = call.like(branch(call.x, call.tokens(y), call.mask, **grid), y)
+    y = _first(output)
+    grid = _find_grid(branch, args, kwargs, call) if branch.needs_grid else None
+    return _with_first(output, call.like(branch(call.x, call.tokens(y), call.mask, grid=grid), y))
+
+
+def _first(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _with_first(output: Any, first: Tensor) -> Any:
     if not isinstance(output, tuple):
-        return mixed
+        return first
     if hasattr(output, "_replace"):  # a named tuple
-        return type(output)(mixed, *output[1:])
-    return mixed, *output[1:]
+        return type(output)(first, *output[1:])
+    return first, *output[1:]
+
+
+def _note_heads(module: Any, args: tuple, kwargs: dict) -> None:
+    branch: HostBranch = module.grc
+    if not hasattr(reach(module, branch.host.projection or ""), _HANDLES):
+        raise InputError(
+            f"{branch.host.name}: expected the projection ({branch.host.projection}) that mnemos.cache() found, found "
+            'another, such as an adapter around it; add it before mnemos.cache(), or use GRC(mix="channels")'
+        )
+    _present.noted = _Noted(module, args, kwargs)
+
+
+def _mix_heads(projection: Any, args: tuple) -> tuple:
+    """The arguments of an attention's projection, with the branch mixed into the first, the heads."""
+    noted, heads = _present.noted, args[0]
+    if noted is None or noted.mixed:
+        raise InputError(
+            f"{type(projection).__name__}: expected one call of it in each call of its attention, found another; use "
+            'GRC(mix="channels")'
+        )
+    module, given, kwargs = noted.module, noted.args, noted.kwargs
+    noted.mixed, branch = True, module.grc
+    if isinstance(branch, DecoderBranch):
+        return mix_decoder(module, given, kwargs, heads), *args[1:]
+    call = branch.host.call(module, given, kwargs)
+    grid = _find_grid(branch, given, kwargs, call) if branch.needs_grid else None
+    mixed = branch(call.x, call.tokens(heads), call.mask, grid=grid)
+    if branch.convolution is not None:
+        noted.position = call, branch.convolve(call.x, grid)
+    return call.like(mixed, heads), *args[1:]
+
+
+def _end_heads(module: Any, args: tuple, output: Any) -> Any:
+    """The attention's output, with the convolution's added."""
+    noted, _present.noted = _present.noted, None
+    if noted is None or not noted.mixed:
+        branch: HostBranch = module.grc
+        raise InputError(
+            f"{branch.host.name}: expected a call of its projection ({branch.host.projection}), found none; use "
+            'GRC(mix="channels")'
+        )
+    if noted.position is None:
+        return output
+    y, (call, position) = _first(output), noted.position
+    return _with_first(output, y + call.like(position.to(y.dtype), y))
 
 
 def _find_grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tuple[int, int] | None:

@@ -86,6 +86,7 @@ PART = (
     "the number of class tokens, or the grid, is not known without the model around these attentions, so all tokens "
     "are summarised alike; give mnemos.cache() the whole model, with where= for the part"
 )
+_INPUTS = "in_features", "in_channels", "nx"  # of nn.Linear, nn.Conv2d and Conv1D of Transformers
 TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
 
 
@@ -136,7 +137,9 @@ class Host:
     width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
     arguments of a call. place(site, seen): the attention's place, where `seen` is the T of an example. left(site): why
     it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed, for an attention whose
-    own output includes a residual or a norm; "": the output is mixed.
+    own output includes a residual or a norm; "": the output is mixed. projection: the dotted path of the module whose
+    first input is the attention's heads, one after another, for mix="heads"; "": what is mixed is the heads, because
+    the projection follows this attention; None: not known, and mix="heads" is refused.
     """
 
     kind: str
@@ -148,6 +151,7 @@ class Host:
     place: Callable[[Site, int | None], AttentionInput] = any_length
     left: Callable[[Site], str | None] = no_reason
     carrier: str = field(default="", kw_only=True)
+    projection: str | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -177,6 +181,19 @@ class Host:
                 f"{self.name}: expected widths and heads as integers, found {found}; name others with where="
             )
         return found[0], found[1], found[2]
+
+    def heads_dim(self, module: nn.Module) -> int:
+        """The channels of all heads of a module. Raises InputError if mix="heads" is not possible."""
+        if self.projection == "":
+            return self.sizes(module)[1]
+        linear = reach(module, self.projection) if self.projection else None
+        found = next((n for name in _INPUTS if isinstance(n := getattr(linear, name, None), int)), None)
+        if found is None or found % self.sizes(module)[2]:
+            raise InputError(
+                f'GRC(mix="heads"): expected an attention that calls its projection as a module, found {self.name}, '
+                'of which none is known; use mix="channels"'
+            )
+        return found
 
     def uneven(self, module: nn.Module) -> str | None:
         """Why the heads of a cache do not fit the module's widths; None: they do."""

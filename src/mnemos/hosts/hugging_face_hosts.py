@@ -178,7 +178,8 @@ def _linear_host(
 ) -> Host:
     """An attention with a `q_proj`. A mask of a vision model is a bias of positions, unless `call` reads it."""
     reads = call or TokenReader("hidden_states")
-    return Host(_kind(kind), signature, "q_proj.in_features", heads, reads, out, place, left)
+    projection = out.removesuffix(".out_features")
+    return Host(_kind(kind), signature, "q_proj.in_features", heads, reads, out, place, left, projection=projection)
 
 
 _VISION: tuple[Host, ...] = (
@@ -191,6 +192,7 @@ _VISION: tuple[Host, ...] = (
         out="output.out_features",
         heads="n_heads",
         call=PaddedReader(1),
+        projection="output",
     ),
     _linear_host("vit_msn:ViTMSNAttention", _patches),
     _linear_host("vit_mae:ViTMAEAttention", _masked_patches),
@@ -227,6 +229,7 @@ _VISION: tuple[Host, ...] = (
         heads="num_attention_heads",
         call=TokenReader("hidden_states"),
         place=_window2,
+        projection="",
     ),
     _linear_host("segformer:SegformerAttention", _segformer, ("hidden_states", "height", "width")),
     Host(
@@ -236,6 +239,7 @@ _VISION: tuple[Host, ...] = (
         heads="self.num_attention_heads",
         call=TokenReader("hidden_states"),
         place=_pvt,
+        projection="output.dense",
     ),
     Host(
         _kind("pvt_v2:PvtV2SelfAttention"),
@@ -244,6 +248,7 @@ _VISION: tuple[Host, ...] = (
         heads="num_attention_heads",
         call=TokenReader("hidden_states"),
         place=_pvt_v2,
+        projection="proj",
     ),
     Host(
         _kind("hiera:HieraMaskUnitAttention"),
@@ -253,6 +258,7 @@ _VISION: tuple[Host, ...] = (
         heads="num_heads",
         call=TokenReader("hidden_states"),
         left=_pooled_queries,
+        projection="proj",
     ),
 )
 
@@ -301,9 +307,9 @@ def _speech_decoder(site: Site) -> str | None:
 
 
 def _heads_host(kind: str, more: tuple[str, ...] = ("past_key_values",), **other: Any) -> Host:
-    """An attention without a projection, or with one of its own; one that follows applies to both branches."""
+    """An attention without a projection, so that its output is its heads, or with one of its own."""
     options: dict[str, Any] = {"width": "query.in_features", "out": "all_head_size", "heads": "num_attention_heads"}
-    options |= {"call": PaddedReader(1), "left": _decoder}
+    options |= {"call": PaddedReader(1), "left": _decoder, "projection": ""}
     return Host(_kind(kind), ("hidden_states", "attention_mask", *more), **(options | other))
 
 
@@ -317,6 +323,7 @@ def _sequence_host(kind: str, mask: int = 3) -> Host:
         heads="num_heads",
         call=PaddedReader(mask),
         left=_decoder_layer,
+        projection="out_proj",
     )
 
 
@@ -356,8 +363,10 @@ _ENCODERS: tuple[Host, ...] = (
         (),
         carrier="dense",  # its own output includes the residual and a norm
     ),
-    _heads_host("distilbert:DistilBertSelfAttention", (), width="dim", out="dim", heads="n_heads"),
-    _heads_host("mpnet:MPNetSelfAttention", (), width="q.in_features", out="o.out_features"),
+    _heads_host(
+        "distilbert:DistilBertSelfAttention", (), width="dim", out="dim", heads="n_heads", projection="out_lin"
+    ),
+    _heads_host("mpnet:MPNetSelfAttention", (), width="q.in_features", out="o.out_features", projection="o"),
     Host(
         _kind("modernbert:ModernBertAttention"),
         ("hidden_states", "position_embeddings", "attention_mask"),
@@ -366,6 +375,7 @@ _ENCODERS: tuple[Host, ...] = (
         heads="config.num_attention_heads",
         call=PaddedReader(2),
         left=_decoder,
+        projection="Wo",
     ),
     Host(
         _kind("t5:T5Attention"),
@@ -374,6 +384,7 @@ _ENCODERS: tuple[Host, ...] = (
         heads="n_heads",
         call=PaddedReader(1, "mask"),
         left=_decoder,
+        projection="o",
     ),
     Host(
         _kind("moonshine:MoonshineAttention"),
@@ -383,6 +394,7 @@ _ENCODERS: tuple[Host, ...] = (
         heads="config.encoder_num_attention_heads",
         call=PaddedReader(2),
         left=_speech_decoder,
+        projection="o_proj",
     ),
     *map(
         _sequence_host,
@@ -413,6 +425,7 @@ def _rotary_host(package: str, name: str) -> DecoderHost:
         width="config.hidden_size",
         heads="config.num_attention_heads",
         left=_both_ways,
+        projection="dense" if package == "phi" else "o_proj",
     )
 
 
@@ -423,12 +436,14 @@ _DECODERS: tuple[Host, ...] = (
         width="embed_dim",
         heads="num_heads",
         left=_across,
+        projection="c_proj",
     ),
     DecoderHost(
         _kind("opt:OPTAttention"),
         ("hidden_states", "past_key_values", "attention_mask"),
         width="embed_dim",
         heads="num_heads",
+        projection="out_proj",
     ),
     DecoderHost(
         _kind("gpt_neox:GPTNeoXAttention"),
@@ -436,6 +451,7 @@ _DECODERS: tuple[Host, ...] = (
         width="config.hidden_size",
         heads="config.num_attention_heads",
         past="layer_past",
+        projection="dense",
     ),
     DecoderHost(
         _kind("falcon:FalconAttention"),
@@ -443,6 +459,7 @@ _DECODERS: tuple[Host, ...] = (
         width="hidden_size",
         heads="num_heads",
         past="layer_past",
+        projection="dense",
     ),
     *(_rotary_host(package, name) for package, name in ROTARY.items()),
 )

@@ -11,10 +11,11 @@ from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 class Swapped:
     """One attention that got a cache.
 
-    length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output;
-    prefix: number of class tokens in front; grid: (height, width) of the other tokens; rows: rows of its batch per
-    sample (Swin: windows); pool: side of the squares of tokens that are averaged to one slot; windows: those that the
-    cache spans together (length="paper" in Swin: tokens is then the number in all windows); grc: with every switch set.
+    length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output
+    (mix="heads": of its heads); prefix: number of class tokens in front; grid: (height, width) of the other tokens;
+    rows: rows of its batch per sample (Swin: windows); pool: side of the squares of tokens that are averaged to one
+    slot; windows: those that the cache spans together (length="paper" in Swin: tokens is then the number in all
+    windows); grc: with every switch set.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Swapped:
         tokens = self.tokens or self.length
         grid = self.grid[0] * self.grid[1] if self.grid else 0
         sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
-        return Shape(*sizes, rows=self.rows, grid_tokens=grid)
+        return Shape(*sizes, rows=self.rows, grid_tokens=grid, lifts=self.grc.mix == "channels")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Report:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
             key += f", each the mean of {one.pool} x {one.pool} tokens" if one.pool > 1 else ""
             key += ", across all windows" if one.windows else ""
+            key += f", mix={one.grc.mix}"
             kinds[key] = kinds.get(key, 0) + 1
         count = len(self.swapped)
         lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]

@@ -218,7 +218,7 @@ def _host(
     heads: str = "num_heads",
     left: Callable[[Site], str | None] = no_reason,
 ) -> Host:
-    return Host(f"timm.{kind}", signature, width, heads, call, out, place, left)
+    return Host(f"timm.{kind}", signature, width, heads, call, out, place, left, projection="proj")
 
 
 _TOKENS = TokenReader("x")

@@ -184,6 +184,7 @@ HOSTS = (
         heads="n_heads",
         call=_groups,
         place=_partition,
+        projection="merge",
     ),
     Host(
         "torchvision.models.video.mvit:MultiscaleAttention",
@@ -193,6 +194,7 @@ HOSTS = (
         heads="num_heads",
         call=TokenReader("x"),
         place=_video,
+        projection="project.0",
         left=_pooled,
     ),
 )

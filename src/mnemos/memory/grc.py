@@ -35,6 +35,10 @@ class GRC:
         read: keys and values come from the batch mean of C_t, or from each row's own C_t.
         inference: in eval mode, read the stored cache as it is ("frozen"), or C_t of the row's own tokens.
         lift: how the branch's output goes from Dm/H to D/H channels per head: a projection, or zeros.
+        mix: where the branch is mixed in. "heads", eq. 2: head by head, before the one projection of both. "channels":
+            after the host's projection, by groups of D/H channels. No preset sets it. None: "channels" in a host
+            (`mnemos.cache`), and in a layer of this library the only way that its lift has, which is "heads" for
+            "project" and "channels" for "pad".
         convolution: add a grouped 3×3 convolution of X, which needs a grid of patches and D % Dm = 0. It is the
             positional term of the release; the paper adds "positional encodings" to image models without saying how.
         resample: how tokens become slots. "grid" is 2-D and needs a grid of patches.
@@ -54,6 +58,7 @@ class GRC:
     read: Literal["mean", "sample"] | None = None
     inference: Literal["frozen", "transient"] | None = None
     lift: Literal["project", "pad"] | None = None
+    mix: Literal["heads", "channels"] | None = None
     convolution: bool | None = None
     resample: Literal["nearest", "linear", "grid"] = "nearest"
     branch: Literal["softmax", "linear"] = "softmax"
@@ -68,6 +73,12 @@ class GRC:
         if not lengths or any(not isinstance(length, str) and length < 1 for length in lengths):
             raise InputError(
                 f'GRC.length: expected "auto", "paper" or at least 1 slot, found {self.length!r}; change it'
+            )
+        after = {name: getattr(self, name) or PRESETS[self.preset][name] for name in ("source", "lift")}
+        if self.mix == "heads" and after != {"source": "input", "lift": "project"}:
+            raise InputError(
+                f'GRC.mix: "heads" is before the projection and expects source="input" and lift="project", found '
+                f'{after["source"]!r} and {after["lift"]!r}, which follow it; use mix="channels"'
             )
         if self.block is not None and self.block < 1:
             raise InputError(f"GRC.block: expected at least 1 token, found {self.block}; use None for as many as slots")

@@ -105,7 +105,7 @@ def cost(layer: GatedBranch, rows: int, tokens: int) -> LayerCost | None:
         out,
         rows,
         grid,
-        not hasattr(layer, "inner"),
+        layer.lift is not None,
     )
     return LayerCost(
         rows=rows,

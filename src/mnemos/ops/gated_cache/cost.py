@@ -17,10 +17,11 @@ or windows, which are rows of the batch in Swin. K rows of keys and values: R, o
     convolution         9·T·D·D/Dm              row, T without class tokens                       2 ×
     =================== ======================= ================================================= ===================
 
-In a host V = Dm, and `lift` projects to D'. In a layer of mnemos V = D' without a lift, because the layer's projection
-follows. lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at inference costs queries, scores and lift only:
-its gates do not run, and its keys and values are projected once. A transient cache costs everything, with keys and
-values per row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) instead of scores and values.
+In a host V = Dm, and `lift` projects to D'. In a layer of mnemos, and in a host with mix="heads", V = D' without a
+lift, because the projection follows. lift="pad" has V = Dm and lifts to Dm. A cache that is frozen at inference costs
+queries, scores and lift only: its gates do not run, and its keys and values are projected once. A transient cache costs
+everything, with keys and values per row. branch="linear" has K·Tm·Dm·V/H + R·T·Dm·(V/H + 1) instead of
+scores and values.
 
 The formulas describe PyTorch's operations. Attention is fused, so its scores are not kept. The kernels (native.py)
 compute the same products; intermediates of at most 2¹⁸ numbers they keep instead of computing them again.
@@ -70,7 +71,8 @@ class Shape(NamedTuple):
 
     rows: rows of its batch per sample (in Swin the number of windows; 1 if a cache spans all windows, whose tokens are
     then T). grid_tokens: T without class tokens and padding if they form a known grid, else 0 (then nothing is
-    convolved). lifts: True in a host, whose output is projected already; False in a layer of mnemos.
+    convolved). lifts: True in a host whose output is projected already; False in a layer of mnemos and for
+    mix="heads", whose D' is the width of all heads.
     """
 
     tokens: int

@@ -15,8 +15,8 @@ from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, Vi
 from mnemos.memory.grc import GRC
 
 # Tables 1 and 8: half of the channels are cached, there is a slot per token, or per square of tokens in the first two
-# stages of PVT and Swin, and a positional term is added.
-PAPER_CACHE = GRC(preset="paper", ratio=0.5, length="paper", convolution=True)
+# stages of PVT and Swin, the heads are mixed one by one (eq. 2), and a positional term is added.
+PAPER_CACHE = GRC(preset="paper", ratio=0.5, length="paper", mix="heads", convolution=True)
 
 # Hosts that train in a minute or two on one core; what the data decide is 0. PVT is version 2 throughout: it learns
 # several times faster from few images than version 1.
