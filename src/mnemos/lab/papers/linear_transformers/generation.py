@@ -71,8 +71,11 @@ def _bits(found: Finding, claim: Claim, options: Options) -> None:
     steps = recipes[0].train.steps
     comparison = train_and_compare(options, f"pixels-{name}", recipes)
     pictures = "16 x 16 x 3" if name == "cifar" else "28 x 28" if name == "mnist" else "8 x 8"
+    data: Any = recipes[0].data
+    model: Any = recipes[0].model
+    count = data.build().images("test")
     table = Table(
-        f"Bits/dim of {name} at {pictures}: models of {recipes[0].model.layers} layers, {steps:,} updates",  # type: ignore[attr-defined]
+        f"Bits/dim of {count:,} test images of {name} at {pictures}: {model.layers} layers, {steps:,} updates",
         ["", "bits/dim", "minus linear", "seconds of training", "paper bits/dim", "paper minus linear"],
     )
     means = {each: row["mean"] for each, row in zip(NAMES, comparison["rows"], strict=True)}
