@@ -47,6 +47,47 @@ def other_tasks() -> str:
     return _beside_controls("score", rows, ".1f", seeds=3)
 
 
+def small_images() -> str:
+    """The table of the page of Cached Transformers: Tables 1 and 2 in a small form, each cache beside its control."""
+    lines = [
+        "| small host, on digits | accuracy, % | minus none (95 %), points | p | control | minus control (95 %) | p |\n"
+    ]
+    lines.append("|---|" + "---|" * 6 + "\n")
+    first, second = (_load(name)["tables"] for name in ("cached_table1", "cached_table2"))
+    accuracies = {row[""]: row for row in first[1]["rows"]}
+    keys = {row[""]: row for row in second[1]["rows"]}
+    gains = {row[""]: row for row in second[2]["rows"]} | {row[""]: row for row in first[2]["rows"]}
+    for host, row in accuracies.items():
+        lines.append(f"| {_HOSTS[host]}, none | {row['none']} | | | | | |\n")
+        for ending, kind in _KINDS.items():
+            if (gain := gains.get(host + ending)) is None:
+                continue
+            control = "" if gain["control"] is None else f"{row[gain['control']]}"
+            own = gain["to its control"] or ""
+            cells = [
+                (keys if kind not in row else accuracies)[host][kind],
+                gain["to none"],
+                _p(gain["p, none"]),
+                control,
+                own,
+            ]
+            lines.append(f"| {_HOSTS[host]}, {kind} | " + " | ".join([*cells, _p(gain["p, control"])]) + " |\n")
+    return "".join(lines)
+
+
+_HOSTS = {"digits-vit": "ViT", "digits-pvt": "PVT v2", "digits-swin": "Swin"}
+_KINDS = {
+    "-attention-cache": "attention-based",
+    "-paper": "GRC, paper",
+    "-paper-rows": "GRC, paper, per row",
+    "-cached": "GRC, mnemos",
+}
+
+
+def _p(found: float | None) -> str:
+    return "" if found is None else f"{found:.2f}" if found >= 0.005 else "< 0.01"
+
+
 _ENDS = ("", "-cached-wider", "-cached", "-cached-unwritten")  # of rows, in the order of the columns
 
 
@@ -67,7 +108,7 @@ def _cache_per_stream(entry: Value) -> list[Value]:
 def _beside_controls(score: str, rows: list[tuple[str, Value, Value, Value, Value]], form: str, seeds: int = 5) -> str:
     """A table of rows (title, no cache, equal parameters, cached, control); p is corrected over its rows (Holm).
 
-    Cells name the number of their seeds unless it is `seeds`. A column that has no values is left out.
+    Cells have the number of their seeds in brackets unless it is `seeds`. A column that has no values is left out.
     """
     shown = [i for i in range(4) if any(arms[i] is not None for _, *arms in rows)]
     names = [score, *(("no cache", "equal parameters", "cached", "control")[i] for i in shown)]
@@ -79,7 +120,7 @@ def _beside_controls(score: str, rows: list[tuple[str, Value, Value, Value, Valu
         assert gain.interval is not None, f"{title}: expected two seeds or more"
         ends = (float(f"{x:{form}}") + 0.0 for x in (gain.difference, *gain.interval))  # no −0.0
         cells.append("{} ({} to {})".format(*(f"{x:+{form}}".replace("-", "−") for x in ends)))
-        cells.append(f"{gain.p_holm:.2f}" if gain.p_holm >= 0.005 else "< 0.01")
+        cells.append(_p(gain.p_holm))
         lines.append(f"| {title} | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
@@ -87,7 +128,7 @@ def _beside_controls(score: str, rows: list[tuple[str, Value, Value, Value, Valu
 def _spread(row: Value, form: str, seeds: int) -> str:
     if row is None:
         return "not run"
-    count = "" if row["seeds"] == seeds else f" ({row['seeds']} seeds)"
+    count = "" if row["seeds"] == seeds else f" ({row['seeds']})"
     return f"{row['mean']:{form}} ± {row['std']:{form}}{count}"
 
 
@@ -157,6 +198,7 @@ def _load(name: str) -> Value:
 TABLES: dict[str, Callable[[], str]] = {
     "what-helped": what_helped,
     "other-tasks": other_tasks,
+    "small-images": small_images,
     "stream-caches": stream_caches,
     "which-memory": which_memory,
     "text-state": text_state,
