@@ -18,8 +18,8 @@ class GRC:
 
     The default has the paper's source and the release's bounded candidate: with the linear candidate the cache is an
     unbounded linear recurrence. Each row reads its own cache, because reading the batch mean makes a row depend on the
-    other rows. The gate starts nearly closed, σ(−2) = 0.12: on short ListOps, a gate that started half open cost 4
-    points of accuracy (log/2026-11-21-first-gate.md).
+    other rows. The gate starts nearly closed, σ(−2) = 0.12: on short ListOps one run with a gate that started half
+    open had 4 points of accuracy less (one seed: log/2026-11-21-first-gate.md).
 
     Attributes:
         length: slots Tm: one number, one per stage of the model, "auto", the host's length, or "paper": one slot per
