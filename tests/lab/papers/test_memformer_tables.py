@@ -32,7 +32,7 @@ def tiny(monkeypatch) -> None:
     monkeypatch.setattr(tables, "ROUNDS", 1)
     for module in (tables, recipes):
         monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
-    monkeypatch.setattr(recipes, "_SMALL", replace(recipes._SMALL, accelerator="cpu"))
+    monkeypatch.setattr(recipes, "_SMALL_TRAIN", replace(recipes._SMALL_TRAIN, accelerator="cpu"))
 
 
 @pytest.mark.exhaustive
@@ -61,7 +61,8 @@ def test_table2(tmp_path, tiny):
     for column in list(xl)[1:]:
         assert ratio[column] == pytest.approx(xl[column] / ours[column])
     assert ours["maximum state MiB"] >= ours["state MiB"]
-    assert theirs["state MiB"] == 8.1
+    assert theirs["GFLOP per segment"] == pytest.approx(168 / 54)
+    assert theirs["state MiB"] is None  # the paper's 8.1 is not of states
     assert len(perplexities["rows"]) == 2
 
 
