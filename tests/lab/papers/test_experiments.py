@@ -7,22 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from mnemos.lab.compare.baselines import parameters
-from mnemos.lab.compare.equal import check_equal
+from mnemos.lab.compare.equal import check_equal, completed
 from mnemos.lab.compare.significance import Spread, spread
-from mnemos.lab.papers import experiments
-from mnemos.lab.papers.experiments import power, seeds_needed
+from mnemos.lab.papers.cached_transformers import comparisons
+from mnemos.lab.papers.cached_transformers import experiment as cached
+from mnemos.lab.papers.experiments import differences_table, power, seeds_needed
 from mnemos.lab.papers.linear_transformers import experiment as linear
 from mnemos.lab.papers.memformer import experiment as memformer
 from mnemos.lab.papers.memformer.recipes import ImageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
+from mnemos.lab.run.trained import open_run
+from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.models.memformer import MemformerConfig
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
-
-LOSS = experiments.Measure("loss", lambda result: result.score("loss"), higher_is_better=False)
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.5, 64), (0.8, 26), (1.0, 17)])
@@ -49,17 +51,41 @@ def test_without_a_spread_there_is_no_power():
 
 
 def test_a_difference_is_the_first_arm_minus_its_control():
-    scores = {name: spread([x, x + 0.1, x + 0.2]) for name, x in (("arm", 1.0), ("worse", 3.0), ("near", 1.05))}
-    table = experiments._differences_table(scores, LOSS, {"worse": -0.2, "near": None})
+    values = {name: [x, x + 0.1, x + 0.2] for name, x in (("arm", 1.0), ("worse", 3.0), ("near", 1.05))}
+    table = differences_table(values, "loss", False, {"worse": -0.2, "near": None})
     worse, near = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
     assert (worse["minus"], worse["shown"], near["shown"]) == ("worse", "better", "no")
     assert worse["difference"] == pytest.approx(-2.0)
     assert worse["from"] < -2 < worse["to"] < 0
     assert worse["p (Holm)"] == pytest.approx(2 * worse["p"])
-    assert worse["power"] == pytest.approx(power(0.2, scores["arm"], scores["worse"], 3))
-    assert (near["paper"], near["power"], near["seeds for .8"]) == (None, None, None)
-    higher = replace(LOSS, higher_is_better=True)
-    assert experiments._differences_table(scores, higher, {"worse": None}).rows[0][6] == "worse"
+    assert worse["power"] == pytest.approx(power(0.2, spread(values["arm"]), spread(values["worse"]), 3))
+    assert (near["effect"], near["power"], near["seeds for .8"]) == (None, None, None)
+    assert differences_table(values, "accuracy", True, {"worse": None}).rows[0][6] == "worse"
+
+
+def test_the_caches_controls_differ_in_one_thing(tmp_path):
+    arms = cached.arms(Options(tmp_path))
+    arm = arms["cached"]
+    grc = arm.model.cache.resolved()
+    assert (grc.preset, grc.read, grc.inference, grc.candidate, grc.mix) == (
+        "paper",
+        "mean",
+        "frozen",
+        "linear",
+        "heads",
+    )
+    plain = arms["no cache"].model
+    models = {name: completed([one])[0].model for name, one in arms.items()}
+    assert models["no cache"] == replace(arm.model, cache=None)
+    assert models["constant cache"] == replace(
+        arm.model, cache=replace(arm.model.cache, write=False, inference="frozen")
+    )
+    assert models["keys and values"] == replace(arm.model, cache=AttentionCache())
+    wide = models["equal parameters"]
+    assert wide == replace(arm.model, cache=None, mlp_ratio=wide.mlp_ratio)
+    assert wide.mlp_ratio > plain.mlp_ratio
+    assert parameters(wide) == pytest.approx(parameters(arm.model), rel=0.01)
+    check_equal(list(arms.values()))
 
 
 def test_memformers_controls_differ_in_one_thing(tmp_path):
@@ -101,7 +127,7 @@ def test_memformers_experiment(tmp_path, monkeypatch):
     assert {row["minus"]: row["difference"] for row in minus} == pytest.approx(
         {name: mean["Memformer"] - mean[name] for name in list(memformer.ARMS)[1:]}
     )
-    assert minus[0]["paper"] == pytest.approx(np.log(1.594 / 1.745))
+    assert minus[0]["effect"] == pytest.approx(np.log(1.594 / 1.745))
     assert [row["seed"] for row in seeds] == ["0", "1"]
     assert [row[""] for row in slots] == [*["Memformer"] * 2, *["without forgetting"] * 2, "the paper, text"]
     for row in slots[:4]:
@@ -126,13 +152,43 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     first, *others = [{**one, "name": "", "about": ""} for one in written.values()]
     assert all(one == first for one in others), "the attention alone differs"
     mean = {name: _mean(folder / f"digits-pixels-{name}") / np.log(2) for name in linear.ARMS}
-    minus = {row["minus"]: (row["difference"], row["paper"]) for row in found["tables"][1]["rows"]}
+    minus = {row["minus"]: (row["difference"], row["effect"]) for row in found["tables"][1]["rows"]}
     assert minus["softmax"] == pytest.approx((mean["linear"] - mean["softmax"], 0.644 - 0.621))
     assert minus["lsh-1"] == pytest.approx((mean["linear"] - mean["lsh-1"], 0.644 - 0.745))
     assert (tmp_path / "experiment.png").stat().st_size > 10_000
 
 
-def _mean(folder: Path) -> float:
-    """The mean test loss of the runs of a recipe."""
+@pytest.mark.slow
+def test_cached_transformers_experiment(tmp_path, monkeypatch):
+    sizes = {"valid_size": 20, "test_size": 30}
+    monkeypatch.setattr(comparisons, "task", lambda options: ("digits", sizes))
+    monkeypatch.setattr(cached, "BATCHES", 2)
+    (found,) = reproduce("cached_transformers/experiment", Options(tmp_path, steps=2, seeds=2))
+    arms, minus, seeds, gaps = (table["rows"] for table in found["tables"])
+    folder = tmp_path / "runs" / "experiment-digits-2"
+    names = dict(
+        zip(
+            cached.arms(Options(tmp_path)),
+            ("-paper", "", "-paper-wider", "-paper-constant", "-attention-cache"),
+            strict=True,
+        )
+    )
+    mean = {name: 100 * _mean(folder / f"digits-vit{ending}", "accuracy") for name, ending in names.items()}
+    assert {row[""]: row["test accuracy, %"] for row in arms} == pytest.approx(mean)
+    for row in minus:
+        assert row["difference"] == pytest.approx(mean["cached"] - mean[row["minus"]])
+        assert row["effect"] == pytest.approx(1.3 if row["minus"] == "keys and values" else 1.4)
+    _, task, model = open_run(folder / "digits-vit" / "seed-1")
+    seen = [task.train_batch(i, cached.BATCH, cached.ORDER) for i in range(2)]
+    right = torch.cat([(model(batch.inputs)[0].argmax(1) == batch.targets).float() for batch in seen])
+    assert cached._gap(folder / "digits-vit" / "seed-1") == pytest.approx(100 * right.mean() - seeds[1]["no cache"])
+    gap = {row[""]: row["gap, points"] for row in arms}
+    assert {row["minus"]: row["difference"] for row in gaps} == pytest.approx(
+        {name: gap["cached"] - gap[name] for name in names if name != "cached"}
+    )
+
+
+def _mean(folder: Path, metric: str = "loss") -> float:
+    """The mean test score of the runs of a recipe."""
     files = sorted(folder.glob("seed-*/result.json"))
-    return statistics.fmean(json.loads(file.read_text())["test"]["loss"] for file in files)
+    return statistics.fmean(json.loads(file.read_text())["test"][metric] for file in files)

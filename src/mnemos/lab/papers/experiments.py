@@ -98,15 +98,14 @@ def add_tables(
 
     Minutes are those of the training as measured, with what else the machine did.
 
-    controls: the arms that the first one is tested against, each with the paper's difference, first arm minus control,
-    in the unit of the scores; None where the paper has none.
+    controls: the arms that the first one is tested against, each with the effect whose power is given, first arm minus
+    control, in the unit of the scores: the paper's difference. None: no power.
 
     extra: further columns of the arms' table, by their titles; arms without values have a dash. An interval or a power
     needs two seeds or more.
     """
     places = {arm: runs_of(comparison, recipe) for arm, recipe in arms.items()}
     values = {arm: [measure.score(Result.read(place)) for place in every] for arm, every in places.items()}
-    scores = {arm: spread(every) for arm, every in values.items()}
     rows = dict(zip(arms, comparison["rows"], strict=True))
     minutes = {arm: row["seconds"] / 60 for arm, row in rows.items()}  # the mean over seeds
     seeds = len(next(iter(values.values())))
@@ -122,7 +121,8 @@ def add_tables(
             more += _mean_and_spread(each.get(arm, ()))
         own = _mean_and_spread(values[arm])
         table.add(arm, *own, int(rows[arm]["parameters"]), minutes[arm], *more)
-    found.tables += [table, _differences_table(scores, measure, controls), _seeds_table(values, places)]
+    minus = differences_table(values, measure.unit, measure.higher_is_better, controls)
+    found.tables += [table, minus, _seeds_table(values, places)]
     found.notes.append(_EXPLAINED)
 
 
@@ -135,15 +135,17 @@ def _finite(value: float) -> Cell:
     return value if math.isfinite(value) else None
 
 
-def _differences_table(scores: Mapping[str, Spread], measure: Measure, controls: Mapping[str, float | None]) -> Table:
+def differences_table(values: Values, unit: str, higher_is_better: bool, controls: Mapping[str, float | None]) -> Table:
+    """The first arm minus each of its controls; see `add_tables`."""
+    scores = {arm: spread(every) for arm, every in values.items()}
     arm = next(iter(scores))
     table = Table(
-        f"{arm} minus each control, {measure.unit}",
-        ["minus", "difference", "from", "to", "p", "p (Holm)", "shown", "paper", "power", "seeds for .8"],
+        f"{arm} minus each control, {unit}",
+        ["minus", "difference", "from", "to", "p", "p (Holm)", "shown", "effect", "power", "seeds for .8"],
     )
     for name, difference in differences(scores, arm, controls).items():
         low, high = difference.interval or (None, None)
-        theirs = controls[name]
+        effect = controls[name]
         table.add(
             name,
             difference.difference,
@@ -151,9 +153,9 @@ def _differences_table(scores: Mapping[str, Spread], measure: Measure, controls:
             high,
             _finite(difference.p),
             _finite(difference.p_holm),
-            _SHOWN[difference.finding(measure.higher_is_better)],
-            theirs,
-            *((None, None) if theirs is None else _powers(theirs, scores[arm], scores[name])),
+            _SHOWN[difference.finding(higher_is_better)],
+            effect,
+            *((None, None) if effect is None else _powers(effect, scores[arm], scores[name])),
         )
     return table
 
@@ -178,6 +180,7 @@ def _seeds_table(values: Values, places: Mapping[str, Sequence[object]]) -> Tabl
 
 _EXPLAINED = (
     "Differences: Welch's test, 95 % interval (not corrected), p corrected by Holm over the differences of the table. "
-    "Power: the probability that as many seeds show a true difference of the paper's size, at level 5 %, two-sided and "
-    "not corrected, with the standard deviations of these runs; beside it the seeds of each arm that make it .8."
+    "Effect: the paper's difference. Power: the probability that as many seeds show a true difference of its size, at "
+    "level 5 %, two-sided and not corrected, with the standard deviations of these runs; beside it the seeds of each "
+    "arm that make it .8."
 )
