@@ -44,6 +44,7 @@ def test_power_is_how_often_welchs_test_shows_the_difference():
 
 def test_without_a_spread_there_is_no_power():
     alone, equal = spread([1.0]), spread([1.0, 1.0])
+    assert power(0.0, Spread(0.0, 1.0, 5), Spread(0.0, 2.0, 5), 5) == pytest.approx(0.05), "both tails"
     for one in (alone, equal):
         assert np.isnan(power(1.0, one, one, 5))
         assert seeds_needed(1.0, one, one) is None
