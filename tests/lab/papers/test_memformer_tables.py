@@ -37,15 +37,20 @@ def tiny(monkeypatch) -> None:
 
 @pytest.mark.exhaustive
 def test_table1(tmp_path, tiny):
-    (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2))
-    costs, perplexities = found["tables"]
+    (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2, seeds=2))
+    costs, perplexities, (difference,) = *found["tables"][:2], found["tables"][2]["rows"]
     assert [row["paper GFLOP"] for row in costs["rows"]] == [15.6, 5.0]
     memory = {row[""]: row["model here"] for row in perplexities["rows"]}
     assert memory == {
         "Transformer-XL memory=224": "4 layers, memory 18",
         "Memformer 4+8": "2+4 layers, 4 slots",
     }
-    assert all(1 < float(row["perplexity"]) < 400 for row in perplexities["rows"])
+    xl, ours = (float(row["perplexity"].split()[0]) for row in perplexities["rows"])
+    assert 1 < xl < 400
+    assert 1 < ours < 400
+    assert difference[""] == "Memformer 4+8 minus Transformer-XL memory=224"
+    assert difference["difference"] == pytest.approx(ours - xl, abs=1e-3)
+    assert difference["from"] < difference["difference"] < difference["to"]
     assert any("of 1 pairs" in note for note in found["notes"])
 
 

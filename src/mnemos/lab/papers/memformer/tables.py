@@ -1,7 +1,8 @@
 """Tables 1 and 2, images byte by byte and language modelling: costs and small models; and the recall of a fact."""
 
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
+from mnemos.lab.compare import significance
 from mnemos.lab.measure.flops import count_flops, forward_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.timing import race
@@ -21,7 +23,7 @@ from mnemos.types import InputError, State
 from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import shape, task, train_language_models
+from ..small_runs import Trained, shape, task, train_language_models
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -47,7 +49,9 @@ def table1(claim: Claim, options: Options) -> Finding:
         data = task(options)[0]
         recipes = {name: _picture_recipe(options, name) for name in PICTURES}
         title = f"Perplexity per byte of {data}, small models"
-        _perplexities(found, claim, options, f"table1-{data}", recipes, title, "GFLOP")
+        trained = _perplexities(found, claim, options, f"table1-{data}", recipes, title, "GFLOP")
+        pairs = [(ABLATED if name.startswith(_ABLATIONS) else WHOLE, name) for name in recipes]
+        _differences(found, trained, pairs)
     return found
 
 
@@ -60,6 +64,11 @@ _PICTURES_AT_PAPER = (
     "At the paper's size: mnemos train RECIPE --data.images.path MNIST, where RECIPE is one of "
     f"{', '.join(f'mnist-{ending}' for ending in PICTURES.values())}."
 )
+
+
+# The rows of Table 1 with which others are compared: ablations, which begin so, with that of 2 + 6 layers.
+WHOLE, ABLATED = "Memformer 4+8", "Memformer 2+6 memory=64"
+_ABLATIONS = ("Memformer 2+6", "w/o", "temperature")
 
 
 def _picture_costs(claim: Claim) -> Table:
@@ -94,16 +103,34 @@ def _picture_recipe(options: Options, name: str) -> Recipe:
 
 def _perplexities(
     found: Finding, claim: Claim, options: Options, runs: str, recipes: Mapping[str, Recipe], title: str, flops: str
-) -> None:
+) -> Trained:
     """Train the small models of a table's rows, in a folder named after `runs`; add their table and order."""
     trained = train_language_models(found, options, runs, recipes)
-    table = Table(title, ["", "model here", "perplexity", flops, "seconds of training", "paper perplexity"])
+    columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
+    table = Table(title, columns)
     for name, recipe in recipes.items():
         row = trained.rows[name]
         theirs = claim.values[name][1] if name in claim.values else None
-        table.add(name, shape(recipe), trained.perplexity(name), row["flops"] / 1e9, row["seconds"], theirs)
+        count, flop = row["parameters"], row["flops"] / 1e9
+        table.add(name, shape(recipe), count, trained.perplexity(name), flop, row["seconds"], theirs)
     found.tables.append(table)
     found.notes.append(trained.order(claim.values, 1))
+    return trained
+
+
+def _differences(found: Finding, trained: Trained, pairs: Sequence[tuple[str, str]]) -> None:
+    """Add a table of the differences in perplexity of pairs of two rows, first minus second; nothing for one seed."""
+    pairs = [(one, other) for one, other in pairs if one != other]
+    scores = {name: significance.spread(values) for name, values in trained.perplexities.items()}
+    if any(score.seeds < 2 for score in scores.values()):
+        return
+    table = Table("Differences of perplexity, 95 %; p by Holm over the table", ["", "difference", "from", "to", "p"])
+    tested = significance.correct([significance.welch(scores[one], scores[other]) for one, other in pairs])
+    for (one, other), each in zip(pairs, tested, strict=True):
+        low, high = each.interval or (None, None)
+        p = each.p_holm if math.isfinite(each.p_holm) else None
+        table.add(f"{one} minus {other}", each.difference, low, high, p)
+    found.tables.append(table)
 
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
@@ -126,7 +153,10 @@ def table2(claim: Claim, options: Options) -> Finding:
             f"of {SMALL_LANGUAGE.segment}"
         )
         recipes = {name: language_recipe(name, path) for name in LANGUAGE}
-        _perplexities(found, claim, options, "table2-text", recipes, title, "GFLOP, first segment")
+        trained = _perplexities(found, claim, options, "table2-text", recipes, title, "GFLOP, first segment")
+        _differences(
+            found, trained, [(COMPARED["Memformer"], name) for name in recipes if name != COMPARED["Memformer"]]
+        )
         found.notes.append("The paper's perplexities are per word, on WikiText-103, medians of three runs.")
     return found
 
