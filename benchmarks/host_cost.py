@@ -6,10 +6,11 @@ First, it checks that a cached variant with closed gates computes the same as it
 by PyTorch are those of the host plus those of the formula (mnemos/ops/gated_cache/cost.py).
 
 It then times, interleaved in an order that rotates, a training step (forward, backward, AdamW) and a forward pass in
-evaluation mode without gradients: of the host, of its variant with preset="paper" (whose cache is frozen in evaluation)
-and of its variant with the default preset. Meanwhile the process keeps freed memory, as with jemalloc: new pages from
-the kernel cost more than the arithmetic, and would affect models at random. Each measured ratio is printed next to the
-prediction of a roofline model of this machine, from matrix products and copies measured in the same run.
+evaluation mode without gradients: of the host, of its variants with preset="paper" (whose cache is frozen in
+evaluation) by channels ("paper") and by heads ("heads"), and of its variant with the default preset. Meanwhile the
+process keeps freed memory, as with jemalloc: new pages from the kernel cost more than the arithmetic, and would affect
+models at random. Each measured ratio is printed next to the prediction of a roofline model of this machine, from matrix
+products and copies measured in the same run.
 
 Peak memory is the growth of the resident memory of a separate process over three training steps. The process is forked
 before anything else runs and uses the default allocator. It is also measured at four times the batch size, because a
@@ -43,7 +44,12 @@ from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
 
-PRESETS = ("paper", "mnemos")  # the second is the library's default
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {"preset": "paper"},
+    "heads": {"preset": "paper", "mix": "heads"},
+    "mnemos": {"preset": "mnemos"},  # the library's default
+}
+PRESETS = tuple(SETTINGS)
 MODES = ("training", "inference")
 
 
@@ -70,7 +76,7 @@ class HostModel:
     def cached(self, host: nn.Module, preset: str) -> tuple[nn.Module, Any]:
         """A copy of the host with caches, and the report of `mnemos.cache`."""
         model = copy.deepcopy(host)
-        return model, mnemos.cache(model, GRC(length=self.length, preset=preset))
+        return model, mnemos.cache(model, GRC(length=self.length, **SETTINGS[preset]))
 
 
 def _pvt_tiny() -> nn.Module:
@@ -205,7 +211,7 @@ def peak(name: str, times: int, preset: str | None, threads: int, answer: Any) -
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = host.build()
     if preset:
-        mnemos.cache(model, GRC(length=host.length, preset=preset))
+        mnemos.cache(model, GRC(length=host.length, **SETTINGS[preset]))
     step = work(model, host.inputs(times), "training")
     for _ in range(3):
         step()

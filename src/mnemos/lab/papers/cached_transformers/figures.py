@@ -106,9 +106,13 @@ def figure5(claim: Claim, options: Options) -> Finding:
     drawn: list[tuple[str, Explanation]] = []
     for run in runs:
         one = _explained(run)
-        name = read_run(run, run.name).recipe["name"]
+        recipe = read_run(run, run.name).recipe
+        name, cache = recipe["name"], recipe["model"].get("cache") or {}
         drawn.append((name, one))
-        table = Table(f"σ(λ) of {name}", ["layer", "mean", "minimum", "maximum"])
+        # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
+        by_head = cache.get("mix") == "heads" or "image" not in recipe["model"]
+        gated = "head" if by_head else "group of channels"
+        table = Table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
         names = shortened([layer.name for layer in one.layers])
         for called, layer in zip(names, one.layers, strict=True):
             table.add(called, sum(layer.share) / len(layer.share), min(layer.share), max(layer.share))
