@@ -38,7 +38,8 @@ class MemformerConfig(ModelConfig):
         segment: L, the number of tokens between two writes.
         preset: "paper": radius 1 and two CLS tokens, for its "some". "mnemos": radius √D and none.
         memory: the settings of the slots; with 0 slots there is no memory.
-        decoder_reads: the decoder attends to the slots as well as to the encoded segment, which the paper's does not.
+        decoder_reads: the decoder attends to the slots as well as to the encoded segment. §3.1 conditions it on M_{t-1}
+            in the equation and on the encoder's output in the text; preset="paper" follows the text.
         cls: the number of learned tokens after each segment, which the writer attends to and the decoder does not.
         bos: the token whose encoding the decoder of a new row attends to; None: a learned one.
         buckets: of relative positions; the last one holds all distances from `max_distance`.

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mnemos.lab.evaluate.recorded import KINDS
 from mnemos.lab.papers.claim import Claim
@@ -92,11 +93,30 @@ def test_figure5(tmp_path, monkeypatch):
     )
     assert (states[1][2] - states[0][2]) * 2**20 == pytest.approx(3 * 3 * 16 * (16 * 4 + 1), rel=1e-6)
     assert (states[1][3] - states[0][3]) * 2**20 == pytest.approx(3 * 16 * 16 * 4, rel=1e-6)
+    # Inside a segment also two decoder layers' keys and values of 15 tokens and of the 16 encoded ones before them.
+    inside = [row for row in held.rows if row[1] == "state inside a segment"]
+    assert inside[1][2] == states[1][2]
+    assert (inside[1][3] - states[1][3]) * 2**20 == pytest.approx(3 * 2 * 2 * (15 + 16) * 16 * 4, rel=0.01)
     weights = 4 * model_costs.parameters(model_costs.configuration("Memformer", 32)) / 2**20
-    # A forward pass has at least the logits, and an update at least the gradients.
+    # A forward pass has at least the logits, and an update at least the gradients and the states of 8 segments.
     assert running[1][3] - states[1][3] - weights >= 3 * 16 * 256 * 4 / 2**20
-    assert training[1][3] > running[1][3] + weights
+    assert training[1][3] > 2 * weights + (1 + model_costs.HORIZON) * states[1][3]
     assert (tmp_path / "figure5.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", model_costs.NAMES[1:])
+def test_an_update_reaches_every_parameter(name, monkeypatch):
+    monkeypatch.setattr(model_costs, "SEGMENT", 16)
+    monkeypatch.setattr(model_costs, "BATCH", 2)
+    shape = replace(model_costs.MEMFORMER, dim=16, encoder_layers=1, decoder_layers=2, num_heads=2, mlp=24, segment=16)
+    monkeypatch.setattr(model_costs, "MEMFORMER", shape)
+    model = model_costs._built(name, 16)
+    with torch.no_grad():
+        _, state = model(model_costs._tokens(2, 16))
+    model_costs._update(model, state)
+    # The state is in the middle of a document: only the token before its first segment has no effect.
+    assert [n for n, p in model.named_parameters() if p.grad is None] == ["bos.weight"] * (name == "Memformer")
+    assert all(p.grad.abs().max() > 0 for p in model.parameters() if p.grad is not None)
 
 
 def test_models_have_equal_parameters():

@@ -1,6 +1,7 @@
 """Table 3: memory and speed of replay, back-propagation through time and gradient checkpointing."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved, state_byt
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.measure.timing import race, ratio
 from mnemos.memory.slots import SlotsConfig
-from mnemos.models.memformer import Memformer, MemformerConfig
+from mnemos.models.memformer import MemformerConfig
 from mnemos.types import Output, State
 
 from ..claim import Claim
@@ -41,7 +42,7 @@ ROUTES = {
 class SegmentLoss(nn.Module):
     """A language model as one segment of a rollout: `loss, state = model(tokens, state)`, tokens [B, L + 1]."""
 
-    def __init__(self, model: Memformer) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
@@ -51,7 +52,7 @@ class SegmentLoss(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), state
 
     def advance(self, tokens: Tensor, state: State = None) -> State:
-        """The new state only: runs the encoder and the writer."""
+        """The new state only: runs Memformer's encoder and writer."""
         return self.model.advance(tokens[:, :-1], state)
 
 
@@ -91,7 +92,7 @@ _ABOUT = (
     "torch.utils.checkpoint around each segment. MRBP: mnemos.replay, whose first pass runs only the encoder and the "
     "writer. Saved: the maximum bytes of tensors that autograd keeps, without parameters (unknown for checkpointing). "
     "States: the bytes stored between the two passes. Process peak: memory in addition to that before the call, "
-    "including gradients. The paper's values are for a GPU and include weights and optimiser."
+    "including gradients. The paper has the memory of a GPU, and does not say what it includes."
 )
 
 

@@ -88,7 +88,11 @@ def figure6(claim: Claim, options: Options) -> Finding:
         table.add(f"slots that {VERBS[kind]}", bounds[kind], share, said, usual.slots, bias, paper)
     size = (10.0, 3.0 + 2.6 * ((len(found.shown.examples) + 2) // 2 - 1))
     path = png(options.out / "figure6.png", size, partial(_panels, found=found))
-    notes = [f"{run}: {summary(found)}", f"Data: {about(found)}", explained(found)]
+    even = (
+        f"Attention that is even over a segment leaves a slot a weight of {1 / (1 + found.segment):.3f} on itself: "
+        "where that is below the bound, a writer that has not learned to choose counts as overwriting."
+    )
+    notes = [f"{run}: {summary(found)}", f"Data: {about(found)} {even}", explained(found)]
     return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
 
 

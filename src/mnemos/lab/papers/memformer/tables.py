@@ -275,7 +275,7 @@ BAR = 0.95  # accuracy that Memformer with replay must reach
 def variants() -> Mapping[str, Recipe]:
     """Memformer with replay, the same with the paper's settings, with a horizon of 1, and softmax over two segments.
 
-    In the paper's model the decoder does not read the slots: the value must pass from them through the encoding of a
+    With preset="paper" the decoder does not read the slots: the value must pass from them through the encoding of a
     segment before the question's.
     """
     base = recall_memformer()
@@ -307,8 +307,8 @@ def recall(claim: Claim, options: Options) -> Finding:
         [],
         [
             f"To train one model: mnemos train recall-memformer. Expected: at least {BAR:.0%} with replay, chance "
-            "without. This model's decoder reads the slots; the paper's does not: --model.preset paper "
-            "--model.decoder-reads False."
+            'without. This model\'s decoder reads the slots. The decoder of preset="paper" does not: --model.preset '
+            "paper --model.decoder-reads False."
         ],
     )
     if options.recipes_only:
