@@ -8,6 +8,7 @@ from mnemos.types import InputError
 from .associative import associative_read, associative_write, dpfp
 from .block_sparse import block_sparse_attention
 from .bucket_union import bucket_union_attention
+from .delta import decayed_attention, delta_rule
 from .linear import linear_attention, linear_attention_varlen
 from .reformer import reformer_attention
 from .relative_position import relative_attention
@@ -20,6 +21,8 @@ __all__ = [
     "biased_memory_norm",
     "block_sparse_attention",
     "bucket_union_attention",
+    "decayed_attention",
+    "delta_rule",
     "dpfp",
     "linear_attention",
     "linear_attention_varlen",
@@ -30,7 +33,8 @@ __all__ = [
     "which",
 ]
 
-_WITH_BACKENDS = {"linear_attention": "linear"}  # operation: its folder
+# operation: its folder
+_WITH_BACKENDS = {"linear_attention": "linear", "delta_rule": "delta", "decayed_attention": "delta"}
 
 
 def backends(operation: str) -> list[str]:

@@ -1,0 +1,217 @@
+"""Memories that forget and correct: the delta rule and decayed attention. One recurrence, see README.md.
+
+A backend is a module of this package, listed in `BACKENDS`, best first. Its functions:
+
+    runs_here()                                      whether it can run on this machine; importing it must be cheap
+    takes(q, k, v)                                   whether it can compute these tensors
+    recurrence(q, k, v, beta, decay, s, scale)       the computation: y in v's dtype, and the state after the call
+    why_not()             optional                   why it cannot run on this machine
+
+`recurrence` gets checked tensors with any strides. Invalid tokens have k = v = 0, beta = 0 and decay = 0; the first token
+after a reset has decay −∞. q, k [B, T, Hk, D] and v [B, T, H, M] have the caller's dtypes; beta [B, T, H] (None: decayed
+attention), decay [B, T, H] or [B, T, H, D] (None: no decay) and s [B, H, D, M] (None: zeros) are float32, or float64
+if q, k or v is.
+
+"auto" chooses the first backend that runs on this machine and takes the tensors.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import forward_differentiated, transformed
+from mnemos.modes import reads_without_waiting
+from mnemos.ops.checks import check_mask
+from mnemos.ops.linear.feature_maps import nearest, zero_invalid
+from mnemos.ops.precision import full_precision
+from mnemos.types import InputError
+
+from . import chunked, reference
+
+__all__ = ["backends", "decayed_attention", "delta_rule", "which"]
+
+BACKENDS: dict[str, ModuleType] = {"chunked": chunked, "reference": reference}
+KEY_EPS = 1e-6  # added to the squared length of a key by normalise_keys
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor | None = None,
+    state: Tensor | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    normalise_keys: bool = False,
+    resets: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The (gated) delta rule: a memory that forgets by `decay` and replaces what a key held. y, and the state after it.
+
+        S' = e^{g_t} S_{t−1}     u_t = β_t (v_t − S'ᵀ k_t)     S_t = S' + k_t u_tᵀ     y_t = scale · S_tᵀ q_t
+
+    decay None: DeltaNet (Yang et al. 2024). decay per head: Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024, eq. 10).
+    decay per channel, e^{g_t} a diagonal matrix: KDA (Kimi Linear, 2025). A sequence may be split into calls anywhere.
+
+    q, k [B, T, Hk, D], v [B, T, H, M], T ≥ 0; y [B, T, H, M] in v's dtype. Hk divides H: value head h has the query and
+    key head h // (H / Hk), as transformers repeats them.
+    beta [B, T, H], in 0 … 1, in some models up to 2. decay [B, T, H] or [B, T, H, D]: the natural logarithm of the
+    factor, ≤ 0; −inf forgets all.
+    state [B, H, D, M] float32 (float64 for float64), never changed; gradients flow through it. None: zeros.
+    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever it contains; its y reads the state.
+    resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
+    packed sequences.
+    scale: None is D^-½. normalise_keys: k becomes k·rsqrt(Σk² + 1e-6); normalise q outside.
+    backend: "auto", one of `mnemos.ops.backends("delta_rule")`, or "reference".
+
+    Keys: the state is bounded where 0 ≤ β‖k‖² ≤ 2, which β ≤ 2 and keys of length 1 ensure. Beyond it every token
+    multiplies what the key reads by 1 − β‖k‖², so the state may grow exponentially until it is infinite. This is
+    not refused: the result is what the equations say, as accurate as a loop over the tokens.
+
+    Cost and kept memory: README.md. Differentiable once, but for backend "reference", and under `torch.func` and
+    forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, a decay above 0 (checked
+    on a CPU) or a backend that do not fit.
+    """
+    _check(q, k, v, {"beta": beta, "decay": decay}, state, mask, resets)
+    k = zero_invalid(k, mask)
+    if normalise_keys:
+        with full_precision(k.device.type):
+            wide = k.to(_wide(q, k, v))
+            k = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + KEY_EPS)
+    return _recurrence(q, k, v, beta, decay, state, mask, scale, resets, backend)
+
+
+def decayed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    resets: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Linear attention that forgets, without a normaliser. y, and the state after it.
+
+        S_t = e^{g_t} S_{t−1} + k_t v_tᵀ     y_t = scale · S_tᵀ q_t
+
+    RetNet (g constant per head), Mamba-2 (g = −e^A·softplus(dt), v·dt, scale 1), GLA (g per channel: decay
+    [B, T, H, D]). Arguments and results as in `delta_rule`.
+    """
+    _check(q, k, v, {"decay": decay}, state, mask, resets)
+    k = zero_invalid(k, mask)
+    return _recurrence(q, k, v, None, decay, state, mask, scale, resets, backend)
+
+
+def _recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    decay: Tensor | None,
+    state: Tensor | None,
+    mask: Tensor | None,
+    scale: float | None,
+    resets: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The mask and the resets as values, decays and betas, for the backend."""
+    chosen = BACKENDS[choose(q, k, v, backend)]
+    if chosen is not reference and not torch.compiler.is_compiling() and (transformed() or forward_differentiated()):
+        chosen = chunked
+    wide = _wide(q, k, v)
+    v = zero_invalid(v, mask)
+    if decay is None and resets is not None:
+        decay = v.new_zeros(v.shape[:3], dtype=wide)
+    if decay is not None:
+        decay = decay.to(wide)
+        per_token = (slice(None), slice(None), *[None] * (decay.dim() - 2))
+        if mask is not None:
+            decay = decay.masked_fill(~mask[per_token], 0)
+        if resets is not None:
+            decay = decay.masked_fill(resets[per_token], -torch.inf)
+    if beta is not None:
+        beta = beta.to(wide)
+        beta = beta if mask is None else beta.masked_fill(~mask[..., None], 0)
+    state = state if state is None else state.to(wide)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with full_precision(v.device.type):
+        y, end = chosen.recurrence(q, k, v, beta, decay, state, scale)
+    return y, end
+
+
+def backends() -> list[str]:
+    """The backends that can run on this machine, best first, without the slow "reference", which always can."""
+    return [name for name, module in BACKENDS.items() if module.runs_here() and module is not reference]
+
+
+def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
+    """The backend that computes these tensors: the choice of "auto", or the named one.
+
+    Raises InputError for a backend that does not exist, cannot run on this machine or does not take the tensors.
+    """
+    return choose(q, k, v, backend)
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
+    if backend == "auto":
+        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
+    if backend not in BACKENDS:
+        raise InputError(
+            f"delta_rule: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
+        )
+    module = BACKENDS[backend]
+    if not module.runs_here():
+        why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
+        raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
+    if not module.takes(q, k, v):
+        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
+    return backend
+
+
+def _wide(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if torch.float64 in [x.dtype for x in tensors] else torch.float32
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: dict[str, Tensor | None],
+    state: Tensor | None,
+    mask: Tensor | None,
+    resets: Tensor | None,
+) -> None:
+    if not (q.dim() == k.dim() == v.dim() == 4 and all(x.is_floating_point() for x in (q, k, v))):
+        found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise InputError(f"expected floating q, k [B, T, Hk, D] and v [B, T, H, M], found {found}")
+    (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
+    if k.shape != q.shape or v.shape[:2] != (b, t) or not shared or h % shared:
+        raise InputError(
+            f"expected k {tuple(q.shape)} and v {(b, t)} + (H, M) with H a multiple of {shared} for q "
+            f"{tuple(q.shape)}, found {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    for name, x in gates.items():
+        shapes = [(b, t, h), (b, t, h, d)][: 2 if name == "decay" else 1]
+        if x is not None and (x.shape not in shapes or not x.is_floating_point()):
+            wanted = " or ".join(map(str, shapes))
+            raise InputError(f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {tuple(x.shape)}")
+    if state is not None and (state.shape != (b, h, d, m) or not state.is_floating_point()):
+        raise InputError(f"expected a floating state {(b, h, d, m)}, found {state.dtype} {tuple(state.shape)}")
+    check_mask(mask, (b, t))
+    if resets is not None and (resets.shape != (b, t) or resets.dtype != torch.bool):
+        raise InputError(f"expected resets of booleans {(b, t)}, found {resets.dtype} {tuple(resets.shape)}")
+    given = [x for x in (q, k, v, *gates.values(), state, mask, resets) if x is not None]
+    if len({x.device for x in given}) > 1:
+        where = ", ".join(str(x.device) for x in given)
+        raise InputError(f"expected all tensors on one device, found {where}; move them with .to(device)")
+    decay = gates["decay"]
+    if decay is not None and decay.numel() and not transformed() and reads_without_waiting(decay):
+        largest = decay.max().item()
+        if largest > 0:
+            raise InputError(
+                f"expected a decay of at most 0, the logarithm of a factor, found {largest:.3g}; use factor.log()"
+            )
