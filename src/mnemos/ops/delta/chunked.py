@@ -5,16 +5,19 @@ Within a chunk of C tokens, G = cumsum(g) and D_ij = e^{G_i − G_j} for i ≥ j
     A = tril(β K Kᵀ ⊙ D, −1)     (I + A) V' = β (V − (K ⊙ e^G) S)      V' = V in decayed attention
     O = (Q ⊙ e^G) S + (Q Kᵀ ⊙ D) V'              S ← e^{G_C} S + (K ⊙ e^{G_C − G})ᵀ V'
 
-The triangular system is solved for V' itself, row after row, so no difference U − W S cancels, and no inverse is made.
+The triangular system is solved for V' itself, row by row: no inverse is made, and no difference U − W S cancels.
 
-G_i − G_j is never a difference: every exponent is its own sum of the decays between two tokens (`_between`), so it is ≤ 0, −∞ in
-it is no −∞ − (−∞), and a weak decay beside a strong one keeps its digits. Its derivative is a sum over the pairs that a token
-lies between, not a difference of the sums over its row and its column.
+**Decays.** Every exponent is a sum of decays, never a difference of two such sums, so it is ≤ 0, −∞ needs no care, and a weak
+decay beside a strong one keeps its digits. For that the triangle is divided in halves (`_products`): a block of size s
+below the diagonal, with the boundary b between its tokens j < b ≤ i, is
 
-A decay per channel makes D a tensor [C, C, D], so its chunks have 16 tokens.
+    (Q_i ⊙ e^{Σ g from b to i}) (K_j ⊙ e^{Σ g from j + 1 to b − 1})ᵀ
 
-A *slab* is as many chunks as fit the processor's caches. Only the inputs and the state before each slab are kept; the backward
-computes a slab again, with its graph, from the last to the first.
+for s = 1, 2, 4 … C/2. A decay per channel so needs log₂ C exponentials per token and channel, and nothing of size [C, C, D]. The
+derivative of a decay is a sum over the pairs of tokens that it lies between.
+
+**Memory.** A *slab* is as many chunks as fit the processor's caches. Only the inputs and the state before each slab are
+kept. The backward computes one slab after the other again, with its graph, from the last to the first.
 """
 
 from typing import Any
@@ -28,11 +31,12 @@ from mnemos.ops.linear.chunked import masked_product
 from mnemos.ops.once import differentiable_once
 from mnemos.ops.precision import full_precision
 
-CHUNK, CHUNK_PER_CHANNEL = 64, 16
+CHUNK = 64  # a power of two
 SLAB_NUMBERS = {"cpu": 2**18}  # numbers in a tensor of a slab
-SLAB_NUMBERS_ELSEWHERE = 2**24
+SLAB_NUMBERS_ELSEWHERE = 2**25
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, beta, decay
+Decays = tuple[Tensor, Tensor, Tensor]
 
 
 def runs_here() -> bool:
@@ -50,12 +54,12 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, Hk, D], v [B, T, H, M], beta [B, T, H], decay [B, T, H(, D)], s [B, H, D, M] -> y, s.
 
-    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens, and C·D exponentials per token with a decay per channel.
-    torch.compile unrolls the loop over the chunks and keeps them all.
+    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens. torch.compile unrolls the loop over the chunks and keeps all.
     """
     (b, t, _, d), (h, m) = k.shape, v.shape[2:]
     if s is None:
-        s = v.new_zeros(b, h, d, m, dtype=torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32))
+        wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+        s = v.new_zeros(b, h, d, m, dtype=wide)
     if t == 0:
         return v.clone(), s
     if t == 1:
@@ -72,15 +76,15 @@ def _token(
     """One token, in few operations, because their number determines the time of decoding."""
     b, h, d, m = s.shape
     shared = k.shape[2]
-    key = k.to(s.dtype).reshape(b, shared, 1, d, 1).expand(-1, -1, h // shared, -1, -1).reshape(b, h, d, 1)
-    query = q.to(s.dtype).reshape(b, shared, 1, 1, d).expand(-1, -1, h // shared, -1, -1).reshape(b, h, 1, d)
-    value = v.to(s.dtype).reshape(b, h, 1, m)
+    state = s.unflatten(1, (shared, -1))  # [B, Hk, H / Hk, D, M]
+    key, query = k.to(s.dtype).view(b, shared, 1, d, 1), q.to(s.dtype).view(b, shared, 1, 1, d)
+    value = v.to(s.dtype).view(b, shared, -1, 1, m)
     if decay is not None:
-        s = decay.exp().reshape(b, h, -1, 1) * s
+        state = decay.exp().reshape(b, shared, h // shared, -1, 1) * state
     if beta is not None:
-        value = beta.reshape(b, h, 1, 1) * (value - key.mT @ s)
-    s = s + key * value
-    return (scale * (query @ s)).transpose(1, 2).to(v.dtype), s
+        value = beta.reshape(b, shared, -1, 1, 1) * (value - key.mT @ state)
+    state = state + key * value
+    return (scale * (query @ state)).reshape(b, 1, h, m).to(v.dtype), state.flatten(1, 2)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -99,7 +103,7 @@ class _Recomputed(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         given = q, k, v, beta, decay
         y, starts = v.new_empty(v.shape), []
-        length = _slab_length(v, k, decay)
+        length = _slab_length(k, v)
         for a in range(0, v.shape[1], length):
             starts.append(s)
             y[:, a : a + length], s = _slab(_part(given, a, length), s, scale)
@@ -111,7 +115,7 @@ class _Recomputed(torch.autograd.Function):
     @differentiable_once("delta_rule")
     def backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor) -> tuple[Tensor | None, ...]:
         given, starts = saved[:5], saved[5:]
-        length = _slab_length(given[2], given[1], given[4])
+        length = _slab_length(given[1], given[2])
         found = [x if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
         # The caller may have autocast on, which would round the float32 products.
         with full_precision(gy.device.type):
@@ -121,7 +125,7 @@ class _Recomputed(torch.autograd.Function):
                     for x in (*_part(given, a, length), starts[a // length])
                 ]
                 with torch.enable_grad():
-                    outputs = _slab((*parts,), start, ctx.scale)
+                    outputs = _slab(_part(parts), start, ctx.scale)
                 wanted = [x for x in (*parts, start) if x is not None]
                 *grads, gs = torch.autograd.grad(outputs, wanted, (gy[:, a : a + length], gs))
                 for whole, grad in zip([x for x in found if x is not None], grads, strict=True):
@@ -129,93 +133,90 @@ class _Recomputed(torch.autograd.Function):
         return *found, gs, None
 
 
-def _part(given: Any, a: int, length: int) -> Inputs:
-    q, k, v, beta, decay = (x if x is None else x[:, a : a + length] for x in given)
+def _part(given: Any, a: int = 0, length: int | None = None) -> Inputs:
+    end = None if length is None else a + length
+    q, k, v, beta, decay = (x if x is None else x[:, a:end] for x in given)
     return q, k, v, beta, decay
 
 
-def _chunk(decay: Tensor | None) -> int:
-    return CHUNK_PER_CHANNEL if decay is not None and decay.dim() == 4 else CHUNK
-
-
-def _slab_length(v: Tensor, k: Tensor, decay: Tensor | None) -> int:
-    """Tokens per slab: a multiple of CHUNK, so that the states that are kept are few."""
-    chunk = _chunk(decay)
+def _slab_length(k: Tensor, v: Tensor) -> int:
+    b, _, h, m = v.shape
     numbers = SLAB_NUMBERS.get(v.device.type, SLAB_NUMBERS_ELSEWHERE)
-    width = max(k.shape[3], v.shape[3]) if chunk == CHUNK else chunk * k.shape[3]
-    return CHUNK * max(1, numbers // max(1, v.shape[0] * v.shape[2] * width * CHUNK))
+    return CHUNK * max(1, numbers // max(1, b * h * max(k.shape[3], m) * CHUNK))
 
 
 def _slab(given: Inputs, s: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The recurrence over all tokens of the inputs, in PyTorch's own operations."""
     q, k, v, beta, decay = given
-    (b, t, shared, _), h, wide = k.shape, v.shape[2], s.dtype
-    c = min(t, _chunk(decay))
+    (b, t, shared, _), h = k.shape, v.shape[2]
+    c = CHUNK if t >= CHUNK else 1 << (t - 1).bit_length()
     n = -(-t // c)
 
     def split(x: Tensor) -> Tensor:
         """[B, T, heads, ·] as [B, Hk, heads / Hk, n, C, ·], padded with zeros, which change no state."""
-        x = F.pad(x.to(wide).transpose(1, 2), (0, 0, 0, n * c - t))
+        x = F.pad(x.to(s.dtype).transpose(1, 2), (0, 0, 0, n * c - t))
         return x.reshape(b, shared, x.shape[1] // shared, n, c, x.shape[-1])
 
     def flat(x: Tensor) -> Tensor:
-        """One batch of all heads and chunks."""
-        return x.expand(b, shared, h // shared, n, *x.shape[4:]).reshape(b * h * n, *x.shape[4:])
+        """[B·H, n, ·, ·]"""
+        return x.expand(b, shared, h // shared, n, *x.shape[4:]).reshape(b * h, n, *x.shape[4:])
 
-    queries, keys = split(q) * scale, split(k)
+    queries, keys, new = split(q) * scale, split(k), flat(split(v))
     g = decay if decay is None else split(decay if decay.dim() == 4 else decay[..., None])
     reading, likeness, decays = _products(queries, keys, g, beta is not None)
-    reading, new = flat(reading), flat(split(v)).unflatten(0, (b * h, n))
     erasing = writing = keys
+    factors = None
     if decays is not None:
         before, after, whole = decays
         queries, erasing, writing = queries * before, keys * before, keys * after
-        kept = flat(whole).unflatten(0, (b * h, n)).unbind(1)
-    additions = flat(writing).mT.unflatten(0, (b * h, n)).unbind(1)
-    state, states, written = s.flatten(0, 1), [], []
-    if beta is not None:
+        factors = flat(whole).unbind(1)
+    if likeness is not None:
         weight = split(beta[..., None])
-        systems = flat(weight * likeness).unflatten(0, (b * h, n)).unbind(1)
-        erasing = flat(weight * erasing).unflatten(0, (b * h, n)).unbind(1)
-        new = new * flat(weight).unflatten(0, (b * h, n))
-    for i, value in enumerate(new.unbind(1)):
+        systems, erased = flat(weight * likeness).unbind(1), flat(weight * erasing).unbind(1)
+        new = new * flat(weight)
+    additions = flat(writing).mT.unbind(1)
+    state, states, written = s.flatten(0, 1), [], []
+    for i, values in enumerate(new.unbind(1)):
         states.append(state)
-        if beta is not None:
-            held = torch.baddbmm(value, erasing[i], state, alpha=-1)
-            value = torch.linalg.solve_triangular(systems[i], held, upper=False, unitriangular=True)
-        written.append(value)
-        state = torch.baddbmm(state if decays is None else kept[i] * state, additions[i], value)
-    y = masked_product(reading, torch.stack(written, 1).flatten(0, 1))
-    y = torch.baddbmm(y, flat(queries), torch.stack(states, 1).flatten(0, 1))
-    y = y.reshape(b, h, n * c, y.shape[-1])[:, :, :t].transpose(1, 2)
+        if likeness is not None:
+            values = torch.baddbmm(values, erased[i], state, alpha=-1)
+            values = torch.linalg.solve_triangular(systems[i], values, upper=False, unitriangular=True)
+        written.append(values)
+        state = torch.baddbmm(state if factors is None else factors[i] * state, additions[i], values)
+    y = masked_product(flat(reading).flatten(0, 1), torch.stack(written, 1).flatten(0, 1))
+    y = torch.baddbmm(y, flat(queries).flatten(0, 1), torch.stack(states, 1).flatten(0, 1))
+    y = y.reshape(b, h, n * c, -1)[:, :, :t].transpose(1, 2)
     return y.to(v.dtype), state.unflatten(0, (b, h))
 
 
 def _products(
     queries: Tensor, keys: Tensor, g: Tensor | None, delta: bool
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-    """Of chunks [.., C, D] with log decays g [.., C, 1 or D]: Q Kᵀ ⊙ D, and tril(K Kᵀ ⊙ D, −1) if `delta`;
+) -> tuple[Tensor, Tensor | None, Decays | None]:
+    """Q Kᵀ ⊙ D, tril(K Kᵀ ⊙ D, −1) if `delta`, and e^G, e^{G_C − G} [.., C, w] and e^{G_C} [.., w, 1] if there are decays.
 
-    and e^G [.., C, 1 or D], e^{G_C − G} and e^{G_C} [.., 1 or D, 1].
+    queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays C is a power of two. See the top of the file.
     """
     if g is None:
-        return (queries @ keys.mT).tril(), (keys @ keys.mT).tril(-1) if delta else keys, None
-    pairs = _between(g).exp()
-    sums = g.flip(-2).cumsum(-2).flip(-2)
-    later = F.pad(sums[..., 1:, :], (0, 0, 0, 1))
-    decays = g.cumsum(-2).exp(), later.exp(), sums[..., 0, :, None].exp()
-    if g.shape[-1] == 1:
-        pairs = pairs[..., 0]
-        # 0·∞ above the diagonal is not 0.
-        reading = (queries @ keys.mT * pairs).tril()
-        return reading, (keys @ keys.mT * pairs).tril(-1) if delta else keys, decays
-    both = pairs * keys[..., None, :, :] @ torch.stack([queries, keys], -1)
-    return both[..., 0].tril(), both[..., 1].tril(-1), decays
-
-
-def _between(g: Tensor) -> Tensor:
-    """Σ g_l over j < l ≤ i, and −∞ for i < j: [.., C, w] to [.., C, C, w], each a sum of its own."""
-    c = g.shape[-2]
-    order = torch.ones(c, c, dtype=torch.bool, device=g.device)
-    sums = torch.where(order.tril(-1)[..., None], g[..., None, :], 0).cumsum(-3)
-    return sums.masked_fill(order.triu(1)[..., None], -torch.inf)
+        return (queries @ keys.mT).tril(), (keys @ keys.mT).tril(-1) if delta else None, None
+    left = torch.stack([queries, keys] if delta else [queries], -2)  # [.., C, P, D], P products
+    diagonal = F.pad((queries * keys).sum(-1, keepdim=True), (0, left.shape[-2] - 1))
+    products = diagonal.expand(*g.shape[:-1], -1)[..., None, :, None]  # [.., C / size, size, P, size]
+    inside, later = g, torch.zeros_like(g)  # of the blocks of `size` tokens: Σ g up to a token, and after it
+    total = g  # and of all their tokens [.., C / size, w]
+    size = 1
+    while size < g.shape[-2]:
+        blocks = -1, 2, size
+        inside0, inside1 = inside.unflatten(-2, blocks).unbind(-3)
+        later0, later1 = later.unflatten(-2, blocks).unbind(-3)
+        total0, total1 = total.unflatten(-2, (-1, 2)).unbind(-2)
+        right = keys.unflatten(-2, blocks).select(-3, 0) * later0.exp()
+        rows = left.unflatten(-3, blocks).select(-4, 1) * inside1.exp()[..., None, :]
+        across = (rows.flatten(-3, -2) @ right.mT).unflatten(-2, (size, -1))
+        upper, lower = products.unflatten(-4, (-1, 2)).unbind(-4)
+        products = torch.cat([F.pad(upper, (0, size)), torch.cat([across, lower], -1)], -3)
+        inside = torch.cat([inside0, inside1 + total0[..., None, :]], -2).flatten(-3, -2)
+        later = torch.cat([later0 + total1[..., None, :], later1], -2).flatten(-3, -2)
+        total = total0 + total1
+        size *= 2
+    reading, likeness = products.squeeze(-4).select(-2, 0), products.squeeze(-4).select(-2, -1) if delta else None
+    return reading, likeness, (inside.exp(), later.exp(), total.mT.exp())

@@ -1,0 +1,125 @@
+"""Numbers that break careless chunks of the delta rule: strong and mixed decays, tiny gradients, large keys, NaN, bfloat16."""
+
+import pytest
+import torch
+from delta_cases import HERE, KINDS, compare, equations, holes, inputs, run
+
+import mnemos
+
+DECAYED = [kind for kind in KINDS if kind != "delta"]
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", DECAYED)
+@pytest.mark.parametrize(
+    "levels",
+    [[-2.5], [-120.0], [-torch.inf], [0.0], [0.0, -1e-3, -2.5, -14.0, -120.0], [-1e-3, -120.0, -torch.inf, -1e4]],
+    ids=["-2.5", "-120", "-inf", "0", "mixed", "mixed with -inf"],
+)
+def test_strong_weak_and_mixed_decays(levels, kind, backend):
+    """e^{+G} is infinite from −2.5 a token on, and the difference of two sums of decays of −120 has lost a −0.001."""
+    given = inputs(kind, 70, torch.float32)
+    drawn = torch.randint(len(levels), given["decay"].shape, generator=torch.Generator().manual_seed(1))
+    given["decay"].data.copy_(torch.tensor(levels)[drawn])
+    compare(run(given, backend=backend), equations(given), given, 2e-6)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", ["decayed", "decayed per channel"])
+def test_tiny_gradients_of_strong_decays_keep_their_digits(kind, backend):
+    """Each is a sum of positive numbers here; as a difference of sums over rows and columns it is rounding noise."""
+    given = inputs(kind, 70, torch.float32)
+    for x in given.values():
+        x.data.abs_()
+    drawn = torch.rand(given["decay"].shape, generator=torch.Generator().manual_seed(1))
+    given["decay"].data.copy_(torch.where(drawn < 0.5, -0.01 * drawn, -30 * drawn))
+    found, expected = (torch.autograd.grad(f.sum() + s.sum(), given["decay"]) for f, s in _both(given, backend))
+    assert expected[0].abs().min() < 1e-9 * expected[0].abs().max()
+    torch.testing.assert_close(found[0], expected[0], rtol=3e-5, atol=0)
+
+
+def _both(given, backend):
+    return run(given, backend=backend), equations(given)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_no_decay_is_a_decay_of_zeros(backend):
+    """Gradients of all inputs too: as a chunk's transition, W has the gradients of keys and betas that U lacks."""
+    given = inputs("delta", 129, torch.float32)
+    zeros = torch.zeros(given["beta"].shape)
+    one, two = run(given, backend=backend), mnemos.ops.delta_rule(**given, decay=zeros, backend=backend)
+    compare(one, two, given, 2e-6)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("length", [2.0, 4.0])
+def test_keys_beyond_the_bound_grow_as_the_equations_say(length, backend):
+    """β‖k‖² of 2 is the bound; of 4 each token multiplies by −3. Each token is as accurate as its own size allows."""
+    given = {name: x for name, x in inputs("delta", 64, torch.float32).items() if name != "state"}
+    keys = torch.nn.functional.normalize(given["k"].detach() + 1, dim=-1) * length**0.5
+    given["k"], given["beta"] = keys, torch.ones_like(given["beta"])
+    found, expected = (y.double() for y, _ in _both(given, backend))
+    size = expected.abs().amax((-1), keepdim=True)
+    assert size.max() > (1e9 if length > 2 else 1)
+    assert ((found - expected).abs() / size.cummax(1).values).max() < 3e-5
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_is_computed_in_float32(kind, backend):
+    given = inputs(kind, 70, torch.bfloat16)
+    y, state = run(given, backend=backend)
+    exact, end = equations(given)
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(state.double(), end, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        again, _ = run({name: x.float() for name, x in given.items()}, backend=backend)
+    torch.testing.assert_close(again.double(), exact, rtol=1e-5, atol=1e-5)
+    # The gradients are those of the equations, rounded once.
+    leaves = list(given.values())
+    found = torch.autograd.grad(y.float().sum() + state.sum(), leaves)
+    for a, b in zip(found, torch.autograd.grad(exact.sum() + end.sum(), leaves), strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=2**-7, atol=2e-4)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", [*HERE, "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hidden", [torch.nan, torch.inf, 1e30])
+def test_a_masked_token_reaches_nothing(hidden, kind, backend):
+    """Outputs, the state and gradients are those of a zero in its place."""
+    mask = holes(20)
+    found = []
+    for value in (0.0, hidden):
+        given = inputs(kind, 20, torch.float32)
+        for name in given.keys() - {"q", "state"}:
+            given[name].data[~mask] = -value if name == "decay" else value
+        y, end = (
+            run(given, mask=mask, normalise_keys=True, backend=backend)
+            if "beta" in given
+            else run(given, mask=mask, backend=backend)
+        )
+        found.append([y, end, *torch.autograd.grad(y.sum() + end.sum(), list(given.values()))])
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", [*HERE, "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_nothing_travels_back_in_time(name, kind, backend):
+    with torch.no_grad():
+        given = inputs(kind, 70, torch.float32)
+        clean, _ = run(given, backend=backend)
+        given[name][0, 21, 0, 1] = torch.nan
+        y, state = run(given, backend=backend)
+    torch.testing.assert_close(y[:, :21], clean[:, :21])
+    torch.testing.assert_close(y[1], clean[1])
+    torch.testing.assert_close(y[:, :, 2:], clean[:, :, 2:])
+    assert not y[0, 21, 0].isfinite().all()
+    if name == "q":
+        torch.testing.assert_close(y[:, 22:], clean[:, 22:])
+    else:
+        assert not state[0, 0].isfinite().all()
