@@ -1,4 +1,4 @@
-"""The delta rule and decayed attention are their equations: kinds, lengths, derivatives, calls that are cut and resumed."""
+"""The delta rule and decayed attention are their equations: lengths, padding, derivatives, calls that are cut."""
 
 import itertools
 

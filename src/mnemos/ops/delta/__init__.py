@@ -7,10 +7,10 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     recurrence(q, k, v, beta, decay, s, scale)       the computation: y in v's dtype, and the state after the call
     why_not()             optional                   why it cannot run on this machine
 
-`recurrence` gets checked tensors with any strides. Invalid tokens have k = v = 0, beta = 0 and decay = 0; the first token
-after a reset has decay −∞. q, k [B, T, Hk, D] and v [B, T, H, M] have the caller's dtypes; beta [B, T, H] (None: decayed
-attention), decay [B, T, H] or [B, T, H, D] (None: no decay) and s [B, H, D, M] (None: zeros) are float32, or float64
-if q, k or v is.
+`recurrence` gets checked tensors with any strides, and no mask or resets: invalid tokens have k = v = 0, beta = 0 and
+decay = 0, and a token with a reset before it has the decay −∞. q, k [B, T, Hk, D] and v [B, T, H, M] have the caller's
+dtypes; beta [B, T, H] (None: decayed attention), decay [B, T, H] or [B, T, H, D] (None: no decay) and s [B, H, D, M]
+(None: zeros) are float32, or float64 if q, k or v is.
 
 "auto" chooses the first backend that runs on this machine and takes the tensors.
 """
@@ -60,7 +60,8 @@ def delta_rule(
     beta [B, T, H], in 0 … 1, in some models up to 2. decay [B, T, H] or [B, T, H, D]: the natural logarithm of the
     factor, ≤ 0; −inf forgets all.
     state [B, H, D, M] float32 (float64 for float64), never changed; gradients flow through it. None: zeros.
-    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever it contains; its y reads the state.
+    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever its k, v, beta and decay are; its
+    y is what its q reads from that state.
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
     packed sequences.
     scale: None is D^-½. normalise_keys: k becomes k·rsqrt(Σk² + 1e-6); normalise q outside.
@@ -209,7 +210,7 @@ def _check(
         where = ", ".join(str(x.device) for x in given)
         raise InputError(f"expected all tensors on one device, found {where}; move them with .to(device)")
     decay = gates["decay"]
-    if decay is not None and decay.numel() and not transformed() and reads_without_waiting(decay):
+    if decay is not None and decay.numel() and reads_without_waiting(decay) and not transformed():
         largest = decay.max().item()
         if largest > 0:
             raise InputError(

@@ -5,16 +5,16 @@ Within a chunk of C tokens, G = cumsum(g) and D_ij = e^{G_i − G_j} for i ≥ j
     A = tril(β K Kᵀ ⊙ D, −1)     (I + A) V' = β (V − (K ⊙ e^G) S)      V' = V in decayed attention
     O = (Q ⊙ e^G) S + (Q Kᵀ ⊙ D) V'              S ← e^{G_C} S + (K ⊙ e^{G_C − G})ᵀ V'
 
-The triangular system is solved for V' itself, row by row: no inverse is made, and no difference U − W S cancels.
+The triangular system is solved for V' itself, row by row. No inverse is made, which large keys would spoil.
 
-**Decays.** Every exponent is a sum of decays, never a difference of two such sums, so it is ≤ 0, −∞ needs no care, and a weak
-decay beside a strong one keeps its digits. For that the triangle is divided in halves (`_products`): a block of size s
-below the diagonal, with the boundary b between its tokens j < b ≤ i, is
+**Decays.** Every exponent is a sum of decays, never a difference of two such sums: so it is ≤ 0, −∞ needs no care, and
+a weak decay beside a strong one keeps its digits. For that the triangle is divided in halves (`_products`): a block of
+size s below the diagonal, whose tokens are j < b ≤ i, is
 
     (Q_i ⊙ e^{Σ g from b to i}) (K_j ⊙ e^{Σ g from j + 1 to b − 1})ᵀ
 
-for s = 1, 2, 4 … C/2. A decay per channel so needs log₂ C exponentials per token and channel, and nothing of size [C, C, D]. The
-derivative of a decay is a sum over the pairs of tokens that it lies between.
+for s = 1, 2, 4 … C/2. So a decay per channel needs log₂ C exponentials per token and channel, and nothing of size
+[C, C, D]. The derivative of a decay is a sum over the pairs of tokens that it lies between.
 
 **Memory.** A *slab* is as many chunks as fit the processor's caches. Only the inputs and the state before each slab are
 kept. The backward computes one slab after the other again, with its graph, from the last to the first.
@@ -54,7 +54,8 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, Hk, D], v [B, T, H, M], beta [B, T, H], decay [B, T, H(, D)], s [B, H, D, M] -> y, s.
 
-    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens. torch.compile unrolls the loop over the chunks and keeps all.
+    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens. torch.compile unrolls the loop over the chunks, and then
+    everything is kept for the backward.
     """
     (b, t, _, d), (h, m) = k.shape, v.shape[2:]
     if s is None:
@@ -120,22 +121,23 @@ class _Recomputed(torch.autograd.Function):
         # The caller may have autocast on, which would round the float32 products.
         with full_precision(gy.device.type):
             for a in reversed(range(0, gy.shape[1], length)):
-                *parts, start = [
-                    x if x is None else x.detach().requires_grad_()
-                    for x in (*_part(given, a, length), starts[a // length])
-                ]
-                with torch.enable_grad():
-                    outputs = _slab(_part(parts), start, ctx.scale)
-                wanted = [x for x in (*parts, start) if x is not None]
-                *grads, gs = torch.autograd.grad(outputs, wanted, (gy[:, a : a + length], gs))
+                part = _part(given, a, length)
+                *grads, gs = _gradients(part, starts[a // length], ctx.scale, gy[:, a : a + length], gs)
                 for whole, grad in zip([x for x in found if x is not None], grads, strict=True):
                     whole[:, a : a + length] = grad
         return *found, gs, None
 
 
-def _part(given: Any, a: int = 0, length: int | None = None) -> Inputs:
-    end = None if length is None else a + length
-    q, k, v, beta, decay = (x if x is None else x[:, a:end] for x in given)
+def _gradients(part: Inputs, start: Tensor, scale: float, gy: Tensor, gs: Tensor) -> tuple[Tensor, ...]:
+    """Those of a slab's inputs, without the Nones, and of the state before it. A function, so that its graph ends."""
+    q, k, v, beta, decay, s = (x if x is None else x.detach().requires_grad_() for x in (*part, start))
+    with torch.enable_grad():
+        outputs = _slab((q, k, v, beta, decay), s, scale)
+    return torch.autograd.grad(outputs, [x for x in (q, k, v, beta, decay, s) if x is not None], (gy, gs))
+
+
+def _part(given: tuple[Any, ...], a: int, length: int) -> Inputs:
+    q, k, v, beta, decay = (x if x is None else x[:, a : a + length] for x in given)
     return q, k, v, beta, decay
 
 
@@ -192,9 +194,9 @@ def _slab(given: Inputs, s: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def _products(
     queries: Tensor, keys: Tensor, g: Tensor | None, delta: bool
 ) -> tuple[Tensor, Tensor | None, Decays | None]:
-    """Q Kᵀ ⊙ D, tril(K Kᵀ ⊙ D, −1) if `delta`, and e^G, e^{G_C − G} [.., C, w] and e^{G_C} [.., w, 1] if there are decays.
+    """Q Kᵀ ⊙ D, tril(K Kᵀ ⊙ D, −1) if `delta`, and if there are decays e^G, e^{G_C − G} and e^{G_C}.
 
-    queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays C is a power of two. See the top of the file.
+    They are [.., C, w], [.., C, w] and [.., w, 1]. queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays C is a power of two. See the top of the file.
     """
     if g is None:
         return (queries @ keys.mT).tril(), (keys @ keys.mT).tril(-1) if delta else None, None

@@ -29,8 +29,8 @@ def reference_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Every row and token by itself: q, k [B, T, Hk, D], v [B, T, H, M], beta [B, T, H], decay [B, T, H(, D)].
 
-    beta None: decayed attention. Value head h has the query and key head h // (H / Hk). A token that `mask` [B, T] calls
-    invalid leaves S as it is and reads it; where `resets` [B, T] is True S is zero before the token. Returns
+    beta None: decayed attention. Value head h has the query and key head h // (H / Hk). A token that `mask` [B, T]
+    calls invalid leaves S as it is and reads it; where `resets` [B, T] is True S is zero before the token. Returns
     y [B, T, H, M] and S [B, H, D, M], both float64.
     """
     (b, t, shared, d), (h, m) = q.shape, v.shape[2:]

@@ -1,0 +1,167 @@
+"""What a call of the delta rule promises beside its numbers: backends, errors, memory, transforms, torch.compile."""
+
+import pytest
+import torch
+from delta_cases import EXACT, HERE, KINDS, B, D, H, M, compare, equations, holes, inputs, run, starts
+from torch.func import grad, vmap
+
+import mnemos
+from mnemos.ops import decayed_attention, delta_rule
+from mnemos.ops.delta import chunked
+from mnemos.types import InputError
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_given_is_changed_and_a_stream_forks(kind, backend):
+    with torch.no_grad():
+        given = inputs(kind, 70, torch.float32)
+        before = {name: x.clone() for name, x in given.items()}
+        _, middle = run(given, backend=backend, mask=holes(70), resets=starts(70))
+        kept = middle.clone()
+        token = {name: x if name == "state" else x[:, :1] for name, x in {**given, "state": middle}.items()}
+        one, _ = run(token, backend=backend)
+        run({**given, "state": middle}, backend=backend)
+        assert torch.equal(run(token, backend=backend)[0], one)
+        nothing, same = run({name: x if name == "state" else x[:, :0] for name, x in token.items()}, backend=backend)
+    assert nothing.shape == (B, 0, H, M)
+    assert torch.equal(middle, kept)
+    assert torch.equal(same, kept)
+    assert all(torch.equal(x, before[name]) for name, x in given.items())
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_an_output_may_be_changed_in_place(backend):
+    given = inputs("gated delta", 70, torch.float32)
+    once = torch.autograd.grad(run(given, backend=backend)[0].sum(), given["k"])
+    y, _ = run(given, backend=backend)
+    y.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), given["k"])[0], 2 * once[0])
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("channels", [False, True])
+def test_kept_for_the_backward_are_the_inputs_and_few_states(channels, backend):
+    """At most two numbers per token and channel beside the inputs."""
+    t, width = 2048, 32
+    given = [torch.randn(1, t, 2, width, requires_grad=True) for _ in range(3)]
+    decay = -torch.rand(1, t, 2, *[width] * channels)
+    kept = {}
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        delta_rule(*given, torch.rand(1, t, 2), decay, backend=backend)
+    inside = sum(kept.values()) - sum(x.untyped_storage().nbytes() for x in (*given, decay))
+    assert 0 < inside < 2 * 4 * t * 2 * width
+
+
+def test_the_backward_has_the_graph_of_one_slab_at_a_time(monkeypatch):
+    """So nothing of the size [C, C] of all chunks is there at once."""
+    monkeypatch.setattr(chunked, "SLAB_NUMBERS", {"cpu": 1})
+    lengths, alive, slab = [], [0], chunked._slab
+
+    class Part(torch.autograd.Function):
+        """The identity, which knows when its graph was released."""
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.released = Released()
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Released:
+        def __init__(self):
+            alive[0] += 1
+
+        def __del__(self):
+            alive[0] -= 1
+
+    def watched(given, s, scale):
+        lengths.append(given[0].shape[1])
+        if torch.is_grad_enabled():
+            assert alive[0] == 0
+            given = Part.apply(given[0]), *given[1:]
+        return slab(given, s, scale)
+
+    monkeypatch.setattr(chunked, "_slab", watched)
+    y, state = run(inputs("gated delta", 200), backend="chunked")
+    (y.sum() + state.sum()).backward()
+    assert lengths == [64, 64, 64, 8, 8, 64, 64, 64]
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_a_second_derivative_is_refused(backend):
+    given = inputs("gated delta", 9, torch.float32)
+    (first,) = torch.autograd.grad(run(given, backend=backend)[0].square().sum(), given["k"], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        first.sum().backward()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("t", [1, 20])
+def test_transforms_have_the_derivatives_of_the_equations(t, kind, backend):
+    given = inputs(kind, t, torch.float32)
+    mask = holes(t)
+
+    def loss(given, of):
+        y, state = of(given, mask=mask)
+        return y.square().sum() + state.sin().sum()
+
+    plain = {name: x.detach() for name, x in given.items()}
+    expected = torch.autograd.grad(loss(given, equations), list(given.values()))
+    rows = vmap(grad(lambda x: loss(x, lambda *a, **o: run(*a, backend=backend, **o))))(
+        {name: torch.stack([x, x / 2]) for name, x in plain.items()}
+    )
+    for (name, x), y in zip(rows.items(), expected, strict=True):
+        torch.testing.assert_close(x[0], y, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_whole_equals_eager(kind, backend):
+    torch._dynamo.reset()
+    dtype, tolerance = EXACT[backend]
+    for t in (70, 1):
+        given = inputs(kind, t, dtype)
+        compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+        compare(compiled(given, mask=holes(t), backend=backend), run(given, mask=holes(t)), given, tolerance)
+
+
+def test_the_backends_are_named():
+    given = [x.detach() for x in list(inputs("delta", 2, torch.float32).values())[:3]]
+    for operation in ("delta_rule", "decayed_attention"):
+        assert mnemos.ops.backends(operation)[-1] == "chunked"
+        assert mnemos.ops.which(operation, *given) == mnemos.ops.backends(operation)[0]
+
+
+def test_a_wrong_call_says_what_was_expected():
+    given = {name: x.detach() for name, x in inputs("gated delta", 4, torch.float32).items()}
+    wrong = {
+        r"H a multiple of 2": {"v": given["v"][:, :, :3]},
+        r"k \(2, 4, 2, 5\)": {"k": given["k"][:, :3]},
+        r"floating q, k \[B, T, Hk, D\]": {"q": given["q"].long()},
+        r"beta \(2, 4, 4\)": {"beta": given["beta"][..., :2]},
+        r"decay \(2, 4, 4\) or \(2, 4, 4, 5\)": {"decay": given["decay"][..., None]},
+        "use factor.log": {"decay": given["decay"].exp()},
+        r"state \(2, 4, 5, 3\)": {"state": given["state"].mT},
+        "mask of booleans": {"mask": torch.ones(B, 4)},
+        "resets of booleans": {"resets": torch.ones(B, 3, dtype=torch.bool)},
+        "did you mean 'chunked'": {"backend": "chunk"},
+    }
+    for message, change in wrong.items():
+        with pytest.raises(InputError, match=message):
+            delta_rule(**{**given, **change})
+    del given["beta"]
+    with pytest.raises(InputError, match=r"use factor\.log"):
+        decayed_attention(**{**given, "decay": torch.full((B, 4, H, D), 0.5)})
