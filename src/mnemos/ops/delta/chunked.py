@@ -196,7 +196,8 @@ def _products(
 ) -> tuple[Tensor, Tensor | None, Decays | None]:
     """Q Kᵀ ⊙ D, tril(K Kᵀ ⊙ D, −1) if `delta`, and if there are decays e^G, e^{G_C − G} and e^{G_C}.
 
-    They are [.., C, w], [.., C, w] and [.., w, 1]. queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays C is a power of two. See the top of the file.
+    The decays are [.., C, w], [.., C, w] and [.., w, 1]. queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays
+    C is a power of two. See the top of the file.
     """
     if g is None:
         return (queries @ keys.mT).tril(), (keys @ keys.mT).tril(-1) if delta else None, None
