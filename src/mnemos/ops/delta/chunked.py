@@ -130,15 +130,14 @@ class _Recomputed(torch.autograd.Function):
 
 def _gradients(part: Inputs, start: Tensor, scale: float, gy: Tensor, gs: Tensor) -> tuple[Tensor, ...]:
     """Those of a slab's inputs, without the Nones, and of the state before it. A function, so that its graph ends."""
-    q, k, v, beta, decay, s = (x if x is None else x.detach().requires_grad_() for x in (*part, start))
+    leaves: Any = [x if x is None else x.detach().requires_grad_() for x in (*part, start)]
     with torch.enable_grad():
-        outputs = _slab((q, k, v, beta, decay), s, scale)
-    return torch.autograd.grad(outputs, [x for x in (q, k, v, beta, decay, s) if x is not None], (gy, gs))
+        outputs = _slab((*leaves[:5],), leaves[5], scale)
+    return torch.autograd.grad(outputs, [x for x in leaves if x is not None], (gy, gs))
 
 
-def _part(given: tuple[Any, ...], a: int, length: int) -> Inputs:
-    q, k, v, beta, decay = (x if x is None else x[:, a : a + length] for x in given)
-    return q, k, v, beta, decay
+def _part(given: tuple[Any, ...], a: int, length: int) -> Any:
+    return tuple([x if x is None else x[:, a : a + length] for x in given])
 
 
 def _slab_length(k: Tensor, v: Tensor) -> int:
@@ -172,7 +171,7 @@ def _slab(given: Inputs, s: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         before, after, whole = decays
         queries, erasing, writing = queries * before, keys * before, keys * after
         factors = flat(whole).unbind(1)
-    if likeness is not None:
+    if beta is not None and likeness is not None:
         weight = split(beta[..., None])
         systems, erased = flat(weight * likeness).unbind(1), flat(weight * erasing).unbind(1)
         new = new * flat(weight)
@@ -196,8 +195,8 @@ def _products(
 ) -> tuple[Tensor, Tensor | None, Decays | None]:
     """Q Kᵀ ⊙ D, tril(K Kᵀ ⊙ D, −1) if `delta`, and if there are decays e^G, e^{G_C − G} and e^{G_C}.
 
-    The decays are [.., C, w], [.., C, w] and [.., w, 1]. queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays
-    C is a power of two. See the top of the file.
+    Those are [.., C, w], [.., C, w] and [.., w, 1]. queries, keys [.., C, D], g [.., C, w], w = 1 or D; with decays C
+    is a power of two. See the top of the file.
     """
     if g is None:
         return (queries @ keys.mT).tril(), (keys @ keys.mT).tril(-1) if delta else None, None
