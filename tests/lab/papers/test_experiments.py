@@ -51,6 +51,15 @@ def test_without_a_spread_there_is_no_power():
     assert seeds_needed(1e-6, Spread(0.0, 1.0, 5), Spread(0.0, 1.0, 5)) is None, "more than are searched"
 
 
+@pytest.mark.parametrize(("distance", "std", "seeds"), [(10.0, 1.0, 3), (40.0, 1.0, 3), (40.0, 0.3, 2)])
+def test_a_large_effect_has_full_power(distance, std, seeds):
+    """SciPy's lower tail is NaN at some of these noncentralities."""
+    one, other = Spread(0.0, 1.0, seeds), Spread(0.0, std, seeds)
+    effect = distance * np.sqrt((1 + std**2) / seeds)
+    assert 0.98 < power(effect, one, other, seeds) <= 1
+    assert seeds_needed(40 * effect, one, other) == 2
+
+
 def test_a_difference_is_the_first_arm_minus_its_control():
     values = {name: [x, x + 0.1, x + 0.2] for name, x in (("arm", 1.0), ("worse", 3.0), ("near", 1.05))}
     table = differences_table(values, "loss", False, {"worse": -0.2, "near": None})

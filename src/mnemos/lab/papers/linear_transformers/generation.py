@@ -145,8 +145,9 @@ def _ways(config: TransformerConfig) -> dict[str, Time]:
     ways["softmax, cached"] = partial(with_state, softmax, vocab_size=256)
     ways |= {f"{name}, cached": partial(with_state, model, vocab_size=256) for name, model in hashed.items()}
     ways["linear"] = partial(with_state, linear, vocab_size=256)
-    if (step := fused_step(linear)).fused:
-        ways["linear, fused"] = partial(with_state, linear, vocab_size=256, step=step)
+    for name, model in (("softmax, cached", softmax), ("linear", linear)):
+        if (step := fused_step(model)).fused:
+            ways[f"{name}, fused"] = partial(with_state, model, vocab_size=256, step=step)
     return ways
 
 

@@ -28,7 +28,9 @@ ATTENTIONS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
 
 
-_COPYING = "At the paper's size (128 tokens, 4 layers of width 256): mnemos train copy (-softmax, -lsh-1, -lsh-4)."
+_COPYING = (
+    "At the paper's size (128 tokens, 4 layers; the width, 256, is ours): mnemos train copy (-softmax, -lsh-1, -lsh-4)."
+)
 
 
 def figure2(claim: Claim, options: Options) -> Finding:
