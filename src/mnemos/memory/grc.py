@@ -108,7 +108,7 @@ class GRC:
         return replace(self, **switches)
 
     def unwritten(self) -> "GRC":
-        """The baseline that shows what the memory adds: it differs from this cache in that it is never written.
+        """The never-written baseline of this cache, with which the gain from the memory is measured.
 
         Where a row reads C_t of its own tokens at inference (inference="transient": the presets "official" and
         "mnemos"), every update starts from the stored cache, which keeps its initial zeros. All reads and parameters
@@ -116,10 +116,12 @@ class GRC:
         a block must not read itself, so it reads update(the block before it, 0), across calls too. Nothing older
         reaches an output. A loaded checkpoint may bring a cache that is not zero; it is read as it is, and stays as it
         is. With zeros the reset gate has no effect: that part of the parameters is counted, and cannot help.
+        At inference the written cache starts from what is stored, which is fixed, so a gain may be that of a constant.
 
         Where the stored cache is read as it is at inference (inference="frozen": the preset "paper"), the baseline has
         a constant in its place: a parameter [Tm, Dm], learned with the others, which all rows read at inference as they
-        read the written one, and in training too. The gates are counted and have no effect. To compare the preset
+        read the written one, and in training too, where the written one holds the batch. The gates have no effect. To
+        compare the preset
         "paper" with a cache that starts from zeros instead, let both read per row: GRC(preset="paper", read="sample",
         inference="transient") and its `unwritten()`.
         """

@@ -270,9 +270,9 @@ def _register(name: str, function: Made) -> Made:
 def unwritten(recipe: Recipe) -> Recipe | None:
     """The never-written baseline of a recipe with a gated cache, slots or memory tokens, named NAME-unwritten.
 
-    The baseline reads as the recipe does, but never writes its cache (`GRC.unwritten`). Its distance to the recipe is
-    therefore the gain from the memory. A cache that is read as stored at inference (preset="paper") is a learned
-    constant in the baseline, whose name is then NAME-constant. Slots and memory tokens that are never written keep
+    The baseline reads as the recipe does, but never writes its cache (`GRC.unwritten`). A memory is credited with its
+    gain over it. A cache that is read as stored at inference (preset="paper") is a learned constant in the baseline,
+    whose name is then NAME-constant. Slots and memory tokens that are never written keep
     their start values, and associations stay empty; that baseline does not have the writer's parameters. A memory is
     found wherever the model's configuration holds one. Returns None for a recipe without such a memory, or whose
     memories are never written.

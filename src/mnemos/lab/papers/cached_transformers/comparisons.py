@@ -18,8 +18,8 @@ STEPS = 500  # updates per run, unless the options give a number
 # The endings of recipe names, by kind of cache. PAPER has the settings of the paper but for the positional term, and a
 # slot per token of the host's own keys. ROWS: the same, but each row reads its own cache, at inference as in training.
 PLAIN, ATTENTION, PAPER, ROWS, CACHED = "", "-attention-cache", "-paper", "-paper-rows", "-cached"
-# The control of a gated cache differs from it in one thing: nothing is written. PAPER is read as it is stored, so a
-# learned constant takes its place; the others start every update from zeros.
+# The never-written baselines of the gated caches. PAPER is read as it is stored, so a learned constant takes its place;
+# the others start every update from zeros.
 CONTROLS = {PAPER: "-paper-constant", ROWS: "-paper-rows-unwritten", CACHED: "-cached-unwritten"}
 NAMES = {
     PLAIN: "none",

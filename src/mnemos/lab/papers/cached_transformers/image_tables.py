@@ -52,9 +52,9 @@ _COUNTS = (
     "keys and of weights with values. The paper does not say what else it counts."
 )
 _CONTROLS = (
-    "The control of a cache differs from it in one thing: nothing is written. GRC, paper reads the batch mean and is "
-    "frozen at inference, and its control has a learned constant in the cache's place; the others read per row, and "
-    "their controls start every update from zeros. Intervals are Welch's; p is Holm's over the rows of the table. "
+    "Control: the never-written baseline. GRC, paper reads the batch mean and is frozen at inference; its baseline "
+    "has a learned constant in the cache's place. The others read per row, and their baselines start every update from "
+    "zeros. Intervals are Welch's; p is Holm's over the rows of the table. "
     "Caches have the host's own length and no positional term; at the paper's size they have the paper's."
 )
 
