@@ -121,9 +121,8 @@ class GRC:
         Where the stored cache is read as it is at inference (inference="frozen": the preset "paper"), the baseline has
         a constant in its place: a parameter [Tm, Dm], learned with the others, which all rows read at inference as they
         read the written one, and in training too, where the written one holds the batch. The gates have no effect. To
-        compare the preset
-        "paper" with a cache that starts from zeros instead, let both read per row: GRC(preset="paper", read="sample",
-        inference="transient") and its `unwritten()`.
+        compare the preset "paper" with a cache that starts from zeros instead, let both read per row:
+        GRC(preset="paper", read="sample", inference="transient") and its `unwritten()`.
         """
         found = self.resolved()
         if found.inference == "frozen":
