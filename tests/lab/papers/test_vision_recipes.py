@@ -73,7 +73,7 @@ def test_imagenet_is_at_the_papers_settings(name):
     assert augment.force_color_jitter
     assert (augment.mixup, augment.cutmix, augment.smoothing, augment.erasing) == (0.8, 1.0, 0.1, 0.25)
     if isinstance(model.cache, GRC):
-        assert model.cache == GRC(preset="paper", ratio=0.5, length="paper", convolution=True)
+        assert model.cache == GRC(preset="paper", ratio=0.5, length="paper", mix="heads", convolution=True)
 
 
 def test_imagenet_22k_is_at_swins_settings():
