@@ -9,6 +9,7 @@
 #include "bidirectional.h"
 #include "cache.h"
 #include "decode.h"
+#include "delta.h"
 #include "flush.h"
 
 namespace mnemos {
@@ -29,6 +30,12 @@ extern const Cache baseline;
 extern const Cache avx2, avx512;
 #endif
 }  // namespace caching
+namespace correcting {
+extern const DeltaRule baseline;
+#ifdef X86_VARIANTS
+extern const DeltaRule avx2, avx512;
+#endif
+}  // namespace correcting
 namespace attending {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
@@ -170,6 +177,14 @@ const mnemos::Cache& caching(int variant) {
     return mnemos::caching::baseline;
 }
 
+const mnemos::DeltaRule& correcting(int variant) {
+#ifdef X86_VARIANTS
+    if (variant >= 2) return mnemos::correcting::avx512;
+    if (variant == 1) return mnemos::correcting::avx2;
+#endif
+    return mnemos::correcting::baseline;
+}
+
 const mnemos::Bidirectional& attending(int variant) {
 #ifdef BFLOAT16_VARIANT
     if (variant == 3) return mnemos::attending::avx512bf16;
@@ -250,6 +265,20 @@ int mnemos_cache(int variant, int what, const void* call) {
     const mnemos::Cache& found = caching(variant);
     if (what < 2) return (what ? found.update_backward : found.update)(*(const mnemos::Update*)call);
     return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);
+}
+
+int mnemos_delta(int variant, int backward, const mnemos::Delta* call, double scale) {
+    mnemos::Flush flush;
+    const mnemos::Delta& c = *call;
+    if (backward) {
+        in_large_pages(c.dv.data, c.B * c.T * c.H * c.M * (c.type == mnemos::FLOAT32 ? 4 : 2));
+        i64 size = c.type == mnemos::FLOAT32 || c.heads < c.H ? 4 : 2;
+        for (const void* x : {c.dq.data, c.dk.data}) in_large_pages(x, c.B * c.T * c.heads * c.D * size);
+        return correcting(variant).backward(c, scale);
+    }
+    in_large_pages(c, c.y, c.T, c.M);
+    if (c.states) in_large_pages(c.states, c.B * c.H * ((c.T - 1) / c.keep) * c.D * c.M * (i64)sizeof(float));
+    return correcting(variant).forward(c, scale);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }

@@ -20,25 +20,6 @@ constexpr i64 ROWS_OF_FEW = 4;             // rows by one or two vectors
 constexpr i64 LINE = 16;                   // numbers that come from memory together
 constexpr i64 AHEAD = 8192;                // floats that weights are asked for ahead of their use, to come into the second cache
 
-// Both vectors hold sums of N lanes beginning at every 2·N-th lane: the sums of 2·N, a's and then b's.
-template <i64 N, i64... J>
-ALWAYS V fold(V a, V b, std::integer_sequence<i64, J...>) {
-    return pick(a, b, std::integer_sequence<i64, (J / N * 2 * N + J % N)...>{}) +
-           pick(a, b, std::integer_sequence<i64, (J / N * 2 * N + J % N + N)...>{});
-}
-
-// The sum of each of COUNT vectors, added up in the same order for any COUNT; x is used up.
-template <i64 COUNT, i64 LEFT = COUNT, i64 N = W / 2>
-ALWAYS void sums(V* x, float* to) {
-    if constexpr (N == 0) {
-        std::memcpy(to, x, COUNT * sizeof(float));
-    } else {
-        for (i64 i = 0; i < (LEFT + 1) / 2; i++)
-            x[i] = fold<N>(x[2 * i], x[least(2 * i + 1, LEFT - 1)], std::make_integer_sequence<i64, W>{});
-        sums<COUNT, (LEFT + 1) / 2, N / 2>(x, to);
-    }
-}
-
 // A weight in bfloat16. Rows of such weights have a multiple of PAIRS numbers, zeros at their end, and every PAIRS of them
 // lie in the order 0, PAIRS/2, 1, PAIRS/2 + 1, ...: then a vector of 32-bit words holds two vectors of neighbouring
 // weights, and a shift and a mask make floats of them. To widen 16-bit numbers in their natural order takes twice the

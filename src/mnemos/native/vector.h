@@ -148,6 +148,25 @@ ALWAYS i64 rounded(i64 n, i64 to) { return (n + to - 1) / to * to; }
 ALWAYS i64 least(i64 a, i64 b) { return a < b ? a : b; }
 ALWAYS i64 bytes_of(i64 type) { return type == FLOAT32 ? 4 : 2; }
 
+// Both vectors hold sums of N lanes beginning at every 2·N-th lane: the sums of 2·N, a's and then b's.
+template <i64 N, i64... J>
+ALWAYS V fold(V a, V b, std::integer_sequence<i64, J...>) {
+    return pick(a, b, std::integer_sequence<i64, (J / N * 2 * N + J % N)...>{}) +
+           pick(a, b, std::integer_sequence<i64, (J / N * 2 * N + J % N + N)...>{});
+}
+
+// The sum of each of COUNT vectors, added up in the same order for any COUNT; x is used up.
+template <i64 COUNT, i64 LEFT = COUNT, i64 N = W / 2>
+ALWAYS void sums(V* x, float* to) {
+    if constexpr (N == 0) {
+        std::memcpy(to, x, COUNT * sizeof(float));
+    } else {
+        for (i64 i = 0; i < (LEFT + 1) / 2; i++)
+            x[i] = fold<N>(x[2 * i], x[least(2 * i + 1, LEFT - 1)], std::make_integer_sequence<i64, W>{});
+        sums<COUNT, (LEFT + 1) / 2, N / 2>(x, to);
+    }
+}
+
 // n rows of `width` numbers as floats, φ applied; `to` [n, ld] is 0 behind a row, and wherever a row is not valid.
 template <i64 TYPE, i64 MAP>
 void fetch(float* to, i64 ld, const char* from, i64 stride, i64 n, i64 width, const unsigned char* mask, i64 mask_t) {
