@@ -4,6 +4,7 @@
 // A worker takes one head of a row through all tokens, a chunk at a time, and in the backward the heads that share a
 // key head one after the other. The forward keeps the state before every keep-th token. Between two of these the
 // backward computes the chunks again, from the first to the last, and then their gradients from the last to the first.
+#include <memory>
 #include <vector>
 
 #include "delta_gradient.h"
@@ -15,7 +16,6 @@ namespace {
 constexpr i64 SERIAL = 1 << 15;  // B·T·H·D·M below which other threads are not worth waking
 constexpr i64 FEW = 6;           // tokens up to which one after the other is faster than a chunk
 
-// Rows of gates as floats; g [n, Dp], or [n, 1].
 ALWAYS const float* gate_at(const Gates& x, i64 b, i64 t, i64 h) { return x.data + b * x.b + t * x.t + h * x.h; }
 ALWAYS V bounded(V log) { return log < LEAST_DECAY ? all(LEAST_DECAY) : log; }
 
@@ -27,7 +27,7 @@ struct Work {
     Widths w;
     i64 share, kept, workers, each;  // heads of a key head, states of a head that are kept; numbers of a worker's memory
     bool backward, delta;
-    Memory* block = nullptr;
+    std::unique_ptr<Memory> block;
 
     Work(const Delta& c, double scale, bool backward)
         : c(c), scale((float)scale), w(c), share(c.H / c.heads), kept(c.T ? (c.T - 1) / c.keep : 0), backward(backward),
@@ -37,9 +37,8 @@ struct Work {
         Worker measured(*this, count);
         if (backward) Gradient<CHANNELS> also(w, count);
         each = count.used;
-        block = new Memory(workers * each);
+        block = std::make_unique<Memory>(workers * each);
     }
-    ~Work() { delete block; }
     Work(const Work&) = delete;
 
     i64 units() const { return c.B * (backward ? c.heads : c.H); }
@@ -57,7 +56,6 @@ struct Work {
         Widths w;
         std::vector<Chunk<CHANNELS>> chunks;
         std::vector<float*> S;  // the state before each chunk
-        Gradient<CHANNELS>* gradient = nullptr;
         float *out, *logs, *turned, *scales, *dS;
 
         Worker(const Work& work, Taker& take) : work(work), c(work.c), w(work.w) {

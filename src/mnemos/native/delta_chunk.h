@@ -9,6 +9,8 @@
 // Λ, λ and D, and QK and KK are products of matrices; one per channel is a vector, and they are made pair by pair, whose
 // decays are products of e^g along the chunk. So every exponent is at most 0, and a decay of −∞ is a factor 0.
 #pragma once
+#include <type_traits>
+
 #include "delta.h"
 #include "product.h"
 #include "rows.h"
@@ -29,13 +31,40 @@ ALWAYS V lanes_from(i64 from) {
     return x;
 }
 
-// C [n, columns] += A·B, where A [n, n] is 0 above its diagonal (LOWER), or below it.
+// f(rows), which is known when this is compiled if all rows of a block are there.
+template <class F>
+ALWAYS void with_rows(i64 rows, F f) {
+    if (rows == BLOCK)
+        f(std::integral_constant<i64, BLOCK>{});
+    else
+        f(rows);
+}
+
+// C [n, columns] += A·B, where of A [n, n] only what is on and below its diagonal counts (LOWER), or on and above it. What
+// is beyond it is not multiplied, for 0 times a NaN of a later token would reach an earlier one.
 template <bool LOWER>
 void triangular(i64 n, i64 columns, Left a, const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 i = 0; i < n; i += BLOCK) {
-        i64 rows = least(BLOCK, n - i), k = LOWER ? 0 : i, inner = LOWER ? i + rows : n - i;
-        product(rows, inner, columns, {a.data + i * a.row + k * a.k, a.row, a.k}, plain(b + k * ldb, ldb), c + i * ldc,
-                ldc, true);
+        i64 rows = least(BLOCK, n - i), k = LOWER ? 0 : i + rows, inner = LOWER ? i : n - k;
+        const float* corner = a.data + i * (a.row + a.k);
+        with_rows(rows, [&](auto all_rows) ALWAYS_LAMBDA {
+            for (i64 m = i * ldb, to = i * ldc; m < i * ldb + columns; m += W, to += W) {
+                V from[BLOCK];
+#pragma GCC unroll 8
+                for (i64 r = 0; r < all_rows; r++) from[r] = load<V>(b + m + r * ldb);
+#pragma GCC unroll 8
+                for (i64 r = 0; r < all_rows; r++) {
+                    V sum = load<V>(c + to + r * ldc);
+#pragma GCC unroll 8
+                    for (i64 j = LOWER ? 0 : r; j < (LOWER ? r + 1 : (i64)all_rows); j++)
+                        sum += all(corner[r * a.row + j * a.k]) * from[j];
+                    store(c + to + r * ldc, sum);
+                }
+            }
+        });
+        if (inner > 0)
+            product(rows, inner, columns, {a.data + i * a.row + k * a.k, a.row, a.k}, plain(b + k * ldb, ldb),
+                    c + i * ldc, ldc, true);
     }
 }
 
@@ -165,16 +194,20 @@ struct Chunk {
         for (i64 i = 0; i < n; i += BLOCK) {
             i64 rows = least(BLOCK, n - i);
             if (i) product(rows, i, w.M, rows_of(kk + i * C, C), plain(u, w.Mp), y + i * w.Mp, w.Mp, true);
-            for (i64 m = 0; m < w.Mw; m += W) {
-                V known[BLOCK];
-                for (i64 r = 0; r < rows; r++) {
-                    const float* by = kk + (i + r) * C + i;
-                    V sum = load<V>(y + (i + r) * w.Mp + m);
-                    for (i64 j = 0; j < r; j++) sum += all(by[j]) * known[j];
-                    known[r] = sum * beta[i + r];
-                    store(y + (i + r) * w.Mp + m, sum), store(u + (i + r) * w.Mp + m, known[r]);
+            with_rows(rows, [&](auto all_rows) ALWAYS_LAMBDA {
+                for (i64 m = i * w.Mp; m < i * w.Mp + w.Mw; m += W) {
+                    V known[BLOCK];
+#pragma GCC unroll 8
+                    for (i64 r = 0; r < all_rows; r++) {
+                        const float* by = kk + (i + r) * C + i;
+                        V sum = load<V>(y + m + r * w.Mp);
+#pragma GCC unroll 8
+                        for (i64 j = 0; j < r; j++) sum += all(by[j]) * known[j];
+                        known[r] = sum * beta[i + r];
+                        store(y + m + r * w.Mp, sum), store(u + m + r * w.Mp, known[r]);
+                    }
                 }
-            }
+            });
         }
     }
 

@@ -8,8 +8,6 @@
 #include "decode.h"
 #include "vector.h"
 
-#define ALWAYS_LAMBDA __attribute__((always_inline))
-
 namespace mnemos {
 namespace {
 

@@ -22,6 +22,7 @@ typedef std::uint32_t U __attribute__((vector_size(4 * WIDTH)));
 typedef std::uint16_t Half __attribute__((vector_size(2 * WIDTH)));
 
 #define ALWAYS inline __attribute__((always_inline))
+#define ALWAYS_LAMBDA __attribute__((always_inline))
 
 template <class A>
 ALWAYS A load(const void* from) {

@@ -27,11 +27,11 @@ from mnemos.ops.linear.feature_maps import nearest, zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
-from . import chunked, reference
+from . import chunked, native, reference
 
 __all__ = ["backends", "decayed_attention", "delta_rule", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"chunked": chunked, "reference": reference}
+BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": reference}
 KEY_EPS = 1e-6  # added to the squared length of a key by normalise_keys
 
 
