@@ -14,7 +14,7 @@ namespace mnemos {
 namespace {
 
 constexpr i64 SERIAL = 1 << 15;  // B·T·H·D·M below which other threads are not worth waking
-constexpr i64 FEW = 6;           // tokens up to which one after the other is faster than a chunk
+constexpr i64 FEW = 8;           // tokens up to which one after the other is faster than a chunk
 
 ALWAYS const float* gate_at(const Gates& x, i64 b, i64 t, i64 h) { return x.data + b * x.b + t * x.t + h * x.h; }
 ALWAYS V bounded(V log) { return log < LEAST_DECAY ? all(LEAST_DECAY) : log; }
@@ -25,7 +25,8 @@ struct Work {
     const Delta& c;
     float scale;
     Widths w;
-    i64 share, kept, workers, each;  // heads of a key head, states of a head that are kept; numbers of a worker's memory
+    i64 share, kept;    // heads of a key head, and states of a head that are kept
+    i64 workers, each;  // how many, and numbers of one's memory
     bool backward, delta;
     std::unique_ptr<Memory> block;
 
@@ -147,19 +148,19 @@ struct Work {
             if (!c.s) std::memset(to, 0, w.D * w.M * sizeof(float));
             if (!c.T) return void(std::memmove(to, from, w.D * w.M * sizeof(float)));
             begin(x, b, 0, h, c.T);
-            for (i64 t = 0; t < c.T; t++, from = to) {
-                float *q = x.q + t * w.Dp, *k = x.k + t * w.Dp, *decayed = x.from_k;
+            float *decay = x.to_end, dots[FEW];
+            for (i64 t = 0; t < c.T; t++) {
                 V dot = V{}, same = exponential(all(logs[CHANNELS ? 0 : t]));
-                for (i64 d = 0; d < w.Dw; d += W) {
-                    V by = CHANNELS ? exponential(load<V>(logs + t * w.Dp + d)) : same;
-                    dot += load<V>(q + d) * load<V>(k + d);
-                    store(x.last + d, by);
-                    store(x.from_q + d, by * load<V>(q + d)), store(decayed + d, by * load<V>(k + d));
+                for (i64 d = t * w.Dp; d < t * w.Dp + w.Dw; d += W) {
+                    V q = load<V>(x.q + d), k = load<V>(x.k + d), by = CHANNELS ? exponential(load<V>(logs + d)) : same;
+                    dot += q * k;
+                    store(decay + d, by), store(x.from_q + d, by * q), store(x.from_k + d, by * k);
                 }
-                const float* v = (work.delta ? x.y : x.u) + t * w.Mp;
-                token({k, x.last, x.from_q, decayed, v, work.delta ? x.beta[t] : 1, sum(dot), work.delta}, w.D, w.M, from,
-                      to, out + t * w.Mp);
+                dots[t] = sum(dot);
             }
+            const float* v = work.delta ? x.y : x.u;
+            Few few{c.T, w.Dp, w.Mp, work.delta, x.k, decay, x.from_q, x.from_k, v, x.beta, dots, out};
+            one_by_one(few, w.D, w.M, from, to);
             DELIVER[c.type](out, w.Mp, at(c.y, c.type, b, 0, h), c.y.t, c.T, w.M, nullptr);
         }
 

@@ -1,5 +1,5 @@
-// What one call of the kernels of the gated delta rule and of decayed attention is given. The order of the fields is that
-// of `CALL` in ops/delta/native.py, where every one of them is a word of 64 bits.
+// What one call of the kernels of the delta rule and of decayed attention is given. The order of the fields is that of
+// `CALL` in ops/delta/native.py, where every one of them is a word of 64 bits.
 #pragma once
 #include "call.h"
 

@@ -1,13 +1,14 @@
-// A chunk of n tokens of one head of the gated delta rule. With the decay Λ_i = e^{g_1 + … + g_i} since the chunk's start,
-// λ_i = e^{g_{i+1} + … + g_n} up to its end and D_ij = e^{g_{j+1} + … + g_i} between two tokens i >= j,
+// A chunk of n tokens of one head of the gated delta rule. With the decay Λ_i = e^{g_1 + … + g_i} since the start of the
+// chunk, λ_i = e^{g_{i+1} + … + g_n} up to its end and D_ij = e^{g_{j+1} + … + g_i} between two tokens i >= j,
 //
-//     Q̂ = Λ ⊙ Q      K̂ = Λ ⊙ K      K̃ = λ ⊙ K      QK_ij = q_i·(D_ij ⊙ k_j), j <= i      KK_ij = k_i·(D_ij ⊙ k_j), j < i
+//     Q̂ = Λ ⊙ Q      K̂ = Λ ⊙ K      K̃ = λ ⊙ K
+//     QK_ij = q_i·(D_ij ⊙ k_j), j <= i      KK_ij = k_i·(D_ij ⊙ k_j), j < i
 //     Y = V − K̂·S − KK·U      U = β ⊙ Y      (row after row: U takes part in the rows below it)
 //     O = Q̂·S + QK·U          S ← Λ_n ⊙ S + K̃ᵀ·U
 //
-// which is the WY form with the system solved and not inverted. Decayed attention is U = V. A decay per head is a number of
-// Λ, λ and D, and QK and KK are products of matrices; one per channel is a vector, and they are made pair by pair, whose
-// decays are products of e^g along the chunk. So every exponent is at most 0, and a decay of −∞ is a factor 0.
+// which is the WY form with the system solved and not inverted. Decayed attention is U = V. With a decay per head, Λ, λ
+// and D are numbers, and QK and KK products of matrices. With one per channel they are vectors, and QK and KK are made
+// pair by pair, with products of e^g along the chunk. So every exponent is at most 0, and a decay of −∞ is a factor 0.
 #pragma once
 #include <type_traits>
 
@@ -40,8 +41,8 @@ ALWAYS void with_rows(i64 rows, F f) {
         f(rows);
 }
 
-// C [n, columns] += A·B, where of A [n, n] only what is on and below its diagonal counts (LOWER), or on and above it. What
-// is beyond it is not multiplied, for 0 times a NaN of a later token would reach an earlier one.
+// C [n, columns] += A·B, where of A [n, n] only what is on and below its diagonal counts (LOWER), or on and above it.
+// The rest is not multiplied: 0 times a NaN of a later token would reach an earlier one.
 template <bool LOWER>
 void triangular(i64 n, i64 columns, Left a, const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 i = 0; i < n; i += BLOCK) {

@@ -166,7 +166,8 @@ struct Gradient {
         for (i64 i = 0; i < n; i++)
             for (i64 d = 0; d < w.Dw; d += W) {
                 i64 at = i * w.Dp + d;
-                V from = Tokens::gate(c.start, i, d, w.Dp), key = Tokens::gate(c.end, i, d, w.Dp) * load<V>(to_end + at);
+                V from = Tokens::gate(c.start, i, d, w.Dp), to = Tokens::gate(c.end, i, d, w.Dp);
+                V key = to * load<V>(to_end + at);
                 if (delta) key -= from * load<V>(from_k + at);
                 store(dq + at, from * load<V>(from_q + at)), store(dk + at, key);
             }

@@ -1,9 +1,9 @@
 """The delta rule and decayed attention on the CPU, in C++ (native/delta.cpp), forward and backward.
 
 The forward keeps the inputs and the state before every `_keep(M)`-th token, which is at most two numbers a token and
-channel; the backward computes what is between two of these states again. Inputs have any strides and are float32, bfloat16
-or float16, computed in float32; gates and states are float32. Heads of values that share the queries and keys of a head
-read them where they lie, and their gradients are added up in the kernel.
+channel; the backward computes what is between two of these states again. Inputs have any strides and are float32,
+bfloat16 or float16; all sums, gates and states are float32. Heads of values that share a key head read its queries and
+keys where they lie, and their gradients are added up in the kernel.
 """
 
 import struct
@@ -125,9 +125,7 @@ def _backward(
     wide = torch.float32 if q.shape[2] < v.shape[2] else q.dtype
     dq, dk = q.new_empty(q.shape, dtype=wide), k.new_empty(k.shape, dtype=wide)
     dv = v.new_empty(v.shape)
-    dbeta, ddecay, ds = (
-        x if x is None else x.new_empty(x.shape) for x in (beta, decay, s if starts else None)
-    )
+    dbeta, ddecay, ds = (x if x is None else x.new_empty(x.shape) for x in (beta, decay, s if starts else None))
     call = CALL.pack(
         *_sizes(q, v, decay), *address(q), *address(k), *address(v), *_NO_ROWS, *_gates(decay), *_gates(beta),
         *pointers(s, None, states), *address(gy), *address(dq), *address(dk), *address(dv),
