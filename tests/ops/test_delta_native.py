@@ -66,7 +66,8 @@ def agrees(given, tolerance, found=None):
     for name, a, b in zip(("y", "end", *given), found, expected, strict=True):
         if name == "decay":
             b = torch.where(given["decay"] == -torch.inf, 0, b)  # autograd's 0·∞
-        assert a.shape == b.shape and a.isfinite().all(), name
+        assert a.shape == b.shape, name
+        assert a.isfinite().all(), name
         size = float(b.detach().abs().max()) if b.numel() else 0.0
         torch.testing.assert_close(
             a.double(), b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, name=name: f"{name}: {m}"
@@ -105,7 +106,8 @@ def test_mixed_types_are_widened():
     given = inputs("head", 1, 40, 1, 2, 8, 8)
     given["q"] = given["q"].detach().bfloat16().requires_grad_()
     found = outputs_and_gradients(by_kernels, given)
-    assert found[0].dtype == torch.float32 and found[2].dtype == torch.bfloat16
+    assert found[0].dtype == torch.float32
+    assert found[2].dtype == torch.bfloat16
     agrees(given, 0.004, found)
 
 

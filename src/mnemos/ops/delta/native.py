@@ -36,8 +36,8 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, Hk, D], v [B, T, H, M], beta [B, T, H], decay [B, T, H(, D)], s [B, H, D, M] -> y, s.
 
-    Cost: 3·B·T·H·D·M multiply-adds and B·T·H·32·(D + M) within chunks, 7 and about 4 times as many for the backward;
-    on `torch.get_num_threads()` threads, of which each takes a row's head.
+    Cost: about B·T·H·(3·D·M + 2·C·(D + M)) multiply-adds, C = 32 (16 with a decay per channel), and with gradients
+    B·T·H·(11·D·M + 6·C·(D + M)); on `torch.get_num_threads()` threads, of which each takes a head of a row.
     """
     wanted = v.dtype
     if not q.dtype == k.dtype == v.dtype:
