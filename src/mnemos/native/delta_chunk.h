@@ -48,16 +48,17 @@ void triangular(i64 n, i64 columns, Left a, const float* b, i64 ldb, float* c, i
     for (i64 i = 0; i < n; i += BLOCK) {
         i64 rows = least(BLOCK, n - i), k = LOWER ? 0 : i + rows, inner = LOWER ? i : n - k;
         const float* corner = a.data + i * (a.row + a.k);
-        with_rows(rows, [&](auto all_rows) ALWAYS_LAMBDA {
+        with_rows(rows, [&](auto given) ALWAYS_LAMBDA {
+            const i64 count = given;
             for (i64 m = i * ldb, to = i * ldc; m < i * ldb + columns; m += W, to += W) {
                 V from[BLOCK];
 #pragma GCC unroll 8
-                for (i64 r = 0; r < all_rows; r++) from[r] = load<V>(b + m + r * ldb);
+                for (i64 r = 0; r < count; r++) from[r] = load<V>(b + m + r * ldb);
 #pragma GCC unroll 8
-                for (i64 r = 0; r < all_rows; r++) {
+                for (i64 r = 0; r < count; r++) {
                     V sum = load<V>(c + to + r * ldc);
 #pragma GCC unroll 8
-                    for (i64 j = LOWER ? 0 : r; j < (LOWER ? r + 1 : (i64)all_rows); j++)
+                    for (i64 j = LOWER ? 0 : r; j < (LOWER ? r + 1 : count); j++)
                         sum += all(corner[r * a.row + j * a.k]) * from[j];
                     store(c + to + r * ldc, sum);
                 }
@@ -195,11 +196,12 @@ struct Chunk {
         for (i64 i = 0; i < n; i += BLOCK) {
             i64 rows = least(BLOCK, n - i);
             if (i) product(rows, i, w.M, rows_of(kk + i * C, C), plain(u, w.Mp), y + i * w.Mp, w.Mp, true);
-            with_rows(rows, [&](auto all_rows) ALWAYS_LAMBDA {
+            with_rows(rows, [&](auto given) ALWAYS_LAMBDA {
+                const i64 count = given;
                 for (i64 m = i * w.Mp; m < i * w.Mp + w.Mw; m += W) {
                     V known[BLOCK];
 #pragma GCC unroll 8
-                    for (i64 r = 0; r < all_rows; r++) {
+                    for (i64 r = 0; r < count; r++) {
                         const float* by = kk + (i + r) * C + i;
                         V sum = load<V>(y + m + r * w.Mp);
 #pragma GCC unroll 8

@@ -76,22 +76,23 @@ struct Gradient {
             if (below < n)
                 product(rows, n - below, w.M, columns_of(c.kk + below * C + i, C), plain(dy + below * w.Mp, w.Mp),
                         e + i * w.Mp, w.Mp, true);
-            with_rows(rows, [&](auto all_rows) ALWAYS_LAMBDA {
+            with_rows(rows, [&](auto given) ALWAYS_LAMBDA {
+                const i64 count = given;
                 V dots[BLOCK] = {};
                 for (i64 m = i * w.Mp; m < i * w.Mp + w.Mw; m += W) {
                     V known[BLOCK];
 #pragma GCC unroll 8
-                    for (i64 r = all_rows - 1; r >= 0; r--) {
+                    for (i64 r = count - 1; r >= 0; r--) {
                         const float* by = c.kk + i * C + i + r;
                         V sum = load<V>(e + m + r * w.Mp);
 #pragma GCC unroll 8
-                        for (i64 j = r + 1; j < all_rows; j++) sum += all(by[j * C]) * known[j];
+                        for (i64 j = r + 1; j < count; j++) sum += all(by[j * C]) * known[j];
                         known[r] = sum * c.beta[i + r];
                         dots[r] += sum * load<V>(c.y + m + r * w.Mp);
                         store(dy + m + r * w.Mp, known[r]);
                     }
                 }
-                for (i64 r = 0; r < all_rows; r++) beta[i + r] = sum(dots[r]);
+                for (i64 r = 0; r < count; r++) beta[i + r] = sum(dots[r]);
             });
         }
     }
