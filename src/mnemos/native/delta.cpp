@@ -75,14 +75,19 @@ struct Work {
         void read(float* to, i64 ld, const Rows& x, i64 b, i64 t, i64 h, i64 n, i64 width) const {
             FETCH[c.type][IDENTITY](to, ld, at(x, c.type, b, t, h), x.t, n, width, nullptr, 0);
         }
-        void ask(const Rows& x, i64 b, i64 t, i64 h, i64 width) const {
+        // Asks for rows ahead of their use. (Not inlined, GCC takes it for a function without effect, and drops it.)
+        ALWAYS void ask(const Rows& x, i64 b, i64 t, i64 h, i64 width) const {
             if (t < 0 || t >= c.T) return;
             const char* row = at(x, c.type, b, t, h);
             for (i64 n = least(C, c.T - t); n > 0; n--, row += x.t * bytes_of(c.type))
                 for (i64 j = 0; j < width * bytes_of(c.type); j += 64) __builtin_prefetch(row + j, 0, 2);
         }
 
-        // What there is of n tokens but their values.
+        ALWAYS void ask_for_inputs(i64 b, i64 t, i64 h) const {
+            ask(c.q, b, t, h / work.share, w.D), ask(c.k, b, t, h / work.share, w.D), ask(c.v, b, t, h, w.M);
+        }
+
+        // All that is given of n tokens.
         void begin(Chunk<CHANNELS>& x, i64 b, i64 t, i64 h, i64 n) const {
             x.n = n;
             read(x.q, w.Dp, c.q, b, t, h / work.share, n, w.D), read(x.k, w.Dp, c.k, b, t, h / work.share, n, w.D);
@@ -130,8 +135,7 @@ struct Work {
             for (i64 t = 0; t < c.T; t += C) {
                 if (c.states && t && t % c.keep == 0)
                     deliver_rows(S[0], w.Mp, c.states + (row * work.kept + t / c.keep - 1) * w.D * w.M, w.M, w.D, w.M);
-                ask(c.q, b, t + C, h / work.share, w.D), ask(c.k, b, t + C, h / work.share, w.D);
-                ask(c.v, b, t + C, h, w.M);
+                ask_for_inputs(b, t + C, h);
                 prepare(x, b, t, h, S[0]);
                 x.outputs(S[0], out);
                 DELIVER[c.type](out, w.Mp, at(c.y, c.type, b, t, h), c.y.t, x.n, w.M, nullptr);
@@ -189,16 +193,17 @@ struct Work {
                 }
                 for (i64 i = count - 1; i >= 0; i--) {
                     i64 t = first + i * C, n = chunks[i].n;
+                    ask_for_inputs(b, t - c.keep, h), ask(c.g, b, t - c.keep, h, w.M);
                     read(to.g, w.Mp, c.g, b, t, h, n, w.M);
                     to.compute(chunks[i], work.delta, c.decay.data, S[i], dS);
                     write(to.dq, c.dq, b, t, h, n, scales), write(to.dk, c.dk, b, t, h, n, nullptr);
                     DELIVER[c.type](to.dv, w.Mp, at(c.dv, c.type, b, t, h), c.dv.t, n, w.M, nullptr);
-                    gates(to, b, t, h, n);
+                    write_gates(to, b, t, h, n);
                 }
             }
             if (c.ds) deliver_rows(dS, w.Mp, c.ds + row * w.D * w.M, w.M, w.D, w.M);
         }
-        void gates(const Gradient<CHANNELS>& from, i64 b, i64 t, i64 h, i64 n) const {
+        void write_gates(const Gradient<CHANNELS>& from, i64 b, i64 t, i64 h, i64 n) const {
             for (i64 i = 0; i < n; i++) {
                 i64 at = (b * c.T + t + i) * c.H + h;
                 if (c.d_beta) c.d_beta[at] = from.beta[i];
