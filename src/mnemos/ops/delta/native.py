@@ -146,10 +146,10 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        *tensors, ctx.scale = inputs
-        y, end, states = _forward(*tensors, ctx.scale, True)
+        q, k, v, beta, decay, s, ctx.scale = inputs
+        y, end, states = _forward(q, k, v, beta, decay, s, ctx.scale, True)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, states)
+        ctx.save_for_backward(q, k, v, beta, decay, s, states)
         return y, end
 
     @staticmethod
@@ -159,7 +159,9 @@ class _Eager(torch.autograd.Function):
         if gy is None:
             gy = tensors[2].new_zeros(tensors[2].shape)
         if eager(gy, gs):
-            return *_backward(*tensors, ctx.scale, states, gy, gs, ctx.needs_input_grad[5]), None
+            q, k, v, beta, decay, s = tensors
+            found = _backward(q, k, v, beta, decay, s, ctx.scale, states, gy, gs, ctx.needs_input_grad[5])
+            return *found, None
         return *_present(tensors, torch.ops.mnemos.delta_rule_backward(*tensors, ctx.scale, states, gy, gs)), None
 
 
