@@ -73,7 +73,7 @@ class _Live(DispatchMode):
         return result
 
     def _add(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = id(storage), storage.nbytes()
         self._known.add(key)
         self.now += size
         self.most = max(self.most, self.now)
@@ -85,5 +85,4 @@ class _Live(DispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    return id(tensor.untyped_storage())  # one object as long as the storage lives
