@@ -15,8 +15,8 @@ def is_gate(name: str) -> bool:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter has weight decay: matrices have it; vectors, biases and λ have none."""
-    return parameter.dim() >= 2 and not name.endswith("bias") and not is_gate(name)
+    """Whether a parameter has weight decay: matrices have it; vectors, biases, λ and constants of caches have none."""
+    return parameter.dim() >= 2 and not name.endswith("bias") and name.rpartition(".")[2] not in ("mix", "cache")
 
 
 def parameter_groups(

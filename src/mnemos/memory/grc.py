@@ -44,8 +44,9 @@ class GRC:
         resample: how tokens become slots. "grid" is 2-D and needs a grid of patches.
         branch: the attention over the slots.
         block: with causal attention, the tokens between two updates of the cache; None: Tm.
-        write: False: the cache is never written (see `unwritten`). With inference="frozen" it is a constant: a learned
-            parameter, which every row reads as it is, in training and at inference.
+        write: False: the cache is never written (see `unwritten`), and each row reads its own update, with any preset.
+            With inference="frozen" given too, it is a constant: a learned parameter [Tm, Dm], which every row reads as
+            it is, in training and at inference.
     """
 
     length: int | tuple[int, ...] | Literal["auto", "paper"] = "auto"
@@ -120,9 +121,9 @@ class GRC:
 
         Where the stored cache is read as it is at inference (inference="frozen": the preset "paper"), the baseline has
         a constant in its place: a parameter [Tm, Dm], learned with the others, which all rows read at inference as they
-        read the written one, and in training too, where the written one holds the batch. The gates have no effect. To
-        compare the preset "paper" with a cache that starts from zeros instead, let both read per row:
-        GRC(preset="paper", read="sample", inference="transient") and its `unwritten()`.
+        read the written one, and in training too, where the written one holds the batch. These are Tm·Dm parameters
+        more, and the gates have no effect. To compare the preset "paper" with a cache that starts from zeros instead,
+        let both read per row: GRC(preset="paper", read="sample", inference="transient") and its `unwritten()`.
         """
         found = self.resolved()
         if found.inference == "frozen":

@@ -43,8 +43,10 @@ class StoredCache(Moving):
     def __init__(self, slots: int, dim: int, learned: bool = False) -> None:
         super().__init__()
         self.learned = learned  # `cache` is a parameter, which the optimiser changes and no forward
-        if learned:  # slots that are equal would stay equal; 0.02 as learned tokens of ViT
-            self.cache = nn.Parameter(0.02 * torch.randn(slots, dim))
+        if learned:
+            with torch.random.fork_rng(devices=[]):  # all other weights are those of a model with a written cache
+                start = 0.02 * torch.randn(slots, dim)  # as ViT's learned tokens; slots that are equal would stay equal
+            self.cache = nn.Parameter(start)
         else:
             self.register_buffer("cache", torch.zeros(slots, dim))
         # Not buffers: DistributedDataParallel would overwrite those of every rank with those of rank 0.
@@ -149,13 +151,12 @@ def promote(found: Sequence[StoredCache]) -> None:
     An entry that is not finite is not copied. An overflow then affects its own batch only; in the cache, every later
     batch would read it.
     """
-    found = [cache for cache in found if not cache.learned]
     if any(cache.accumulates for cache in found):
         return  # `pending` is part of an unfinished update
     if not all(cache.complete for cache in found):
         _discard(found)
     with outside_transforms():
-        for cache in found:
+        for cache in (one for one in found if not one.learned):
             content = _plain(cache.cache)
             taken = (cache.pending_rows > 0) & cache.pending.isfinite()
             content.copy_(torch.where(taken, cache.pending, content))

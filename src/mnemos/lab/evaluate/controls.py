@@ -106,7 +106,7 @@ def _changing(model: nn.Module, control: str) -> Iterator[None]:
             for cache in caches(model):
                 if control == "closed":
                     cache.mix.fill_(-torch.inf)
-                elif cache.grc.scope == "shared":
+                elif cache.grc.scope == "shared" and cache.grc.write:
                     empty = control == "emptied"
                     cache.cache.copy_(torch.zeros_like(cache.cache) if empty else _noise(cache.cache, generator))
         yield

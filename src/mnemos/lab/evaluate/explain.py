@@ -170,7 +170,11 @@ def _record_pictures(
     pictures = Pictures(
         tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=_smaller(shown, SIDE).numpy()
     )
-    _compare_slots(run, task, caches, known, layers)
+    written = {name: place for name, place in known.items() if not caches[name].grc.constant}
+    for name in known.keys() - written.keys():
+        layers[name] = replace(layers[name], slots=Left("its cache is a learned constant, which no token wrote"))
+    if written:
+        _compare_slots(run, task, caches, written, layers)
     return pictures, "", list(caches).index(list(known)[(len(known) - 1) // 2])
 
 

@@ -37,7 +37,7 @@ def content_section(results: Results) -> str:
         elif name in results.cached():
             why = (
                 "no run stored the content of a cache, so there is none to draw: a cache per stream is part of the "
-                "state that the stream carries, and one that is never written holds nothing"
+                "state that the stream carries, and one that is never written stays at zeros"
             )
             parts.append(missing(f"{name}: {why}."))
     return "\n".join(parts)

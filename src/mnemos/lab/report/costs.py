@@ -200,7 +200,8 @@ def _layers(name: str, run: RunRecord) -> str:
         rows.append(["all", str(len(layers)), "", "", "", *_sums(costs)])
     caption = (
         f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
-        "Cache: slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates the cache, and in "
+        "Cache: slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates a "
+        "cache that is written, and in "
         f"eval(). {_share(run, costs)}From {run.label}/explain.json."
     )
     head = ["layers", "count", "tokens", "cache", "heads", "parameters", "FLOPs, training", "FLOPs, eval"]

@@ -314,8 +314,9 @@ class Run:
         if not found:
             return {}
         modules = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache)]
-        # A cache per stream is part of the state, and one that is never written holds nothing: neither is stored.
-        stored = {name: m.cache.contiguous() for name, m in modules if m.grc.scope == "shared" and m.grc.write}
+        # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
+        holds = ((name, m) for name, m in modules if m.grc.scope == "shared" and (m.grc.write or m.grc.constant))
+        stored = {name: m.cache.detach().contiguous() for name, m in holds}
         if stored:
             from safetensors.torch import save_file
 

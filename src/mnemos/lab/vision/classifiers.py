@@ -19,7 +19,7 @@ from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
-from mnemos.memory.stored import clear_caches
+from mnemos.memory.stored import StoredCache, clear_caches
 from mnemos.models.blocks import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
@@ -95,7 +95,7 @@ class ImageModel(Stateless, nn.Module):
     @property
     def rows_independent(self) -> bool:
         """Whether a row's output in training depends on that row alone: unless a cache reads the batch mean."""
-        return all(cache.grc.read == "sample" for cache in caches(self))
+        return all(cache.grc.constant or cache.grc.read == "sample" for cache in caches(self))
 
 
 class Stages(Protocol):
@@ -233,6 +233,11 @@ class SwinConfig(ImageConfig):
             )
 
 
+def _cache_names(model: nn.Module) -> set[str]:
+    """The names of the contents of a model's caches: buffers, or parameters of learned constants."""
+    return {f"{name}.cache" for name, module in model.named_modules() if isinstance(module, StoredCache)}
+
+
 class _Features(nn.Module):
     """A backbone that can start from a classifier."""
 
@@ -241,13 +246,13 @@ class _Features(nn.Module):
         raise NotImplementedError
 
     def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
-        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper).
+        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper); constants start again.
 
         The gates of caches that the classifier lacks stay as they are. Raises InputError if another weight is missing,
         or of another shape.
         """
         found, own = self.classifier_weights(weights), self.state_dict()
-        parameters = {name for name, _ in self.named_parameters()}
+        parameters = {name for name, _ in self.named_parameters()} - _cache_names(self)
         cached = any(".grc." in name for name in found)
         wanted = [name for name in own if name in parameters and (cached or ".grc." not in name)]
         wrong = [name for name in wanted if name not in found or found[name].shape != own[name].shape]
@@ -312,7 +317,7 @@ class PVTFeatures(_Features):
         table = f"patch_embeddings.{len(self.channels) - 1}.position_embeddings"
         if table in found and found[table].shape[1] == own[table].shape[1] + 1:
             found[table] = found[table][:, 1:]
-        stored = {name for name, _ in self.encoder.named_buffers()}
+        stored = _cache_names(self.encoder)
         return {f"encoder.{name}": found[name] for name in own if name in found and name not in stored}
 
 
@@ -345,7 +350,7 @@ class PVT2Features(_Features):
         """
         first = "patch_embed.proj.weight"
         host = next((name.removesuffix(first) for name in weights if name.endswith(first)), "")
-        stored = {name for name, _ in self.named_buffers()}
+        stored = _cache_names(self)
         names = [name for name in self.state_dict() if f"{host}{name}" in weights and name not in stored]
         return {name: weights[f"{host}{name}"] for name in names}
 

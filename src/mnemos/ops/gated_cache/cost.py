@@ -65,6 +65,11 @@ class Switches(Protocol):
         """Whether the batch mean is read."""
         ...
 
+    @property
+    def constant(self) -> bool:
+        """Whether the cache is a learned constant, which no forward updates."""
+        ...
+
 
 class Shape(NamedTuple):
     """The sizes of one cached attention: T, Tm, D, Dm, H, D' (None: D).
@@ -112,7 +117,7 @@ class _Sizes(NamedTuple):
 def parts(shape: Shape, grc: Switches, batch: int = 1, mode: Mode = "training") -> list[CostPart]:
     """The operations of one layer's branch for `batch` samples, in order. `grc` is a GRC, every switch set."""
     sizes = _sizes(shape, grc, batch, mode)
-    found = [] if mode == "frozen" else _update(shape, sizes)
+    found = [] if mode == "frozen" or grc.constant else _update(shape, sizes)
     found += _read(shape, grc, sizes, mode)
     return found
 
@@ -142,19 +147,19 @@ def kept_bytes(shape: Shape, grc: Switches, batch: int = 1, width: int = 4) -> i
 
 
 def parameters(shape: Shape, grc: Switches) -> int:
-    """Parameters of one layer's branch: gates, queries, keys, values, lift, norm, λ, convolution."""
+    """Parameters of one layer's branch: gates, queries, keys, values, lift, norm, λ, convolution, constant slots."""
     d = shape.cache_width
     sizes = _sizes(shape, grc, 1, "training")
     gates = 3 * (2 * d * d + d) + (2 * d if grc.candidate == "layernorm_gelu" else 0)
     reads = 2 * (d * d + d) + (d + 1) * sizes.values + (d + 1) * sizes.lifted
     kernel = 9 * shape.width * shape.width // d + shape.width if _convolves(shape, grc) else 0
-    return gates + reads + kernel + shape.heads
+    return gates + reads + kernel + shape.heads + (sizes.slots if grc.constant else 0)
 
 
 def _sizes(shape: Shape, grc: Switches, batch: int, mode: Mode) -> _Sizes:
     rows = batch * shape.rows
     out = shape.out_width or shape.width
-    shared = mode == "frozen" or (mode == "training" and grc.read == "mean")
+    shared = mode == "frozen" or grc.constant or (mode == "training" and grc.read == "mean")
     if grc.lift == "pad":
         values = lifted = shape.cache_width
     else:
