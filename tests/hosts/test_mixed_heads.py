@@ -1,12 +1,15 @@
 """mix="heads": eq. 2 of Cached Transformers inside other people's attentions, before their projection."""
 
 import copy
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import matrix
 import pytest
 import torch
+import torch.distributed as dist
 from hosts import build, example, given, run
 from matrix import CHECKS
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts import Host
+from mnemos.hosts.host import TokenReader
 from mnemos.libraries import timm, transformers
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache.reference import (
@@ -190,14 +195,139 @@ def test_hosts_without_heads_are_refused_with_what_to_do():
         mnemos.attention.GatedCacheAttention(12, 2, grc=GRC(length=4, mix="channels"))
 
 
-def test_a_projection_that_another_took_the_place_of_is_refused():
-    """An adapter around it would add its own part of heads without the cache."""
-    model = build("timm_vit")
-    mnemos.cache(model, MNEMOS)
+def test_a_norm_between_heads_and_projection_is_refused():
+    """The mix at the projection's input would be one of normed heads."""
+    sizes = {"img_size": 28, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
+    plain, normed = (timm().create_model("eva02_base_patch14_224", scale_attn_inner=n, **sizes) for n in (False, True))
+    mnemos.cache(plain, MNEMOS)
+    with pytest.raises(InputError, match="with norm before it"):
+        mnemos.cache(normed, MNEMOS)
+    assert not caches(normed)
+
+
+class Added(nn.Module):
+    """An adapter around a projection, which adds its own part."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.own = base, nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.own(x)
+
+
+def opened(**more: Any) -> Any:
+    """A vision transformer in eval mode, with half-open caches that hold something."""
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
+    model = timm().create_model("vit_tiny_patch16_224", **sizes)
+    mnemos.cache(model, replace(MNEMOS, gate_init=0.0, **more))
+    return model.eval()
+
+
+@torch.no_grad()
+def test_tools_that_wrap_unwrap_or_copy_a_projection_keep_the_mix():
+    model, x = opened(), torch.randn(2, 3, 16, 16)
     attention = model.blocks[0].attn
-    attention.proj = nn.Sequential(attention.proj)
-    with pytest.raises(InputError, match=r"projection \(proj\) that mnemos.cache\(\) found"):
-        run(model, example("timm_vit"))
+    before, proj, seen = model(x), attention.proj, []
+    proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    attention.proj = Added(proj)
+    attention.proj.own.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    assert not torch.allclose(model(x), before)
+    assert torch.equal(*seen)  # the adapter's own part reads the mixed heads
+    attention.proj = proj
+    assert torch.equal(model(x), before)
+    attention.proj = copy.deepcopy(proj)
+    del attention.proj._mnemos_handles  # as quantisation makes its copies
+    assert torch.equal(model(x), before)
+    mnemos.uncache(model)
+    assert not attention.proj._forward_pre_hooks.keys() - proj._forward_pre_hooks.keys()
+    model(x)
+
+
+@torch.no_grad()
+def test_a_call_that_raised_leaves_nothing_behind():
+    model, x = opened(), torch.randn(2, 3, 16, 16)
+    attention = model.blocks[0].attn
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    for part in (attention.qkv, attention.proj_drop):
+        handle = part.register_forward_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            model(x)
+        handle.remove()
+        with pytest.raises(InputError, match="in each call of its attention"):
+            attention.proj(torch.randn(2, 17, 12))
+    found = weakref.ref(model)
+    del model, attention, handle, part
+    gc.collect()
+    assert found() is None
+
+
+class Inner(nn.Module):
+    dim, num_heads = 12, 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x.softmax(-1))
+
+
+class Outer(Inner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(self.inner(x).sin())
+
+
+@torch.no_grad()
+def test_attentions_inside_one_another_and_with_one_projection(monkeypatch):
+    registered = Host(f"{__name__}:Inner", ("x",), "dim", "num_heads", TokenReader("x"), projection="proj")
+    monkeypatch.setattr("mnemos.hosts.attach.registered_hosts", lambda: [registered])
+    x = torch.randn(2, 5, 12)
+    for tied in (False, True):
+        model = Outer()
+        if tied:
+            model.inner.proj = model.proj
+        weights = [(one.proj.weight, one.proj.bias) for one in (model.inner, model)]
+        mnemos.cache(model, replace(MNEMOS, gate_init=0.0))
+        given: list[Tensor] = []
+        for one in (model.inner, model):
+            one.grc.register_forward_hook(lambda _, args, y, given=given: given.extend((*args[:2], y)))
+        out = model.eval()(x)
+        inner_x, inner_heads, inner_mixed, outer_x, outer_heads, outer_mixed = given
+        assert torch.equal(inner_x, x)
+        assert torch.equal(outer_x, x)
+        assert torch.equal(inner_heads, x.softmax(-1))
+        assert torch.equal(outer_heads, F.linear(inner_mixed, *weights[0]).sin())
+        assert torch.equal(out, F.linear(outer_mixed, *weights[1]))
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without processes")
+def test_sharded_alone_the_branch_has_its_convolution(tmp_path):
+    """FSDP2 of the branch: its weights are whole inside its own forward only."""
+    from torch.distributed.fsdp import fully_shard
+
+    expected, x = opened(convolution=True).train(), torch.randn(2, 3, 16, 16)
+    model = copy.deepcopy(expected)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for block in model.blocks:
+            fully_shard(block.attn.grc)
+        for one in (expected, model):
+            one(x).square().sum().backward()
+        name = "blocks.0.attn.grc.convolution.weight"
+        found, wanted = (dict(one.named_parameters())[name].grad for one in (model, expected))
+        torch.testing.assert_close(found.full_tensor(), wanted)
+        assert wanted.any()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_settings_without_a_mix_are_by_channels_as_they_were():

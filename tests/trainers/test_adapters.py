@@ -63,6 +63,32 @@ def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path)
     torch.testing.assert_close(logits(read(library.AutoModelForCausalLM, tmp_path / "merged")), logits(merged))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("mix", ["heads", "channels"])
+def test_a_wrapped_branch_of_a_decoder_skips_padding_and_carries_its_state(mix):
+    """PEFT's `modules_to_save` wraps the branch; LoRA wraps the projection that it is mixed in at."""
+
+    def decoder():
+        torch.manual_seed(0)
+        library = transformers()
+        sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=30, num_key_value_heads=1, **sizes))
+        mnemos.cache(model, mnemos.GRC(scope="stream", length=4, block=3, mix=mix, gate_init=1.0))
+        return model.eval()
+
+    ids, mask = torch.randint(30, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+    mask[0, :7] = 0
+    expected = decoder()(ids, attention_mask=mask).logits[:, -1]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"], modules_to_save=["grc"])
+    adapted = peft.get_peft_model(decoder(), config).eval()
+    torch.testing.assert_close(adapted(ids, attention_mask=mask).logits[:, -1], expected)
+    past = adapted(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
+    step = adapted(ids[:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
+    torch.testing.assert_close(step, expected)
+    merged = adapted.merge_and_unload().eval()
+    torch.testing.assert_close(merged(ids, attention_mask=mask).logits[:, -1], expected)
+
+
 def test_an_adapter_on_weights_that_are_read_directly_is_refused():
     model = mnemos.Transformer(
         vocab_size=30, dim=16, layers=1, num_heads=2, mlp=8, cache=mnemos.GRC(length=4, block=3, scope="stream")

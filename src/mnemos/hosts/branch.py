@@ -66,8 +66,13 @@ class HostBranch(GatedBranch):
         # Called with the branch, y and lift(o_mem), or with the heads and o_mem.
         self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = None
 
-    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, **context: Any) -> Tensor:
-        """See the class. context: `grid`, that of the tokens, or `carried` (`DecoderBranch`)."""
+    def forward(
+        self, x: Tensor, y: Tensor, mask: Tensor | None = None, **context: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See the class. context: `grid`, that of the tokens, or `carried` (`DecoderBranch`).
+
+        At the input of a projection, with `convolution`: the mixed heads, and the positional term, for its output.
+        """
         if x.dim() != 3 or x.shape[-1] != self.dim or y.shape != (*x.shape[:2], self.out_dim):
             raise InputError(
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
@@ -82,15 +87,16 @@ class HostBranch(GatedBranch):
         began = self.training and self.complete and begin_forward([self])
         try:
             mixed = self._mixed(x, y, mask, **context)
-            if self.convolution is not None and not self.before_projection:
-                mixed = mixed + self.convolve(x, context.get("grid")).to(y.dtype)
+            position = None if self.convolution is None else self.convolve(x, context.get("grid"))
         except BaseException:
             if began:
                 promote([self])  # discards what the failed forward left: the next one starts again
             raise
         if began:
             end_forward([self])
-        return mixed
+        if position is None:
+            return mixed
+        return (mixed, position) if self.before_projection else mixed + position.to(y.dtype)
 
     @property
     def before_projection(self) -> bool:

@@ -4,7 +4,6 @@ They are plain functions that hold no module, so a deep copy of a cached model u
 model can be pickled.
 """
 
-import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from mnemos.types import InputError
 from .branch import HostBranch
 from .decoder_branch import DecoderBranch, mix_decoder
 from .grids import NOTES, Grids, find_own_reader, find_reader_above
-from .host import Call, Site, reach
+from .host import Call, DecoderHost, Site, reach
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
@@ -29,21 +28,20 @@ RECORD = "_mnemos_record"  # attribute of the same model: the settings of each c
 
 
 class _Noted:
-    """A call of an attention whose heads are mixed. mixed: whether they were. position: the convolution's output."""
+    """A call of an attention that is mixed inside it. mixed: whether it was. position: the convolution's output."""
 
     def __init__(self, module: Any, args: tuple, kwargs: dict) -> None:
         self.module, self.args, self.kwargs, self.mixed = module, args, kwargs, False
         self.position: tuple[Call, Tensor] | None = None
 
 
-class _PresentCall(threading.local):
-    """A call, between the hook on an attention and the one on its carrier or projection. Threads may share a model."""
+class _Present(threading.local):
+    """The noted calls that are being made, each inside the one before it. Threads may share a model."""
 
-    call: Call | None = None
-    noted: _Noted | None = None
+    calls: tuple[_Noted, ...] = ()
 
 
-_present = _PresentCall()
+_present = _Present()
 
 
 def attach(site: Site, branch: HostBranch) -> None:
@@ -51,14 +49,14 @@ def attach(site: Site, branch: HostBranch) -> None:
     carrier = module = site.module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
-        note = functools.partial(_note_call_of, branch.host.carrier)
-        keep_handle(module, module.register_forward_pre_hook(note, with_kwargs=True))
+        keep_handle(module, module.register_forward_pre_hook(_note_call, with_kwargs=True))
         keep_handle(carrier, carrier.register_forward_pre_hook(_mix_input))
+        keep_handle(module, module.register_forward_hook(_forget_call, always_call=True))
     elif branch.before_projection:
-        projection = reach(module, branch.host.projection or "")
         keep_handle(module, module.register_forward_pre_hook(_note_heads, with_kwargs=True))
-        keep_handle(projection, projection.register_forward_pre_hook(_mix_heads))
+        _hook_projection(reach(module, branch.host.projection or ""))
         keep_handle(module, module.register_forward_hook(_end_heads))
+        keep_handle(module, module.register_forward_hook(_forget_call, always_call=True))
     else:
         mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
         keep_handle(module, module.register_forward_hook(mix, with_kwargs=True))
@@ -82,7 +80,7 @@ def follow_grid(site: Site, branch: HostBranch) -> None:
         if isinstance(above, nn.Conv2d):
             keep_handle(above, above.register_forward_hook(_note_output))
         else:
-            keep_handle(above, above.register_forward_pre_hook(_note_call, with_kwargs=True))
+            keep_handle(above, above.register_forward_pre_hook(_note_grid, with_kwargs=True))
     branch.grids = getattr(above, NOTES)[0]
 
 
@@ -144,6 +142,7 @@ def detach_all(model: nn.Module) -> int:
         compiled_as_before(module)
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
+        _unhook_projection(module)  # a copy that took the place of a projection, as quantisation makes, has no handle
         module.__dict__.pop(NOTES, None)
         module.__dict__.pop(ROSTER, None)
         module.__dict__.pop(RECORD, None)
@@ -188,40 +187,64 @@ def _with_first(output: Any, first: Tensor) -> Any:
     return first, *output[1:]
 
 
+def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
+    _present.calls = *_present.calls, _Noted(module, args, kwargs)
+
+
+def _forget_call(module: Any, args: tuple, output: Any) -> None:
+    """End a noted call, also one that raised; one that raised before it was noted has no note."""
+    if _present.calls and _present.calls[-1].module is module:
+        _present.calls = _present.calls[:-1]
+
+
 def _note_heads(module: Any, args: tuple, kwargs: dict) -> None:
-    branch: HostBranch = module.grc
-    if not hasattr(reach(module, branch.host.projection or ""), _HANDLES):
-        raise InputError(
-            f"{branch.host.name}: expected the projection ({branch.host.projection}) that mnemos.cache() found, found "
-            'another, such as an adapter around it; add it before mnemos.cache(), or use GRC(mix="channels")'
-        )
-    _present.noted = _Noted(module, args, kwargs)
+    _hook_projection(reach(module, module.grc.host.projection))
+    _note_call(module, args, kwargs)
+
+
+def _hook_projection(projection: Any) -> None:
+    """Hook a projection, unless it is: attentions may share it, and tools may wrap, unwrap or replace it later.
+
+    The input of an adapter around it is the heads too: the adapter is hooked then, and what is in it is not.
+    """
+    if _mix_heads in projection._forward_pre_hooks.values():
+        return
+    for part in projection.modules():
+        _unhook_projection(part)
+    keep_handle(projection, projection.register_forward_pre_hook(_mix_heads))
+
+
+def _unhook_projection(projection: nn.Module) -> None:
+    hooks = projection._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _mix_heads]:
+        del hooks[key]
 
 
 def _mix_heads(projection: Any, args: tuple) -> tuple:
     """The arguments of an attention's projection, with the branch mixed into the first, the heads."""
-    noted, heads = _present.noted, args[0]
-    if noted is None or noted.mixed:
+    noted, heads = _present.calls[-1] if _present.calls else None, args[0]
+    if noted is None or noted.mixed or reach(noted.module, noted.module.grc.host.projection) is not projection:
         raise InputError(
             f"{type(projection).__name__}: expected one call of it in each call of its attention, found another; use "
             'GRC(mix="channels")'
         )
     module, given, kwargs = noted.module, noted.args, noted.kwargs
     noted.mixed, branch = True, module.grc
-    if isinstance(branch, DecoderBranch):
+    if isinstance(branch.host, DecoderHost):  # the branch itself may be wrapped, as by PEFT
         return mix_decoder(module, given, kwargs, heads), *args[1:]
     call = branch.host.call(module, given, kwargs)
     grid = _find_grid(branch, given, kwargs, call) if branch.needs_grid else None
     mixed = branch(call.x, call.tokens(heads), call.mask, grid=grid)
     if branch.convolution is not None:
-        noted.position = call, branch.convolve(call.x, grid)
+        mixed, position = mixed
+        noted.position = call, position
     return call.like(mixed, heads), *args[1:]
 
 
 def _end_heads(module: Any, args: tuple, output: Any) -> Any:
     """The attention's output, with the convolution's added."""
-    noted, _present.noted = _present.noted, None
-    if noted is None or not noted.mixed:
+    noted = _present.calls[-1]
+    if not noted.mixed:
         branch: HostBranch = module.grc
         raise InputError(
             f"{branch.host.name}: expected a call of its projection ({branch.host.projection}), found none; use "
@@ -252,22 +275,19 @@ def _note_output(module: Any, args: tuple, output: Any) -> None:
     grids.note(reader(args, {}, output))
 
 
-def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
+def _note_grid(module: Any, args: tuple, kwargs: dict) -> None:
     grids, reader = getattr(module, NOTES)
     grids.note(reader(args, kwargs))
-
-
-def _note_call_of(carrier: str, module: Any, args: tuple, kwargs: dict) -> None:
-    branch: HostBranch = getattr(module, carrier).grc
-    _present.call = branch.host.call(module, args, kwargs)
 
 
 def _mix_input(carrier: Any, args: tuple) -> tuple:
     """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
     branch: HostBranch = carrier.grc
-    call, _present.call = _present.call, None
-    if call is None:
+    noted = _present.calls[-1] if _present.calls else None
+    if noted is None or noted.mixed or reach(noted.module, branch.host.carrier) is not carrier:
         raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
+    noted.mixed = True
+    call = branch.host.call(noted.module, noted.args, noted.kwargs)
     return branch(call.x, args[0], call.mask), *args[1:]
 
 

@@ -139,7 +139,8 @@ class Host:
     it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed, for an attention whose
     own output includes a residual or a norm; "": the output is mixed. projection: the dotted path of the module whose
     first input is the attention's heads, one after another, for mix="heads"; "": what is mixed is the heads, because
-    the projection follows this attention; None: not known, and mix="heads" is refused.
+    the projection follows this attention; None: not known, and mix="heads" is refused. between: attributes with a norm
+    or a gate between heads and projection; mix="heads" is refused unless each is None or an Identity.
     """
 
     kind: str
@@ -152,6 +153,7 @@ class Host:
     left: Callable[[Site], str | None] = no_reason
     carrier: str = field(default="", kw_only=True)
     projection: str | None = field(default=None, kw_only=True)
+    between: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
@@ -192,6 +194,12 @@ class Host:
             raise InputError(
                 f'GRC(mix="heads"): expected an attention that calls its projection as a module, found {self.name}, '
                 'of which none is known; use mix="channels"'
+            )
+        parts = {name: getattr(module, name, None) for name in self.between}
+        if changed := [name for name, part in parts.items() if not (part is None or isinstance(part, nn.Identity))]:
+            raise InputError(
+                f'GRC(mix="heads"): expected an attention whose heads are the input of its projection, found '
+                f'{self.name} with {" and ".join(changed)} before it; use mix="channels"'
             )
         return found
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -223,12 +223,18 @@ def _host(
 
 _TOKENS = TokenReader("x")
 _NO_CLASS = partial(_patches, prefix=0)  # the class token joins in later layers, which attend across two sequences
+_BETWEEN = "norm", "gate"
 HOSTS = (
-    _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _MaskedReader(1)),
-    _host(
-        "layers.attention:AttentionRope", ("x", "rope", "attn_mask"), _patches, _MaskedReader(2), "proj.out_features"
+    replace(
+        _host("layers.attention:Attention", ("x", "attn_mask"), _patches, _MaskedReader(1)),
+        between=_BETWEEN,
     ),
-    _host("models.eva:EvaAttention", ("x", "rope", "attn_mask"), _patches, _MaskedReader(2), "proj.out_features"),
+    *(
+        replace(
+            _host(kind, ("x", "rope", "attn_mask"), _patches, _MaskedReader(2), "proj.out_features"), between=_BETWEEN
+        )
+        for kind in ("layers.attention:AttentionRope", "models.eva:EvaAttention")
+    ),
     _host("models.beit:Attention", ("x", "shared_rel_pos_bias"), _patches, _TOKENS),
     _host("models.swin_transformer:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
     _host("models.swin_transformer_v2:WindowAttention", ("x", "mask"), _window, _TOKENS, "dim"),
