@@ -385,3 +385,18 @@ def test_an_exported_step_is_saved(tmp_path):
     for a, b in zip(mnemos.types.leaves(after), mnemos.types.leaves(end), strict=True):
         torch.testing.assert_close(a, b)
     assert type(after) is type(end)
+
+
+def test_the_hooks_before_a_forward_are_found_and_removed():
+    module = torch.nn.Linear(2, 2)
+
+    def zeroed(_: torch.nn.Module, args: tuple) -> tuple:
+        return (args[0] * 0,)
+
+    module.register_forward_pre_hook(zeroed)
+    x = torch.ones(1, 2)
+    assert torch.equal(module(x)[0], module.bias)
+    hooks = _compat.pre_hooks_of(module)
+    (key,) = [key for key, hook in hooks.items() if hook is zeroed]
+    del hooks[key]
+    assert not torch.equal(module(x)[0], module.bias)

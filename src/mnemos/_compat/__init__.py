@@ -327,6 +327,15 @@ def has_hooks(module: nn.Module) -> bool:
     return has_forward_hooks(module) or any(module.__dict__.get(name, True) for name in names)
 
 
+def pre_hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
+    """A live mapping of the hooks before a module's forward: a hook whose handle is lost can be found and removed.
+
+    Fallback: an empty one, so that a hook is not found. torch 2.13.
+    """
+    found: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_pre_hooks", {})
+    return found
+
+
 def has_global_forward_hooks() -> bool:
     """Whether hooks run before or after the forward of every module. Fallback: True."""
     return any(getattr(_all_modules, name, True) for name in ("_global_forward_hooks", "_global_forward_pre_hooks"))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica
+from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica, pre_hooks_of
 from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
 from mnemos.memory.stored import StoredCache, stored
 from mnemos.types import InputError
@@ -207,7 +207,7 @@ def _hook_projection(projection: Any) -> None:
 
     The input of an adapter around it is the heads too: the adapter is hooked then, and what is in it is not.
     """
-    if _mix_heads in projection._forward_pre_hooks.values():
+    if _mix_heads in pre_hooks_of(projection).values():
         return
     for part in projection.modules():
         _unhook_projection(part)
@@ -215,7 +215,7 @@ def _hook_projection(projection: Any) -> None:
 
 
 def _unhook_projection(projection: nn.Module) -> None:
-    hooks = projection._forward_pre_hooks
+    hooks = pre_hooks_of(projection)
     for key in [key for key, hook in hooks.items() if hook is _mix_heads]:
         del hooks[key]
 
