@@ -8,6 +8,7 @@ from mnemos.types import InputError
 from .associative import associative_read, associative_write, dpfp
 from .block_sparse import block_sparse_attention
 from .bucket_union import bucket_union_attention
+from .convolution import short_convolution
 from .delta import decayed_attention, delta_rule
 from .linear import linear_attention, linear_attention_varlen
 from .reformer import reformer_attention
@@ -28,13 +29,19 @@ __all__ = [
     "linear_attention_varlen",
     "reformer_attention",
     "relative_attention",
+    "short_convolution",
     "slot_attention",
     "slot_write",
     "which",
 ]
 
 # operation: its folder
-_WITH_BACKENDS = {"linear_attention": "linear", "delta_rule": "delta", "decayed_attention": "delta"}
+_WITH_BACKENDS = {
+    "linear_attention": "linear",
+    "delta_rule": "delta",
+    "decayed_attention": "delta",
+    "short_convolution": "convolution",
+}
 
 
 def backends(operation: str) -> list[str]:

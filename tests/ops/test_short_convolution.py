@@ -1,0 +1,188 @@
+"""The short convolution is its equation: padding, resets, calls that are cut, derivatives; every backend."""
+
+import itertools
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import mnemos
+from mnemos.ops import short_convolution
+from mnemos.ops.convolution import BACKENDS
+from mnemos.ops.convolution.reference import reference_short_convolution
+from mnemos.types import InputError
+
+HERE = mnemos.ops.backends("short_convolution")
+EXACT = [name for name in HERE if BACKENDS[name].takes(*torch.zeros(2, 1, 2, 2).double())]
+B = 3
+
+
+def inputs(t, c, w, dtype=torch.float64, seed=0):
+    """A dictionary of leaves, none contiguous."""
+    g = torch.Generator().manual_seed(seed)
+    given = {
+        "x": torch.randn(c, B, 2 * t, generator=g, dtype=torch.float64)[..., ::2].permute(1, 2, 0),
+        "weight": torch.randn(w, c, generator=g, dtype=torch.float64).T,
+        "bias": torch.randn(2 * c, generator=g, dtype=torch.float64)[::2],
+        "state": torch.randn(B, c, w - 1, generator=g, dtype=torch.float64).mT,
+    }
+    return {name: x.to(dtype).detach().requires_grad_() for name, x in given.items()}
+
+
+def holes(t, seed=4):
+    """Padding on the left of a row, in the middle and at the end; a row without valid tokens."""
+    mask = torch.rand(B, t, generator=torch.Generator().manual_seed(seed)) > 0.3
+    mask[0, : t // 2] = False
+    mask[2] = False
+    return mask
+
+
+def starts(t, seed=5):
+    return torch.rand(B, t, generator=torch.Generator().manual_seed(seed)) > 0.8
+
+
+def results(call, given, **options):
+    """y, the state and the gradients of all that is given; what comes from above is not contiguous."""
+    found = call(**given, **options)
+    g = torch.Generator().manual_seed(9)
+    above = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))).to(o.dtype) for o in found]
+    outputs, above = zip(*[pair for pair in zip(found, above, strict=True) if pair[0].requires_grad], strict=True)
+    return *found, *torch.autograd.grad(outputs, list(given.values()), above, materialize_grads=True)
+
+
+def agrees(given, backend, tolerance, **options):
+    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    expected = results(reference_short_convolution, exact, **options)
+    found = results(short_convolution, given, backend=backend, **options)
+    for name, a, b in zip(("y", "end", *given), found, expected, strict=True):
+        assert a.dtype == given.get(name, given["x"]).dtype, name
+        size = float(b.detach().abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(
+            a.double(), b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def tolerance(backend):
+    return (torch.float64, 1e-12) if backend in EXACT else (torch.float32, 2e-6)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(
+    "shape", [(37, 5, 4), (1, 3, 4), (2, 70, 4), (0, 4, 3), (9, 33, 8), (5, 1, 2), (6, 17, 3)], ids=str
+)
+@pytest.mark.parametrize("folded", [(), ("mask",), ("resets",), ("mask", "resets")], ids="+".join)
+@pytest.mark.parametrize("absent", [(), ("bias", "state")], ids="+".join)
+def test_equals_the_equation(absent, folded, shape, activation, backend, poisoned):
+    dtype, close = tolerance(backend)
+    given = inputs(*shape, dtype)
+    for name in absent:
+        del given[name]
+    options = {name: {"mask": holes, "resets": starts}[name](shape[0]) for name in folded}
+    agrees(given, backend, close, activation=activation, **options)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype, backend):
+    given = inputs(40, 18, 4, dtype)
+    agrees(given, backend, torch.finfo(dtype).eps, mask=holes(40), activation="silu")
+    given["weight"] = given["weight"].detach().float().requires_grad_()
+    given["bias"] = given["bias"].detach().float().requires_grad_()
+    agrees(given, backend, torch.finfo(dtype).eps, activation="silu")
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_cut_anywhere_and_resumed(backend):
+    dtype, close = tolerance(backend)
+    given, mask, resets = inputs(30, 5, 4, dtype), holes(30), starts(30)
+
+    def in_parts(x, weight, bias, state, cuts):
+        parts = []
+        for a, b in itertools.pairwise([0, *cuts, 30]):
+            y, state = short_convolution(
+                x[:, a:b], weight, bias, state, mask[:, a:b], resets[:, a:b], "silu", backend=backend
+            )
+            parts.append(y)
+        return torch.cat(parts, 1), state
+
+    whole = results(short_convolution, given, mask=mask, resets=resets, activation="silu", backend=backend)
+    for cuts in ([1, 2, 3], [2, 2, 17], range(1, 30)):
+        for a, b in zip(results(in_parts, given, cuts=cuts), whole, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=10 * close)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_what_an_invalid_token_holds_changes_nothing(backend):
+    given = inputs(20, 5, 4, torch.float32)
+    mask = holes(20)
+    before = results(short_convolution, given, mask=mask, activation="silu", backend=backend)
+    given["x"] = given["x"].detach().masked_fill(~mask[..., None], torch.nan).requires_grad_()
+    after = results(short_convolution, given, mask=mask, activation="silu", backend=backend)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_is_the_layer_of_pytorch(backend):
+    layer = torch.nn.Conv1d(6, 6, 4, groups=6, padding=3)
+    x = torch.randn(2, 6, 11)
+    y, state = short_convolution(x.mT, layer.weight[:, 0], layer.bias, backend=backend)
+    torch.testing.assert_close(y.mT, layer(x)[..., :11])
+    assert torch.equal(state.mT, x[..., -3:])
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_what_is_given_stays_and_outputs_may_be_changed(backend):
+    given = inputs(12, 7, 4, torch.float32)
+    copies = {name: x.detach().clone() for name, x in given.items()}
+    once = torch.autograd.grad(short_convolution(**given, activation="silu", backend=backend)[0].sum(), given["x"])
+    y, state = short_convolution(**given, activation="silu", backend=backend)
+    y.mul_(2), state.mul_(0)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), given["x"])[0], 2 * once[0])
+    assert all(torch.equal(x, copies[name]) for name, x in given.items())
+    nothing, same = short_convolution(given["x"][:, :0], given["weight"], state=given["state"], backend=backend)
+    assert nothing.shape == (B, 0, 7)
+    assert torch.equal(same, given["state"])
+
+
+def test_transforms_and_second_derivatives_of_pytorch():
+    given = inputs(6, 2, 3)
+    leaves = [x.detach().requires_grad_() for x in given.values()]
+    options = {"mask": holes(6), "resets": starts(6), "activation": "silu"}
+    assert torch.autograd.gradgradcheck(
+        lambda *x: short_convolution(*x, **options, backend="chunked"), leaves, fast_mode=True
+    )
+    x, weight = given["x"].detach().float(), given["weight"].detach().float()
+    per_row = vmap(grad(lambda row: short_convolution(row[None], weight, activation="silu")[0].sum()))(x)
+    leaf = x.clone().requires_grad_()
+    short_convolution(leaf, weight, activation="silu")[0].sum().backward()
+    torch.testing.assert_close(per_row, leaf.grad)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_compiled_equals_eager(backend):
+    given, options = inputs(9, 5, 4, torch.float32), {"mask": holes(9), "activation": "silu", "backend": backend}
+    compiled = torch.compile(short_convolution, backend="aot_eager", fullgraph=True)
+    both = results(compiled, given, **options), results(short_convolution, given, **options)
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"x": torch.zeros(2, 3)}, "x [B, T, C]"),
+        ({"weight": torch.zeros(5, 1, 4)}, "weight[:, 0]"),
+        ({"bias": torch.zeros(4)}, "bias (5,)"),
+        ({"state": torch.zeros(B, 4, 5)}, "state (3, 3, 5)"),
+        ({"mask": torch.ones(B, 7)}, "mask of booleans"),
+        ({"resets": torch.ones(B, 8, dtype=torch.bool)}, "resets of booleans (3, 7)"),
+        ({"activation": "gelu"}, "'gelu'"),
+        ({"backend": "chunk"}, "did you mean 'chunked'?"),
+    ],
+)
+def test_errors_say_what_was_expected(changed, words):
+    given = {**inputs(7, 5, 4, torch.float32), **changed}
+    with pytest.raises(InputError, match="expected") as error:
+        short_convolution(**given)
+    assert words in str(error.value)
