@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .hosts.attach import uncache as uncache
     from .hosts.known_hosts import register_host as register_host
     from .hosts.remembering import remember as remember
+    from .hugging_face import fast as fast
     from .hugging_face import functional as functional
     from .lab.run.fit import fit as fit
     from .lab.run.recipe import OptimConfig as OptimConfig
@@ -115,7 +116,7 @@ _MODULES = {
     "hosts.attach": "cache uncache",
     "hosts.known_hosts": "register_host",
     "hosts.remembering": "remember",
-    "hugging_face": "functional",
+    "hugging_face": "fast functional",
     "memory.associations": "AssociationsConfig",
     "memory.grc": "GRC",
     "memory.memory_tokens": "TokensConfig",

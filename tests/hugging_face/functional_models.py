@@ -75,14 +75,53 @@ FURTHER: dict[str, dict[str, Any]] = {
     "Qwen3_5": {**_HEADS, **_DELTA, **_HYBRID, "linear_key_head_dim": 4, "head_dim": 8},
     "OlmoHybrid": {**_HEADS, **_DELTA, **_HYBRID, "linear_key_head_dim": 4},
 }
+# Models that `functional` does not serve.
+_SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 8}
+_KDA = {"linear_head_dim": 4, "linear_num_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "v_head_dim": 4}
+_ROTARY = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+_ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 1, "topk_group": 1}
+_KIMI = {**_HEADS, **_KDA, **_ROTARY, **_ROUTED, **_HYBRID, "mlp_layer_types": ["dense", "sparse", "dense"]}
+_CONV = {**_HEADS, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+_BLOCKS = {f"indexer_{name}": n for name, n in {"n_heads": 2, "kv_heads": 1, "head_dim": 8, "budget": 8}.items()}
+_INDEXER = {"index_topk": 4, "index_head_dim": 4, "index_n_heads": 2, "index_kpool": 2}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Qwen3_5Moe": {**_HEADS, **_DELTA, **_HYBRID, **_SHARED, "linear_key_head_dim": 4, "head_dim": 8},
+    "Qwen4Exp": {
+        **_HEADS,
+        **_DELTA,
+        **_HYBRID,
+        **_SHARED,
+        **_BLOCKS,
+        "linear_key_head_dim": 4,
+        "head_dim": 8,
+        "hc_lowrank": 4,
+        "indexer_compress_ratio": 2,
+    },
+    "LaraMini": {
+        **_HEADS,
+        **_DELTA,
+        **_SHARED,
+        "linear_key_head_dim": 4,
+        "head_dim": 8,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
+    },
+    "KimiLinear": _KIMI,
+    "Glm5Next": {**_KIMI, **_INDEXER, "q_lora_rank": 8, "qk_rope_head_dim": 0, "n_routed_experts": 4, "hc_mult": 2},
+    "BailingHybrid": {**_KIMI, "head_dim": 4},
+    "FalconH1": {**_HEADS, **_BAMBA, "mamba_d_ssm": 32},
+    "Lfm2": _CONV,
+    "Lfm3": _CONV,
+}
 
 
 def build(name: str, **options: Any) -> Any:
     """A new model in eval mode, with weights that do something."""
-    library, sizes = transformers(), {**_COMMON, **{**FAMILIES, **FURTHER}[name], **options}
-    config = getattr(library, "Qwen3_5TextConfig" if name == "Qwen3_5" else f"{name}Config")(**sizes)
+    library, sizes = transformers(), {**_COMMON, **{**FAMILIES, **FURTHER, **OTHERS}[name], **options}
+    config = getattr(library, f"{name}TextConfig", getattr(library, f"{name}Config"))(**sizes)
     torch.manual_seed(0)
-    model = getattr(library, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
+    kind = {"GPT2": "GPT2LMHeadModel", "Glm5Next": "Glm5NextTextModel"}.get(name, f"{name}ForCausalLM")
+    model = getattr(library, kind)(config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 
 import mnemos
 from mnemos.hugging_face.functional_cache import FunctionalCache, Padding
-from mnemos.hugging_face.recurrent_layers import CHUNK, STEPS, run_decayed, run_delta, run_stabilised
+from mnemos.hugging_face.recurrent_layers import CHUNK, STEPS, run_stabilised
 from mnemos.types import leaves
 
 LAYERS = {
@@ -69,39 +69,21 @@ def test_derivatives_of_a_decoder(name, options, bounds):
 
 
 @pytest.mark.parametrize("length", [1, CHUNK + 3])
-def test_chunks_equal_the_recurrences(length):
+def test_chunks_equal_the_recurrence(length):
     torch.manual_seed(length)
     kind = {"dtype": torch.float64}
     q, k, v = (torch.randn(2, length, 3, n, **kind) for n in (4, 4, 5))
-    log_decay, strength = -torch.rand(2, length, 3, **kind), torch.rand(2, length, 3, **kind)
-    start = torch.randn(2, 3, 4, 5, **kind)
-
-    def outer(a, b):
-        return a[..., :, None] * b[..., None, :]
-
-    def read(s, t):
-        return (s * q[:, t, :, :, None]).sum(2)
-
-    plain, corrected, written, tops = [start], [start], [start], [torch.randn(2, 3, **kind)]
-    expected = [[], [], []]
+    log_decay, log_write = -torch.rand(2, length, 3, **kind), torch.rand(2, length, 3, **kind)
+    states, tops, expected = [torch.randn(2, 3, 4, 5, **kind)], [torch.randn(2, 3, **kind)], []
     for t in range(length):
-        a, beta = log_decay[:, t].exp()[..., None, None], strength[:, t, :, None]
-        plain.append(a * plain[-1] + outer(k[:, t], v[:, t]))
-        old = a * corrected[-1]
-        corrected.append(old + outer(k[:, t], beta * (v[:, t] - (old * k[:, t, :, :, None]).sum(2))))
-        top = torch.maximum(log_decay[:, t] + tops[-1], strength[:, t])
-        keep, write = (log_decay[:, t] + tops[-1] - top).exp(), (strength[:, t] - top).exp()
-        written.append(keep[..., None, None] * written[-1] + write[..., None, None] * outer(k[:, t], v[:, t]))
+        top = torch.maximum(log_decay[:, t] + tops[-1], log_write[:, t])
+        keep, write = ((x - top).exp()[..., None, None] for x in (log_decay[:, t] + tops[-1], log_write[:, t]))
+        states.append(keep * states[-1] + write * k[:, t, ..., None] * v[:, t, :, None])
         tops.append(top)
-        for outputs, states in zip(expected, (plain, corrected, written), strict=True):
-            outputs.append(read(states[-1], t))
-    y, s = run_decayed(q, k, v, log_decay, start)
-    torch.testing.assert_close((y, s), (torch.stack(expected[0], 1), plain[-1]))
-    y, s = run_delta(q, k, v, log_decay, strength, start)
-    torch.testing.assert_close((y, s), (torch.stack(expected[1], 1), corrected[-1]), rtol=1e-6, atol=1e-6)
-    y, m, s, top = run_stabilised(q, k, v, log_decay, strength, start, tops[0])
+        expected.append((states[-1] * q[:, t, ..., None]).sum(2))
+    y, m, s, top = run_stabilised(q, k, v, log_decay, log_write, states[0], tops[0])
     torch.testing.assert_close(
-        (y, m, s, top), (torch.stack(expected[2], 1), torch.stack(tops[1:], 1), written[-1], tops[-1])
+        (y, m, s, top), (torch.stack(expected, 1), torch.stack(tops[1:], 1), states[-1], tops[-1])
     )
 
 

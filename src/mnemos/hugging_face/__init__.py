@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mnemos import libraries
 
 if TYPE_CHECKING:
+    from .fast_model import FastReport as FastReport
+    from .fast_model import fast as fast
     from .functional_cache import FunctionalState as FunctionalState
     from .functional_model import Functional as Functional
     from .functional_model import functional as functional
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     from .remembering_model import RememberingForCausalLM as RememberingForCausalLM
     from .state_cache import StateCache as StateCache
 
-_FUNCTIONAL = {"functional_cache": "FunctionalState", "functional_model": "Functional functional"}
+_FUNCTIONAL = {
+    "fast_model": "FastReport fast",
+    "functional_cache": "FunctionalState",
+    "functional_model": "Functional functional",
+}
 _IN_TRANSFORMERS = {
     "language_model": "MnemosForCausalLM",
     "other_heads": "MnemosForSeq2SeqLM MnemosForSequenceClassification",

@@ -14,6 +14,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
+from .fast_model import renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
 from .recurrent_layers import add_steps
 
@@ -92,8 +93,9 @@ class Functional(nn.Module):
     positions cannot be set per row (Bart, Marian, Whisper, RoFormer, ...): a mask with padding, and a state with such
     rows, raise InputError.
 
-    Cost: the model's. Attention appends keys and values at O(T). The recurrent layers run in PyTorch, in float32 at
-    least: Mamba-2 in chunks, Mamba in a loop over tokens; kernels of Transformers for a GPU are not used.
+    Cost: the model's. Attention appends keys and values at O(T). The recurrent layers run in float32 at least:
+    gated delta rules, Mamba-2 and convolutions on this library's operators, differentiable once on a CPU; Mamba in
+    PyTorch, in a loop over tokens. Kernels of Transformers for a GPU are not used.
     Rotary positions whose frequencies change with the length ("dynamic", "longrope") depend on where a sequence is
     cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Positions
     are those of `model(ids)`, RoBERTa's too, whose `generate` passes others.
@@ -120,6 +122,7 @@ class Functional(nn.Module):
         self._takes = frozenset(inspect.signature(base.forward).parameters)
         self._layout = CacheLayout(base)
         add_steps(base)
+        renew(base)
         self._probe()
         keys = any(isinstance(part, KeyValues) for part in self._template.parts)
         grows = any(a and not w for a, w in zip(self._layout.attends, self._layout.windows, strict=True))
@@ -129,6 +132,7 @@ class Functional(nn.Module):
         """Add the steps: the classes of the layers belong to the process."""
         super().__setstate__(state)
         add_steps(self.model)
+        renew(self.model)
 
     def _probe(self) -> None:
         """Read a few tokens, to find out the shapes of the state, whether the model is causal, and its positions."""

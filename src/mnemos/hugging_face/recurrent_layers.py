@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.ops import decayed_attention, delta_rule, short_convolution
+
 from .functional_cache import FunctionalCache, join_tokens
 
 CHUNK = 64  # tokens that are computed at once: matrices of CHUNK × CHUNK per head
@@ -74,15 +76,17 @@ def mamba2(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """State space duality (Dao & Gu 2024): one decay per head and token. x [B, T, D] -> y [B, T, D]."""
     given = cache.take()
     gate, inner, step = layer.in_proj(x).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    inner, window = convolve(inner, given and given.window, layer.conv1d, cache)
+    activation = layer.activation if layer.activation == "silu" else None
+    inner, window = convolve(inner, given and given.window, layer.conv1d, cache, activation)
+    inner = inner if activation else layer.act(inner)
     groups, n, wide = layer.n_groups, layer.ssm_state_size, memory_dtype(x)
-    u, b, c = layer.act(inner).to(wide).split([layer.intermediate_size, groups * n, groups * n], -1)
+    u, b, c = inner.to(wide).split([layer.intermediate_size, groups * n, groups * n], -1)
     u = u.unflatten(-1, (layer.num_heads, -1))
-    b, c = (z.unflatten(-1, (groups, n)).repeat_interleave(layer.num_heads // groups, 2) for z in (b, c))
-    step = mask_padding(F.softplus(step.to(wide) + layer.dt_bias).clamp(*layer.time_step_limit), cache)
-    h = u.new_zeros(len(x), layer.num_heads, n, u.shape[-1]) if given is None else given.memory.to(wide)
-    y, h = run_decayed(c, b, u * step[..., None], -step * layer.A_log.to(wide).exp(), h)
-    y = (y + u * layer.D[:, None]).flatten(2) * F.silu(gate.to(wide))
+    b, c = (z.unflatten(-1, (groups, n)) for z in (b, c))
+    step = F.softplus(step.to(wide) + layer.dt_bias).clamp(*layer.time_step_limit)
+    h, decay = given and given.memory.to(wide), -step * layer.A_log.to(wide).exp()
+    y, h = decayed_attention(c, b, u * step[..., None], decay, h, valid_tokens(x, cache), scale=1.0)
+    y = torch.addcmul(y, u, layer.D[:, None].to(wide)).flatten(2) * F.silu(gate.to(wide))
     y = rms(y.unflatten(-1, (-1, layer.norm.group_size)), layer.norm.variance_epsilon).flatten(2) * layer.norm.weight
     cache.new.append(MambaState(window, h))
     return layer.out_proj(y.to(x.dtype))
@@ -104,15 +108,14 @@ def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024), x [B, T, D] -> y [B, T, D]; keys and queries of length 1."""
     given = cache.take()
     inner, gate, strength, rate = _project_delta(layer, x)
-    inner, window = convolve(inner, given and given.window, layer.conv1d, cache)
-    wide, heads = memory_dtype(x), layer.num_v_heads
-    q, k, v = F.silu(inner).to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    inner, window = convolve(inner, given and given.window, layer.conv1d, cache, "silu")
+    wide = memory_dtype(x)
+    q, k, v = inner.to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     q, k = (_normalise_length(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
-    q, k = (z.repeat_interleave(heads // layer.num_k_heads, 2) for z in (q * q.shape[-1] ** -0.5, k))
-    v = v.unflatten(-1, (heads, -1))
+    v = v.unflatten(-1, (layer.num_v_heads, -1))
     decay = -layer.A_log.to(wide).exp() * F.softplus(rate.to(wide) + layer.dt_bias)
-    s = v.new_zeros(len(x), heads, q.shape[-1], v.shape[-1]) if given is None else given.memory.to(wide)
-    y, s = run_delta(q, k, v, mask_padding(decay, cache), mask_padding(strength, cache), s)
+    s = given and given.memory.to(wide)
+    y, s = delta_rule(q, k, v, strength, decay, s, valid_tokens(x, cache))
     cache.new.append(DeltaState(window, s))
     norm, output = (layer.o_norm, layer.o_proj) if hasattr(layer, "o_norm") else (layer.norm, layer.out_proj)
     y = rms(y, norm.variance_epsilon, norm.weight) * F.silu(gate.to(wide))
@@ -299,25 +302,27 @@ def memory_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def convolve(x: Tensor, window: Tensor | None, conv: Any, cache: FunctionalCache) -> tuple[Tensor, Tensor]:
+def convolve(
+    x: Tensor, window: Tensor | None, conv: Any, cache: FunctionalCache, activation: str | None = None
+) -> tuple[Tensor, Tensor]:
     """A depthwise causal convolution of x [B, T, C] and the last K − 1 inputs, which are the next window.
 
     conv: an nn.Conv1d of kernel K with C groups. window [B, K − 1, C]: zeros in new rows; None: a first call.
     """
-    before = conv.kernel_size[0] - 1
-    window = x.new_zeros(len(x), before, x.shape[-1]) if window is None else window.to(x.dtype)
-    joined = join_tokens(window, x, cache.padding)
-    y = F.conv1d(joined.mT, conv.weight, conv.bias, groups=conv.groups)
-    return y.mT, joined[:, x.shape[1] :].clone()
+    window = window if window is None else window.to(x.dtype)
+    return short_convolution(x, conv.weight[:, 0], conv.bias, window, valid_tokens(x, cache), activation=activation)
+
+
+def valid_tokens(x: Tensor, cache: FunctionalCache) -> Tensor | None:
+    """[B, T] bool: which tokens of the call are no padding; None: all."""
+    return None if cache.valid is None else cache.valid.to(x.device)
 
 
 def mask_padding(x: Tensor, cache: FunctionalCache, value: float = 0.0) -> Tensor:
     """x [B, T, ..] with `value` at padding, in memory's type."""
     x = x.to(memory_dtype(x))
-    if cache.valid is None:
-        return x
-    valid = cache.valid.to(x.device)
-    return x.masked_fill(~valid.view(*valid.shape, *[1] * (x.dim() - 2)), value)
+    valid = valid_tokens(x, cache)
+    return x if valid is None else x.masked_fill(~valid.view(*valid.shape, *[1] * (x.dim() - 2)), value)
 
 
 def rms(x: Tensor, eps: float, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -327,33 +332,9 @@ def rms(x: Tensor, eps: float, weight: Tensor | None = None, dtype: torch.dtype 
     return y if weight is None else y * weight
 
 
-# Linear recurrences from a state to a state, of any float type. Memories S [B, H, D, M], keys and queries [B, T, H, D],
-# values [B, T, H, M], log-decays [B, T, H] (at most 0). A token with log-decay 0 and value 0 (and write strength 0)
-# leaves the memory as it is: padding is made of such tokens.
-def run_decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """S_t = a_t·S_{t−1} + k_t v_tᵀ, y_t = q_tᵀ S_t: Mamba-2 (Dao & Gu 2024, eq. 1 and the chunks of §6).
-
-    With g the sum of log-decays since the chunk began, y_t = e^{g_t}·q_tᵀS_0 + Σ_{j≤t} e^{g_t−g_j}·(q_tᵀk_j)·v_j.
-    Cost O(T·(CHUNK + D)·M) per head.
-    """
-    outputs = []
-    for q_c, k_c, v_c, decay_c in _split(q, k, v, log_decay):
-        y, memory = _run_chunk(q_c, k_c, v_c, decay_c, memory)
-        outputs.append(y)
-    return torch.cat(outputs, 2).transpose(1, 2), memory
-
-
 def _split(*tensors: Tensor) -> list[list[Tensor]]:
     """Chunks of tensors [B, T, H, ..] with the heads first, [B, H, CHUNK, ..]."""
     return [list(part) for part in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in tensors), strict=True)]
-
-
-def _run_chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    g = log_decay.cumsum(-1)
-    scores = (q @ k.mT) * _weigh(g, -g)
-    y = g.exp()[..., None] * (q @ memory) + scores @ v
-    left = (g[..., -1:] - g).exp()[..., None]
-    return y, g[..., -1, None, None].exp() * memory + (k * left).mT @ v
 
 
 def _weigh(row: Tensor, column: Tensor) -> Tensor:
@@ -361,25 +342,6 @@ def _weigh(row: Tensor, column: Tensor) -> Tensor:
     t = row.shape[-1]
     past = torch.ones(t, t, dtype=torch.bool, device=row.device).tril()
     return (row[..., :, None] + column[..., None, :]).masked_fill(~past, -torch.inf).exp()
-
-
-def run_delta(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor, memory: Tensor
-) -> tuple[Tensor, Tensor]:
-    """S_t = a_t·S_{t−1} + k_t u_tᵀ with u_t = β_t·(v_t − a_t·S_{t−1}ᵀk_t), y_t = q_tᵀ S_t: the gated delta rule.
-
-    Yang, Kautz & Hatamizadeh 2024, eq. 10. β = `strength` [B, T, H]. In a chunk the u_t solve the triangular system
-    u_t + β_t Σ_{j<t} e^{g_t−g_j}·(k_tᵀk_j)·u_j = β_t·(v_t − e^{g_t}·S_0ᵀk_t); then u is v in `run_decayed`.
-    """
-    outputs = []
-    for q_c, k_c, v_c, decay_c, beta in _split(q, k, v, log_decay, strength):
-        g = decay_c.cumsum(-1)
-        system = beta[..., None] * (k_c @ k_c.mT) * _weigh(g, -g)
-        right = beta[..., None] * (v_c - g.exp()[..., None] * (k_c @ memory))
-        u = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        y, memory = _run_chunk(q_c, k_c, u, decay_c, memory)
-        outputs.append(y)
-    return torch.cat(outputs, 2).transpose(1, 2), memory
 
 
 def run_stabilised(

@@ -1,0 +1,193 @@
+"""`fast(model)`: the recurrent layers and convolutions of a model of Transformers run the kernels of this library."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from mnemos.types import InputError
+
+from .fast_functions import FUNCTIONS, NO_KERNEL, Function, unknown_parameters
+from .recurrent_layers import STEPS
+
+_MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
+
+
+@dataclass(frozen=True)
+class FastLayer:
+    """A layer that runs the kernels: its name in the model, its class, and the functions of Transformers replaced."""
+
+    name: str
+    kind: str
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LeftLayer:
+    """A recurrent layer, or functions of one, that runs as before, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+class FastReport:
+    """What `fast` changed and what it left. `undo()` takes it back, and so does leaving a `with` block."""
+
+    def __init__(self, layers: list[nn.Module], changed: list[FastLayer], left: list[LeftLayer]) -> None:
+        self._layers = layers
+        self.changed, self.left = tuple(changed), tuple(left)
+
+    def undo(self) -> None:
+        """Give the layers that this call changed the forward of their class again. A second call does nothing.
+
+        Raises InputError, and changes nothing, where another library has replaced the forward since.
+        """
+        others = [x.name for x, layer in zip(self.changed, self._layers, strict=False) if not is_fast(layer)]
+        if others:
+            raise InputError(
+                f"undo: expected the forward that fast() set, found another in {', '.join(others)}; remove that first"
+            )
+        for layer in self._layers:
+            del layer.forward
+        self._layers = []
+
+    def __enter__(self) -> "FastReport":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.changed)} layers run the kernels of mnemos"]
+        lines += [f"  {x.name} ({x.kind}): {', '.join(x.functions)}" for x in self.changed]
+        lines += [f"  {x.name} ({x.kind}), left: {x.reason}" for x in self.left]
+        return "\n".join(lines)
+
+
+def fast(model: nn.Module) -> FastReport:
+    """Let a model of Hugging Face Transformers run its recurrent layers on the kernels of this library, on a CPU.
+
+        report = mnemos.fast(model)          # for good; report.undo() takes it back
+        with mnemos.fast(model) as report:   # or for a while
+            model.generate(ids)
+
+    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are layers that call
+    the functions of Transformers for gated delta rules with a decay per head or channel, the scan of Mamba-2, and short
+    causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Mamba-2,
+    Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2, LFM2 and others. `print(report)` names them, and what is left.
+
+    Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
+    Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
+    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too; a pickled model is
+    loaded as it was before. Tensors on other devices or in float64, and programs that are exported, run the functions
+    of Transformers.
+
+    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences
+    (`seq_idx`, `cu_seq_lens_q`) are kept apart, which Transformers refuses without further packages.
+
+    Raises InputError for what is no module. A model without such layers is left as it is.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
+    layers: list[nn.Module] = []
+    changed: list[FastLayer] = []
+    left: list[LeftLayer] = []
+    for name, layer in model.named_modules():
+        kind = type(layer).__name__
+        functions, reasons = _judge(layer)
+        left += [LeftLayer(name, kind, reason) for reason in reasons]
+        if functions:
+            layers.append(layer)
+            changed.append(FastLayer(name, kind, tuple(functions)))
+            _set_forward(layer, functions)
+    return FastReport(layers, changed, left)
+
+
+def is_fast(layer: nn.Module) -> bool:
+    """Whether `fast` gave this layer its forward."""
+    return hasattr(vars(layer).get("forward"), _MARK)
+
+
+def renew(model: nn.Module) -> None:
+    """Make the forwards of `fast` again, from those of the classes, which have changed."""
+    for layer in model.modules():
+        if is_fast(layer):
+            _set_forward(layer, _replaceable(type(layer))[0])
+
+
+def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
+    """The functions to put in place of those that the layer calls, and why it, or one of them, is left."""
+    kind = type(layer)
+    functions, reasons = _replaceable(kind)
+    if functions and is_fast(layer):
+        return {}, ["is fast already"]
+    own = vars(layer).get("forward")
+    if functions and own is not None and getattr(own, "__func__", None) is not kind.forward:  # which a pickle leaves
+        return {}, ["has a forward of its own, which another library set"]
+    if not functions and not reasons and kind.__name__ in STEPS and kind.__module__.startswith("transformers."):
+        reasons = ["no kernel computes it"]
+    return functions, reasons
+
+
+def _replaceable(kind: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
+    """The functions to put in place of those that forwards of this class call, by name, and why some are left."""
+    functions: dict[str, Function] = {}
+    reasons: list[str] = []
+    for name, theirs in sorted(_called(kind.forward)):
+        if name in NO_KERNEL:
+            reasons.append(f"{name}: {NO_KERNEL[name]}")
+        elif other := unknown_parameters(name, theirs):
+            reasons.append(f"{name}: parameters of another version of Transformers ({', '.join(sorted(other))})")
+        else:
+            functions[name] = FUNCTIONS[name][1](theirs)
+    return functions, reasons
+
+
+def _called(function: Any) -> set[tuple[str, Function]]:
+    """Functions of Transformers with known names that this function calls, or the one that it wraps."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType):
+        return set()
+    found = set()
+    for name in {*FUNCTIONS, *NO_KERNEL} & set(_names(function.__code__)):
+        theirs = function.__globals__.get(name)
+        if callable(theirs) and str(theirs.__module__).startswith("transformers."):
+            found.add((name, theirs))
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
+    forward = _copy(type(layer).forward, functions)
+    setattr(forward, _MARK, True)
+    layer.forward = MethodType(forward, layer)
+
+
+def _copy(function: Any, functions: dict[str, Function]) -> Any:
+    """A copy of the function whose global names mean these functions; one that wraps another wraps a copy of it."""
+    wrapped, names, cells = getattr(function, "__wrapped__", None), function.__globals__, function.__closure__
+    if wrapped is None:
+        # Without its name torch.compile reads the names from these globals, and not from the module of that name.
+        names = {name: x for name, x in names.items() if name != "__name__"} | functions
+    else:
+        inner = _copy(wrapped, functions)
+        cells = tuple(CellType(inner) if cell.cell_contents is wrapped else cell for cell in cells)
+    copy: Any = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function)
+    if wrapped is None:
+        del copy.__wrapped__
+    else:
+        copy.__wrapped__ = inner
+    return copy

@@ -1,0 +1,183 @@
+"""`mnemos.fast`: models of Transformers have equal outputs, gradients and caches, and are as before after undo."""
+
+import copy
+import functools
+import pickle
+import threading
+
+import pytest
+import torch
+from functional_models import build, tokens
+
+import mnemos
+from mnemos.errors import InputError
+from mnemos.hugging_face.fast_model import is_fast
+from mnemos.libraries import transformers
+
+DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
+CHANNELS = "KimiLinear", "Glm5Next", "BailingHybrid"
+SCALAR = "Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba2"
+CONVOLUTIONS = "Lfm2", "Lfm3", "Jamba"
+SERVED = [name for name in (*DELTA, *CHANNELS, *SCALAR, *CONVOLUTIONS) if hasattr(transformers(), f"{name}Config")]
+EACH = pytest.mark.parametrize("name", SERVED)
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def gradients(model, x):
+    model.zero_grad()
+    y = model(x, use_cache=False)[0]
+    y.square().mean().backward()
+    return y.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@EACH
+def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
+    model, x = build(name), tokens(2, 38)
+    forwards = [type(layer).forward for layer in model.modules()]
+    y, wanted = gradients(model, x)
+
+    def read():
+        """Outputs of left padded rows, then of pieces and of single tokens after what the cache holds."""
+        mask = torch.ones(2, 33, dtype=torch.long)
+        mask[1, :4] = 0
+        outputs, cache = [], None
+        with torch.no_grad():
+            for start, end in [(0, 9), (9, 30), (30, 31), (31, 32), (32, 33)]:
+                options = {} if cache is None else {mnemos.libraries.cache_name(): cache}
+                found = model(x[:, start:end], attention_mask=mask[:, :end], use_cache=True, **options)
+                cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
+                outputs.append(found[0])
+        y = torch.cat(outputs, 1)
+        return y[0], y[1, 4:], cache
+
+    theirs = read()
+    with mnemos.fast(model) as report:
+        changed = [model.get_submodule(found.name) for found in report.changed]
+        assert len(changed) == 2
+        assert all(map(is_fast, changed))
+        found, grads = gradients(model, x)
+        torch.testing.assert_close(found, y, **CLOSE)
+        assert grads.keys() == wanted.keys()
+        for key, grad in grads.items():
+            torch.testing.assert_close(grad, wanted[key], rtol=1e-3, atol=2e-5 * float(wanted[key].abs().max()) + 1e-7)
+        ours = read()
+        torch.testing.assert_close(ours[:2], theirs[:2], **CLOSE)
+        for before, after in zip(theirs[2].layers, ours[2].layers, strict=True):
+            for states in ("conv_states", "recurrent_states"):
+                torch.testing.assert_close(
+                    dict(getattr(after, states, {})), dict(getattr(before, states, {})), rtol=1e-3, atol=2e-5
+                )
+    assert not any("forward" in vars(layer) for layer in model.modules())
+    assert [type(layer).forward for layer in model.modules()] == forwards
+    again = gradients(model, x)
+    assert torch.equal(again[0], y)
+
+
+def test_other_models_copies_pickles_and_threads():
+    model, x = build("Qwen3Next"), tokens(2, 9)
+    other = build("Qwen3Next")
+    with torch.no_grad():
+        wanted = model(x).logits
+    report = mnemos.fast(model)
+    name = report.changed[0].name
+    assert report.changed[0].functions == (
+        "causal_conv1d_fn",
+        "causal_conv1d_update",
+        "torch_chunk_gated_delta_rule",
+        "torch_recurrent_gated_delta_rule",
+    )
+    assert not any(map(is_fast, other.modules()))
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert copied.get_submodule(name).forward.__self__ is copied.get_submodule(name)
+    assert is_fast(copied.get_submodule(name))
+    assert not is_fast(loaded.get_submodule(name))
+    mnemos.fast(loaded).undo()
+    again = mnemos.fast(model)
+    assert (again.changed, [x.reason for x in again.left]) == ((), ["is fast already"] * 2)
+    again.undo()
+    assert is_fast(model.get_submodule(name))
+    found = {}
+
+    def run(i):
+        with torch.no_grad():
+            found[i] = [(model, copied, loaded, other)[i](x).logits for _ in range(3)]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outputs in found.values():
+        for y in outputs:
+            torch.testing.assert_close(y, wanted, **CLOSE)
+    assert torch.equal(found[3][0], wanted)
+    report.undo()
+    report.undo()
+    assert torch.equal(model(x).logits, wanted)
+
+
+def test_what_is_left_is_said():
+    jamba = mnemos.fast(build("Jamba"))
+    assert {x.reason.split(":")[0] for x in jamba.left} == {"mamba_selective_scan", "mamba_selective_state_update"}
+    assert {x.functions for x in jamba.changed} == {("causal_conv1d_fn", "causal_conv1d_update")}
+    assert {x.kind for x in mnemos.fast(build("Rwkv")).left} == {"RwkvSelfAttention", "RwkvFeedForward"}
+    model = build("Mamba2")
+    layer = model.backbone.layers[0].mixer
+    own = layer.forward.__func__
+    layer.forward = own = functools.partial(own, layer)
+    report = mnemos.fast(model)
+    assert [x.name for x in report.left] == ["backbone.layers.0.mixer"]
+    assert layer.forward is own
+    other = model.backbone.layers[1].mixer
+    mine, other.forward = other.forward, own
+    with pytest.raises(InputError, match=r"backbone\.layers\.1\.mixer"):
+        report.undo()
+    other.forward = mine
+    report.undo()
+    with pytest.raises(InputError, match="int"):
+        mnemos.fast(3)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "Mamba2"])
+def test_packed_sequences_are_kept_apart(name):
+    model, x = build(name), tokens(1, 14)
+    lengths = [3, 7, 4]
+    ends = torch.tensor([0, 3, 10, 14], dtype=torch.int32)
+    numbers = torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(lengths))[None]
+    parts = [model(part).logits for part in x.split(lengths, 1)]
+    layers = [layer for layer in model.modules() if hasattr(layer, "conv1d")]
+    inputs = torch.randn(1, 14, 16)
+    wanted = torch.cat([layers[0](part) for part in inputs.split(lengths, 1)], 1)
+    packed = {"seq_idx": numbers, **({"cu_seq_lens_q": ends} if name == "Qwen3Next" else {})}
+    with pytest.raises(ValueError, match="packed"):
+        layers[0](inputs, **packed)
+    with mnemos.fast(model):
+        torch.testing.assert_close(layers[0](inputs, **packed), wanted, **CLOSE)
+    assert parts
+
+
+def test_with_functional_in_both_orders():
+    x = tokens(2, 12)
+    first, second = build("Qwen3Next"), build("Qwen3Next")
+    mnemos.fast(first)
+    step = mnemos.functional(first)
+    late = mnemos.functional(second)
+    mnemos.fast(second)
+    for one in (step, late):
+        y, state = one(x[:, :5])
+        rest, _ = one(x[:, 5:], state)
+        torch.testing.assert_close(torch.cat([y, rest], 1), one.model(x).logits, **CLOSE)
+
+
+def test_compiled_and_exported_layers():
+    model, x = build("Mamba2"), torch.randn(2, 9, 16)
+    layer = model.backbone.layers[0].mixer
+    wanted = layer(x)
+    mnemos.fast(model)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    y = compiled(x)
+    torch.testing.assert_close(y, wanted, **CLOSE)
+    y.sum().backward()
+    program = torch.export.export(layer, (x,), strict=False)
+    assert "mnemos" not in str(program.graph)
+    torch.testing.assert_close(program.module()(x), wanted, **CLOSE)
