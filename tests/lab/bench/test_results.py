@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from mnemos.lab.bench import run
 from mnemos.lab.bench.memories import Sizes
-from mnemos.lab.bench.page import unlearned
+from mnemos.lab.bench.page import _cells, _head, unlearned
 from mnemos.lab.bench.run import most_bytes
 from mnemos.lab.bench.tasks import BENCHMARKS
 from mnemos.lab.run.checks import complete
@@ -29,6 +31,43 @@ def test_state_counts_keys_and_values_within_a_segment(memory, at_segments, toke
     between = most_bytes(model, task, recipe.train.rollout.segment_length)
     assert 0 <= between - at_segments < 100
     assert 0 <= most_bytes(model, task, 1) - between - tokens * KEYS_AND_VALUES < 100
+
+
+class Reader(nn.Module):
+    """Answers the first or the last value that followed a key in the row."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last, self.unused = last, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, state=None, mask=None):
+        logits = torch.zeros(*x.shape, 64)
+        for row, tokens in zip(logits, x.tolist(), strict=True):
+            held = {}
+            for t, (token, following) in enumerate(zip(tokens, [*tokens[1:], 0], strict=True)):
+                if 0 < token < 32 <= following and (self.last or token not in held):
+                    held[token] = following
+                row[t, held.get(token, 0)] = 1
+        return logits, state
+
+
+@pytest.mark.parametrize(("last", "found"), [(True, [1.0, 1.0, 1.0, 0.0]), (False, [0.5, 0.5, 0.0, 1.0])])
+def test_answers_with_old_values_are_counted(last, found, monkeypatch, tmp_path):
+    whole = BENCHMARKS["mqar-rewritten"]
+    benchmark = replace(whole, data=replace(whole.data, rows=30), beyond=({"length": 96},))
+    monkeypatch.setattr(run, "read_recipe", lambda folder: run.recipe("softmax", benchmark, 1e-3, 0))
+    monkeypatch.setattr(run, "trained_model", lambda folder, recipe: Reader(last))
+    monkeypatch.setattr(run, "_state", lambda folder: {})
+    monkeypatch.setattr(run, "_controls", lambda runs: {})
+    for _ in range(2):  # measured, and read again
+        measured = run.measure_runs([tmp_path], benchmark)
+        assert [one["mean"] for one in [*measured["beyond"], *measured["beside"].values()]] == found
+        monkeypatch.setattr(run, "trained_model", None)
+    assert [*measured["beside"]] == ["rewritten keys", "their old values"]
+    row = {"name": "a", "mean": 0.5, "std": None, "rate": 1e-3, "state_bytes": 1, "segment_state_bytes": 1}
+    row |= {"parameters": 1, "flops": 1, "seconds": 1.0, **measured}
+    assert _cells(row)[-2:] == [f"{value:.3f}" for value in found[2:]]
+    assert len(_cells(row)) == len(_head({"rows": [row]}))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ CONFIGS = [
     RecallConfig(3, 5, 2, 1, 40, distance=30, shortest=2, distractors=4),
     MQARConfig(32, 4, 64, rows=40),
     MQARConfig(32, 4, 64, noise=True, rows=40),
+    MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
+    MQARConfig(32, 4, 64, noise=True, rows=40, key_tokens=2),
     AssociativeRetrievalConfig(5, vary=False, rows=40),
     AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
     MADRecallConfig(32, examples=0, rows=40),

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,13 @@ def drawn_as(counts, probabilities):
     return (((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5
 
 
+FORGETTING = [
+    MQARConfig(48, 8, 41, rewritten=3, rows=1500),
+    MQARConfig(54, 6, 41, rewritten=6, rows=500),
+    MQARConfig(60, 4, 61, rewritten=2, key_tokens=2, rows=500),
+]
+
+
 @pytest.mark.parametrize("noise", [False, True])
 def test_mqar_is_as_published(noise):
     settings = MQARConfig(48, 5, 40, noise=noise, rows=3000)
@@ -71,6 +79,62 @@ def test_mqar_is_as_published(noise):
     for number, expected in ((0, p), (1, second)):
         gaps = np.bincount([(row[number][0] - 10) // 2 for row in places], minlength=19)
         assert drawn_as(gaps, expected) < 5
+
+
+def read_on(inputs, kinds):
+    """What a reader answers after each token who knows the last value of each key; `kinds`: the first of each kind."""
+    held, read = {}, []
+    for token in inputs:
+        kind = sum(token >= first for first in kinds)  # 0: blank; the last kind: a value
+        if kind == len(kinds) and len(read) == kind - 1:
+            held[tuple(read)] = token
+        read = [*read[: kind - 1], token] if 0 < kind < len(kinds) and len(read) >= kind - 1 else []
+        yield held.get(tuple(read))
+
+
+@pytest.mark.parametrize("settings", FORGETTING)
+def test_the_last_value_of_a_key_of_mqar_counts(settings):
+    found = {counted: rows(replace(settings, counted=counted)) for counted in ("all", "rewritten", "old")}
+    w = settings.key_tokens + 1
+    kinds, chosen = [1, 20, 40][:w], []
+    for (inputs, targets), (again, last), (third, old) in zip(*found.values(), strict=True):
+        assert inputs == again == third
+        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        assert len(asked) == settings.pairs
+        answers = [*read_on(inputs, kinds)]
+        assert [answers[i] for i in asked] == [targets[i] for i in asked]
+        told = settings.pairs + settings.rewritten
+        pairs = [(tuple(inputs[i : i + w - 1]), inputs[i + w - 1]) for i in range(0, told * w, w)]
+        assert len({value for _, value in pairs}) == told
+        first, new = dict(pairs[: settings.pairs]), dict(pairs[settings.pairs :])
+        assert (len(first), len(new)) == (settings.pairs, settings.rewritten)
+        keys = {i: tuple(inputs[i - w + 2 : i + 1]) for i in asked}
+        assert {*keys.values()} == {*first}
+        for i in range(settings.length):
+            is_new = i in keys and keys[i] in new
+            assert last[i] == (new[keys[i]] if is_new else IGNORE)
+            assert old[i] == (first[keys[i]] if is_new else IGNORE)
+        chosen.append([[*first].index(key) for key in new])
+    for place in (0, -1):
+        counts = np.bincount([one[place] for one in chosen], minlength=settings.pairs)
+        assert drawn_as(counts, np.ones(settings.pairs)) < 5
+
+
+def test_one_token_of_a_key_of_mqar_does_not_tell_its_value():
+    alike = 0
+    for inputs, targets in rows(MQARConfig(64, 9, 62, key_tokens=2, rows=2000)):
+        pairs = [tuple(inputs[i : i + 3]) for i in range(0, 27, 3)]
+        ones, twos, values = ({*column} for column in zip(*pairs, strict=True))
+        assert (len(ones), len(twos), len(values), len({*pairs})) == (3, 3, 9, 9)
+        assert {pair[:2] for pair in pairs} == {(one, two) for one in ones for two in twos}
+        assert min(ones) >= 1
+        assert max(ones) < 20 <= min(twos) <= max(twos) < 40 <= min(values) <= max(values) < 62
+        told = {pair[:2]: pair[2] for pair in pairs}
+        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        assert [targets[i] for i in asked] == [told[inputs[i - 1], inputs[i]] for i in asked]
+        assert all(i % 3 == 1 and (i + 1 == 64 or inputs[i + 1] == 0) for i in asked)
+        alike += pairs[0][0] == pairs[1][0]
+    assert drawn_as([alike, 2000 - alike], [2, 6]) < 5, "two of the eight other pairs, in random order"
 
 
 def test_the_example_of_a_task_has_the_targets_of_a_row():
@@ -312,10 +376,18 @@ def test_facts_in_books(task, count, tmp_path):
     ("settings", "words"),
     [
         (MQARConfig(63), "even data.length.*found length 63"),
-        (MQARConfig(64, 17), "at least 4·pairs.*pairs 17"),
+        (MQARConfig(64, 17), r"at least 2·\(2·pairs \+ rewritten\).*pairs 17"),
         (MQARConfig(512, 64, 64), "data.vocabulary.*vocabulary 64"),
         (MQARConfig(power=0), "data.power: .*found 0"),
         (MQARConfig(mixed=True, examples=3), "data.examples: .*found 3"),
+        (MQARConfig(64, 12, rewritten=9), r"at least 2·\(2·pairs \+ rewritten\).*pairs 12, rewritten 9"),
+        (MQARConfig(rewritten=5), "rewritten <= pairs.*found rewritten 5, pairs 4"),
+        (MQARConfig(counted="old"), "rewritten keys to count.*counted 'old'"),
+        (MQARConfig(rewritten=2, counted="new"), "data.counted: .*'new'"),
+        (MQARConfig(pairs=8, key_tokens=2), "square number of data.pairs, found 2 and 8"),
+        (MQARConfig(pairs=4, key_tokens=3), "1 or 2 data.key_tokens.*found 3"),
+        (MQARConfig(mixed=True, key_tokens=2), "data.mixed: .*key_tokens 2"),
+        (MQARConfig(noise=True, rewritten=2), "data.noise: .*rewritten 2"),
         (AssociativeRetrievalConfig(17, 1), "16.key_digits = 16, found 17"),
         (AssociativeRetrievalConfig(key_digits=0), "1 to 5 data.key_digits.*found 0"),
         (MADRecallConfig(31), "even data.length.*found 31"),

@@ -45,7 +45,7 @@ def show(entry: JSONObject) -> None:
         return made
 
     console = Console(width=max(130, Console().width))
-    found = printed(*HEAD)
+    found = printed(*_head(entry))
     for row in entry["rows"]:
         found.add_row(*_cells(row))
     for name in entry["failed"]:
@@ -115,7 +115,13 @@ def _cells(row: JSONObject) -> list[str]:
         duration(row["seconds"]),
         "–" if emptied is None else decimal(emptied),
         f"{decimal(beyond[-1]['mean'])} at {beyond[-1]['at']:g}" if beyond[1:] else "–",
+        *(_spread(one["mean"], one["std"]) for one in row.get("beside", {}).values()),
     ]
+
+
+def _head(entry: JSONObject) -> list[str]:
+    """The columns of a table of one benchmark: all have `HEAD`, and some further scores."""
+    return [*HEAD, *entry["rows"][0].get("beside", {})]
 
 
 def _spread(mean: float, std: float | None) -> str:
@@ -163,9 +169,12 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
         f"on rows of the greatest {entry['axis']}, and that {entry['axis']}. "
         f"{_origin(entry)}"
     )
+    head = _head(entry)
+    if beside := head[len(HEAD) :]:
+        caption += f" {listed(beside).capitalize()}: the same score with other targets counted in the test rows."
     for name, value in [*_references(entry), *((f"published: {name}", value) for name, value in entry["published"])]:
-        rows.append([escape(name), decimal(value), *["–"] * (len(HEAD) - 2)])
-    return table(caption, HEAD, rows)
+        rows.append([escape(name), decimal(value), *["–"] * (len(head) - 2)])
+    return table(caption, head, rows)
 
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:

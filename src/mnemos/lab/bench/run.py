@@ -276,41 +276,42 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
 
 
 def measure_runs(runs: Sequence[Path], benchmark: Benchmark) -> JSONObject:
-    """{"state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "controls"}.
+    """{"state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "beside", "controls"}.
 
     "state_bytes" is what one row must keep between two tokens, at most within a row of the training length that is
     read token by token; "segment_state_bytes" is the same between two segments, or after the row where the memory
-    reads it in one call. The first place of "beyond" is the training length. "controls": {name: mean score} with the
-    whole state emptied, exchanged or frozen (`state_controls`), from the runs' explain.json, or {"left": reason}. What
-    was measured before is read from the runs' folders.
+    reads it in one call. The first place of "beyond" is the training length. "beside": {name: {"mean", "std"}} of the
+    benchmark's further scores. "controls": {name: mean score} with the whole state emptied, exchanged or frozen
+    (`state_controls`), from the runs' explain.json, or {"left": reason}. What was measured before is read from the
+    runs' folders.
     """
-    found = [_run(run, benchmark) for run in runs]
-    beyond = []
-    for i, settings in enumerate([{}, *benchmark.beyond]):
-        values = [one["beyond"][i] for one in found]
-        score = spread(values)
-        beyond.append(to_json({"at": benchmark.at(settings), "mean": score.mean, "std": score.std}))
-    return {**_state(runs[0]), "beyond": beyond, "controls": _controls(runs)}
+    scores = [spread(values) for values in zip(*(_run(run, benchmark) for run in runs), strict=True)]
+    found = [to_json({"mean": score.mean, "std": score.std}) for score in scores]
+    places = [benchmark.at(settings) for settings in ({}, *benchmark.beyond)]
+    beyond = [{"at": at, **one} for at, one in zip(places, found, strict=False)]
+    beside = dict(zip(benchmark.beside, found[len(places) :], strict=True))
+    return {**_state(runs[0]), "beyond": beyond, "beside": beside, "controls": _controls(runs)}
 
 
-def _run(folder: Path, benchmark: Benchmark) -> JSONObject:
-    """The scores of one run beyond training, which are kept in its folder."""
+def _run(folder: Path, benchmark: Benchmark) -> list[float]:
+    """The scores of one run at the training length, beyond it, and beside: kept in its folder."""
     path = folder / BEYOND
-    wanted = [list(settings.items()) for settings in benchmark.beyond]
+    settings = [*benchmark.beyond, *benchmark.beside.values()]
+    wanted = [list(one.items()) for one in settings]
     if path.is_file():
         kept: JSONObject = json.loads(path.read_text())
         if kept["settings"] == json.loads(json.dumps(wanted)):
-            return kept
+            return list(kept["beyond"])
     recipe = read_recipe(folder)
     model, segment = trained_model(folder, recipe), recipe.train.rollout.segment_length
     scores = []
-    for settings in ({}, *benchmark.beyond):
+    for i, one in enumerate([{}, *settings]):
         data: Any = benchmark.data
-        task = replace(data, **{**settings, "rows": min(data.rows, ROWS)} if settings else {}).build()
+        rows = min(data.rows, ROWS) if 0 < i <= len(benchmark.beyond) else data.rows
+        task = replace(data, **{**one, "rows": rows}).build()
         scores.append(evaluate(model, _segments(task, segment), task)[task.metrics[0].name])
-    result = {"settings": wanted, "beyond": scores}
-    write_json(path, result)
-    return result
+    write_json(path, {"settings": wanted, "beyond": scores})
+    return scores
 
 
 def _state(folder: Path) -> JSONObject:

@@ -26,10 +26,10 @@ class Benchmark:
     """A task and how memories are trained on it.
 
     about: the task in a sentence. chance: the score of a guess. keyless: that of an answer which ignores what is asked,
-    such as the row's most frequent value; 0: not known. data: the task in training. beyond: settings of longer
-    tests, one dict of changed fields each. axis: what grows in them. steps and batch: updates and rows per update.
-    sizes: of the models. published: scores in publications, at other sizes unless `exact`. books: whether `path` of the
-    data may name books.
+    such as the row's most frequent value, or a part of it; 0: not known. data: the task in training. beyond: settings
+    of longer tests, one dict of changed fields each. axis: what grows in them. steps and batch: updates and rows per
+    update. sizes: of the models. published: scores in publications, at other sizes unless `exact`. books: whether
+    `path` of the data may name books. beside: further scores, by the changed fields of the data that they are of.
     """
 
     about: str
@@ -44,6 +44,7 @@ class Benchmark:
     exact: bool = False
     books: bool = False
     keyless: float = 0.0
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def at(self, settings: dict[str, Any]) -> float:
         """The place of a test on the axis."""
@@ -107,6 +108,27 @@ BENCHMARKS: dict[str, Benchmark] = {
         sizes=replace(_ZOOLOGY, segment=16),
         published=_FIGURE2[64],
         keyless=1 / 8,
+    ),
+    "mqar-rewritten": Benchmark(
+        "MQAR with rewritten keys, small: 8 keys and values in 64 tokens of 64, 4 keys again with a value that counts",
+        2 / 64,
+        MQARConfig(64, 8, 64, rows=500, rewritten=4),
+        steps=2000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=replace(_ZOOLOGY, segment=16),
+        keyless=1 / 8,
+        beside={"rewritten keys": {"counted": "rewritten"}, "their old values": {"counted": "old"}},
+    ),
+    "mqar-two-tokens": Benchmark(
+        "MQAR with keys of two tokens, small: 4 keys and values in 64 tokens of 64; one token of a key tells half",
+        1 / 22,
+        MQARConfig(64, 4, 64, rows=500, key_tokens=2),
+        steps=2000,
+        batch=16,
+        beyond=tuple({"length": n} for n in (128, 256, 512)),
+        sizes=replace(_ZOOLOGY, segment=16),
+        keyless=1 / 2,
     ),
     "rewriting": Benchmark(
         "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",

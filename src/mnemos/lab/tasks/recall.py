@@ -4,12 +4,14 @@ With distractors of our own, as "Zoology" (MQAR; Arora et al. 2024), and as "Ass
 (Rodkin et al. 2024) define it.
 """
 
+import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.config import check_fields
 from mnemos.generators import ORDER, generator
 from mnemos.registry import register
 from mnemos.types import InputError
@@ -146,6 +148,17 @@ class MQARConfig(GeneratedConfig):
     and D of `MIXTURE`, as in the protocol of Based: training on lengths up to 256, tests on lengths up to 1,024, all
     with `noise`. Batches of a kind are as frequent as its rows are there. The validation and the test split have `rows`
     sequences each of `length` and `pairs`, drawn from `seed`.
+
+    `rewritten` = U (Zoology's forgetting MQAR): U of the keys, in random order, follow the D pairs once more, each with
+    a new value, and the last value of a key is its answer. All D + U values of a row are different; in Zoology only the
+    two of a key are. `counted` chooses the targets of the same rows: those of "all" keys, those of the "rewritten" keys
+    alone, or the "old" values of the rewritten keys, which are then wrong answers: the accuracy on them says how often
+    a model has not forgotten.
+
+    `key_tokens` = 2 (Zoology's compositional MQAR): a key is a pair of tokens, and its value follows both. The D keys
+    are all pairs of √D first and √D second tokens, in random order, so one token alone is right for one in √D. First
+    tokens are of 1 … W − 1, second ones of W … 2W − 1, W = V//3, and values of 2W … V − 1. An asked key takes three
+    tokens, the last of which is no part of it; the target is at its second one.
     """
 
     name: ClassVar[str] = "mqar"
@@ -159,15 +172,28 @@ class MQARConfig(GeneratedConfig):
     examples: int = 0
     rows: int = 1024
     seed: int = 0
+    rewritten: int = 0
+    key_tokens: int = 1
+    counted: Literal["all", "rewritten", "old"] = "all"
+
+    @property
+    def slot(self) -> int:
+        """The tokens of a key and its value, and of an asked key and the token after it."""
+        return self.key_tokens + 1
 
     def build(self) -> GeneratedTask:
         """The task: T = `length`, vocabulary size `vocabulary`. Raises InputError for a setting out of range."""
+        check_fields(self, "data")
+        self._check_keys()
         most = max(length for length, _, _ in MIXTURE) if self.mixed else 0
+        few = self.vocabulary // self.slot - 1  # tokens of a kind
         for length, pairs in [(self.length, self.pairs), *(one[:2] for one in MIXTURE if self.mixed)]:
-            if length % 2 or not 1 <= pairs <= length // 4 or pairs > self.vocabulary // 2 - 1:
+            told = pairs + self.rewritten
+            if length % 2 or pairs < 1 or self.slot * (told + pairs) > length or told > few:
                 raise InputError(
-                    f"mqar: expected an even data.length of at least 4·pairs, and at least 2·pairs + 2 tokens in "
-                    f"data.vocabulary, found length {length}, pairs {pairs}, vocabulary {self.vocabulary}; change one"
+                    f"mqar: expected an even data.length of at least {self.slot}·(2·pairs + rewritten), and at least "
+                    f"{self.slot}·(pairs + rewritten + 1) tokens in data.vocabulary, found length {length}, pairs "
+                    f"{pairs}, rewritten {self.rewritten}, vocabulary {self.vocabulary}; change one"
                 )
         if not 0 < self.power <= 1:
             raise InputError(f"data.power: expected above 0 and at most 1, found {self.power}; use 0.01")
@@ -177,6 +203,28 @@ class MQARConfig(GeneratedConfig):
         sizes = (self.vocabulary, max(self.length, most), self.rows, self.seed)
         return GeneratedTask(self.draw, *sizes, train, self.examples)
 
+    def _check_keys(self) -> None:
+        """Raise InputError for keys that cannot be drawn so."""
+        if self.key_tokens not in (1, 2) or (self.key_tokens == 2 and math.isqrt(self.pairs) ** 2 != self.pairs):
+            raise InputError(
+                f"mqar: expected 1 or 2 data.key_tokens, and with 2 a square number of data.pairs, found "
+                f"{self.key_tokens} and {self.pairs}; change these"
+            )
+        if not 0 <= self.rewritten <= self.pairs or (self.counted != "all" and not self.rewritten):
+            raise InputError(
+                f"mqar: expected 0 <= data.rewritten <= pairs, and rewritten keys to count, found rewritten "
+                f"{self.rewritten}, pairs {self.pairs}, counted {self.counted!r}; change these"
+            )
+        if self.mixed and (self.rewritten or self.key_tokens > 1):
+            raise InputError(
+                f"data.mixed: expected keys of one token that are not rewritten, found rewritten {self.rewritten}, "
+                f"key_tokens {self.key_tokens}; use mixed=False"
+            )
+        if self.noise and self.rewritten:  # a key and a value among the noise would be a later value of the key
+            raise InputError(
+                f"data.noise: expected False with rewritten keys, found rewritten {self.rewritten}; use one of them"
+            )
+
     def mixture(self, update: int) -> Draw:
         """The function that draws the rows of an update, whose N and D are chosen at random from `MIXTURE`."""
         shares = np.array([rows for _, _, rows in MIXTURE])
@@ -185,22 +233,44 @@ class MQARConfig(GeneratedConfig):
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         """Draw inputs and targets, [rows, length] each. Cost: O(rows·length·log length), or that of `distinct`."""
-        context, half = 2 * self.pairs, self.vocabulary // 2
-        keys = 1 + distinct(random, rows, half - 1, self.pairs)
-        values = half + distinct(random, rows, self.vocabulary - half, self.pairs)
-        weight = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1.0)
+        told, width = self.pairs + self.rewritten, self.vocabulary // self.slot
+        context, first = self.slot * told, self.key_tokens * width  # `first`: the smallest value
+        keys = self._keys(random, rows, width)
+        values = first + distinct(random, rows, self.vocabulary - first, told)
+        weight = np.arange(1, (self.length - context) // self.slot + 1) ** (self.power - 1.0)
         # Exponential times of these rates, in increasing order, are a draw without replacement (Efraimidis 2006).
         gaps = smallest(random.exponential(size=(rows, len(weight))) / weight, self.pairs)
         if self.noise:
             inputs = random.integers(0, self.vocabulary, (rows, self.length))
         else:
             inputs = np.zeros((rows, self.length), np.int64)
-        inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
-        asked = context + 2 * gaps
-        np.put_along_axis(inputs, asked, keys, 1)
+        again = distinct(random, rows, self.pairs, self.rewritten) if self.rewritten else np.zeros((rows, 0), np.int64)
+        pairs = inputs[:, :context].reshape(rows, told, self.slot)
+        pairs[:, : self.pairs, :-1], pairs[:, :, -1] = keys, values
+        pairs[:, self.pairs :, :-1] = np.take_along_axis(keys, again[:, :, None], 1)
+        inputs[:, :context] = pairs.reshape(rows, context)
+        asked = context + self.slot * gaps
+        for i in range(self.key_tokens):
+            np.put_along_axis(inputs, asked + i, keys[:, :, i], 1)
+        answers = values[:, : self.pairs].copy()
+        if self.counted != "old":
+            np.put_along_axis(answers, again, values[:, self.pairs :], 1)
+        if self.counted != "all":
+            counts = np.zeros(answers.shape, bool)
+            np.put_along_axis(counts, again, True, 1)
+            answers[~counts] = IGNORE
         targets = np.full_like(inputs, IGNORE)
-        np.put_along_axis(targets, asked, values, 1)
+        np.put_along_axis(targets, asked + self.key_tokens - 1, answers, 1)
         return inputs, targets
+
+    def _keys(self, random: np.random.Generator, rows: int, width: int) -> NDArray[np.int64]:
+        """The keys' tokens, [rows, pairs, key_tokens]; `width`: tokens of a kind."""
+        if self.key_tokens == 1:
+            return (1 + distinct(random, rows, width - 1, self.pairs))[:, :, None]
+        side = math.isqrt(self.pairs)
+        one, two = 1 + distinct(random, rows, width - 1, side), width + distinct(random, rows, width, side)
+        place = distinct(random, rows, self.pairs, self.pairs)
+        return np.stack([np.take_along_axis(one, place // side, 1), np.take_along_axis(two, place % side, 1)], 2)
 
 
 @register
