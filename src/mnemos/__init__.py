@@ -26,7 +26,13 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
     from .attention.bucket_union import BucketUnionConfig as BucketUnionConfig
     from .attention.compressive import CompressiveConfig as CompressiveConfig
+    from .attention.decayed import GLAConfig as GLAConfig
+    from .attention.decayed import RetentionConfig as RetentionConfig
+    from .attention.delta import DeltaConfig as DeltaConfig
+    from .attention.delta import GatedDeltaConfig as GatedDeltaConfig
+    from .attention.delta import KimiDeltaConfig as KimiDeltaConfig
     from .attention.linear import LinearConfig as LinearConfig
+    from .attention.mamba2 import Mamba2Config as Mamba2Config
     from .attention.reformer import ReformerConfig as ReformerConfig
     from .attention.relative import RelativeConfig as RelativeConfig
     from .attention.softmax import SoftmaxConfig as SoftmaxConfig
@@ -102,7 +108,10 @@ _MODULES = {
     "attention.block_sparse": "BlockSparseConfig",
     "attention.bucket_union": "BucketUnionConfig",
     "attention.compressive": "CompressiveConfig",
+    "attention.decayed": "GLAConfig RetentionConfig",
+    "attention.delta": "DeltaConfig GatedDeltaConfig KimiDeltaConfig",
     "attention.linear": "LinearConfig",
+    "attention.mamba2": "Mamba2Config",
     "attention.reformer": "ReformerConfig",
     "attention.relative": "RelativeConfig",
     "attention.softmax": "SoftmaxConfig",

@@ -4,9 +4,13 @@ from .block_sparse import BlockSparseAttention, BlockSparseConfig
 from .bucket_union import BucketUnionAttention, BucketUnionConfig
 from .compressive import CompressiveAttention, CompressiveConfig
 from .cross import CrossAttention
+from .decayed import GatedLinearAttention, GLAConfig, Retention, RetentionConfig
+from .delta import DeltaAttention, DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from .gated import GatedCacheAttention
 from .linear import LinearAttention, LinearConfig, PlacedSums
+from .mamba2 import Mamba2Attention, Mamba2Config
 from .position_bias import PositionBias
+from .recurrent import RecurrentSums
 from .reformer import ReformerAttention, ReformerConfig
 from .relative import RelativeAttention, RelativeConfig
 from .softmax import SoftmaxAttention, SoftmaxConfig
@@ -19,15 +23,26 @@ __all__ = [
     "CompressiveAttention",
     "CompressiveConfig",
     "CrossAttention",
+    "DeltaAttention",
+    "DeltaConfig",
+    "GLAConfig",
     "GatedCacheAttention",
+    "GatedDeltaConfig",
+    "GatedLinearAttention",
+    "KimiDeltaConfig",
     "LinearAttention",
     "LinearConfig",
+    "Mamba2Attention",
+    "Mamba2Config",
     "PlacedSums",
     "PositionBias",
+    "RecurrentSums",
     "ReformerAttention",
     "ReformerConfig",
     "RelativeAttention",
     "RelativeConfig",
+    "Retention",
+    "RetentionConfig",
     "SoftmaxAttention",
     "SoftmaxConfig",
 ]

@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mnemos.attention.compressive import CompressiveConfig
+from mnemos.attention.decayed import GLAConfig, RetentionConfig
+from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.mamba2 import Mamba2Config
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import ModelConfig
+from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.memory.associations import AssociationsConfig
 from mnemos.memory.grc import GRC
 from mnemos.memory.memory_tokens import TokensConfig
@@ -77,6 +80,16 @@ def _linear(s: Sizes) -> Memory:
     return Memory(_transformer(s, scale_embedding=True, attention=LinearConfig()))  # it has sinusoids
 
 
+def _recurrent(config: Callable[..., AttentionConfig]) -> Builder:
+    """A layer that forgets or corrects, whose sums have the size of linear attention's: [D/H, D/H] a head."""
+
+    def build(s: Sizes) -> Memory:
+        width = s.dim // s.num_heads
+        return Memory(_transformer(s, position="none", attention=config(key_width=width, value_width=width)))
+
+    return build
+
+
 def _transformer_xl(s: Sizes) -> Memory:
     return Memory(_transformer(s, position="none", attention=RelativeConfig(memory=s.segment)), s.segment, 1)
 
@@ -131,6 +144,12 @@ MEMORIES: dict[str, Builder] = {
     "softmax": _softmax,
     "window": _window,
     "linear": _linear,
+    "retention": _recurrent(RetentionConfig),
+    "gla": _recurrent(GLAConfig),
+    "mamba2": _recurrent(Mamba2Config),
+    "delta": _recurrent(DeltaConfig),
+    "gated-delta": _recurrent(GatedDeltaConfig),
+    "kimi-delta": _recurrent(KimiDeltaConfig),
     "transformer-xl": _transformer_xl,
     "compressive": _compressive,
     "rmt": _rmt,
