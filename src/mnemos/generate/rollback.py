@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from mnemos._compat import pytree
 from mnemos.memory.key_values import KeyValues
+from mnemos.ops import rewindable
+from mnemos.ops.rewind import Calls
 from mnemos.types import Advances, InputError, State, join, select
 
 from .decoder_step import DecodeStep
@@ -33,8 +35,10 @@ class Rollback:
     What `keep` does, the first that applies:
 
     1. all tokens are kept: the state that the call returned. No cost.
-    2. the memory is keys and values only: those of the kept tokens are cut out. O(1) if all rows keep equally many and
-       there is no window, else a copy of keys and values.
+    2. every part of the memory can go back by itself. Keys and values: those of the kept tokens are cut out, in O(1) if
+       all rows keep equally many and there is no window, else with a copy. The states of `delta_rule`,
+       `decayed_attention` and `linear_attention`: these operators alone read the kept tokens again, from the inputs
+       that the call had (`mnemos.ops.rewindable`).
     3. all rows keep equally many: the state before the call stays, and the next call begins with the kept tokens
        again, up to `limit` of them. No call more, but a longer one.
     4. rows keep different numbers, or there are more than `limit` tokens: they are read again from the state before, in
@@ -47,25 +51,28 @@ class Rollback:
         self.model, self.step, self.state, self.limit = model, step, state, limit
         self.calls = self.again = 0
         self._waiting: Tensor | None = None  # [R, p]: tokens after `state`
-        self._last: tuple[Tensor, State] | None = None  # the tokens of the last call, and the state after it
+        self._last: tuple[Tensor, State, Calls] | None = (
+            None  # of the last call: tokens, the state after them, operators
+        )
 
     def read(self, x: Tensor) -> Tensor:
         """The outputs [R, T, ·] of the tokens x [R, T]."""
         tokens = x if self._waiting is None else torch.cat([self._waiting, x], 1)
-        outputs, after = (self.step if tokens.shape[1] == 1 else self.model)(tokens, self.state)
+        with rewindable() as operators:
+            outputs, after = (self.step if tokens.shape[1] == 1 else self.model)(tokens, self.state)
         self.calls += 1
-        self._last = tokens, after
+        self._last = tokens, after, operators
         return outputs[:, tokens.shape[1] - x.shape[1] :]
 
     def keep(self, kept: Sequence[int]) -> None:
         """Go back to the state after the first `kept[r]` tokens, 0 to T, of the last call's x in every row r."""
         assert self._last is not None
-        (tokens, after), waited = self._last, 0 if self._waiting is None else self._waiting.shape[1]
+        (tokens, after, operators), waited = self._last, 0 if self._waiting is None else self._waiting.shape[1]
         self._last = self._waiting = None
         read, counts = tokens.shape[1], [waited + n for n in kept]
         if all(n == read for n in counts):
             self.state = after
-        elif (cut := without_last(self.state, after, counts, read)) is not None:
+        elif (cut := without_last(self.state, after, counts, read, operators)) is not None:
             self.state = cut
         elif len(set(counts)) == 1 and counts[0] <= self.limit:
             self._waiting = tokens[:, : counts[0]] if counts[0] else None
@@ -114,20 +121,35 @@ def merge_rows(parts: Sequence[tuple[Sequence[int], State]]) -> State:
     return _shorten(select(join([state for _, state in parts]), numbers.argsort()))
 
 
-def without_last(before: State, after: State, kept: Sequence[int], read: int) -> State | None:
-    """The state after the first `kept[r]` of the `read` tokens between two states, or None if it cannot be cut out.
+def without_last(
+    before: State, after: State, kept: Sequence[int], read: int, operators: Calls | None = None
+) -> State | None:
+    """The state after the first `kept[r]` of the `read` tokens between two states, or None if it cannot be had so.
 
-    It can if the state is made of `KeyValues` and of counts [R] of the tokens read. Keys and values of tokens that are
-    not kept may be overwritten: `after` must not be used again.
+    It can if the state is made of `KeyValues`, of counts [R] of the tokens read, and of states that `operators`, those
+    of the call between the two, can go back to. Keys and values of tokens that are not kept may be overwritten: `after`
+    must not be used again.
     """
-    old, structure = pytree.tree_flatten(before, is_leaf=_holds_keys)
-    new, same = pytree.tree_flatten(after, is_leaf=_holds_keys)
-    if structure != same or not all(_cuttable(a, b, read) for a, b in zip(old, new, strict=True)):
+    old, structure = pytree.tree_flatten(before, is_leaf=_are_keys)
+    new, same = pytree.tree_flatten(after, is_leaf=_are_keys)
+    if structure != same:
         return None
-    return pytree.tree_unflatten([_cut(a, b, kept, read) for a, b in zip(old, new, strict=True)], structure)
+    rewound = [i for i, part in enumerate(new) if operators is not None and operators.knows(part, read)]
+    others = sorted({*range(len(new))} - {*rewound})
+    if not all(_cuttable(old[i], new[i], read) for i in others):
+        return None
+    found = {i: _cut(old[i], new[i], kept, read) for i in others}
+    if operators is not None:
+        found |= zip(rewound, operators.rewind([new[i] for i in rewound], kept), strict=True)
+    return pytree.tree_unflatten([found[i] for i in range(len(new))], structure)
 
 
-def _holds_keys(part: object) -> bool:
+def holds_keys(state: State) -> bool:
+    """Whether keys and values are a part of the state."""
+    return any(map(_are_keys, pytree.tree_leaves(state, is_leaf=_are_keys)))
+
+
+def _are_keys(part: object) -> bool:
     return isinstance(part, KeyValues)
 
 
@@ -160,7 +182,7 @@ def _cut(before: Any, after: Any, kept: Sequence[int], read: int) -> Any:
 
 
 def _shorten(state: State) -> State:
-    return pytree.tree_map(lambda x: _shorten_keys(x) if _holds_keys(x) else x, state, is_leaf=_holds_keys)
+    return pytree.tree_map(lambda x: _shorten_keys(x) if _are_keys(x) else x, state, is_leaf=_are_keys)
 
 
 def _shorten_keys(part: KeyValues) -> KeyValues:

@@ -3,6 +3,7 @@
 Padding may be anywhere in a row: outputs and states are those of each row read by itself.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from mnemos import libraries
 from mnemos.generate.fused import fused_step
 from mnemos.models.heads import LogisticMixture
-from mnemos.ops import logistic_mixture
+from mnemos.ops import logistic_mixture, rewindable
 from mnemos.types import (
     InputError,
     Likelihood,
@@ -86,8 +87,9 @@ class Generates:
         if (unread := cache.take_unread()) is not None:
             _, state = read_padded(self.model, unread[0], (cache.state, unread[1]), self._call(cache, 1), True, 1)
             cache.read(*unread, state)
-        outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
-        cache.read(tokens, mask, state)
+        with rewindable() if cache.recording else contextlib.nullcontext() as operators:
+            outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
+        cache.read(tokens, mask, state, operators)
         return outputs, state
 
     def _call(self, cache: StateCache | None, keep: int) -> Any:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from mnemos import libraries
+from mnemos.generate.rollback import holds_keys, without_last
+from mnemos.ops.rewind import Calls
 from mnemos.types import InputError, State, leaves, select
 
 libraries.transformers()  # first: it repairs an installation whose torchvision was built for another PyTorch
@@ -37,8 +39,10 @@ class StateCache(Cache):
 
     `crop(-n)` takes n tokens back, which `generate` needs to reject a draft. The state of every call can be returned to
     only while the cache records, from `activate_past_recording` on (`generate` calls it): it then keeps the tokens and
-    about log₂(length) earlier states, at distances that double. After `crop` the model reads at most as many tokens
-    again as were taken back; the results are those of a sequence that never had the others.
+    about log₂(length) earlier states, at distances that double, and the inputs of the last call's operators
+    (`mnemos.ops.rewindable`). Within the last call, `crop` goes back by these alone, if the memory is made of sums or
+    of the delta rule's states. Otherwise the model reads at most as many tokens again as were taken back. The results
+    are those of a sequence that never had the others.
     Raises InputError for taking back more tokens than were recorded.
     """
 
@@ -47,14 +51,16 @@ class StateCache(Cache):
         self.state, self.length = state, length
         self.recording = False
         self.reads: list[Read] = []  # the last one ends where `state` is
+        self.operators: Calls | None = None  # those of the last one
         self.unread: tuple[Tensor, Tensor | None] | None = None  # tokens before `length` that `state` has not read
         self._is_user_defined = False  # `generate` sets it
         self.step: Any = None  # the model's step for single tokens, made once per cache
 
-    def read(self, tokens: Tensor, mask: Tensor | None, state: State) -> None:
-        """Go on to the state after more tokens [B, T]; mask [B, T] as given to the model."""
+    def read(self, tokens: Tensor, mask: Tensor | None, state: State, operators: Calls | None = None) -> None:
+        """Go on to the state after more tokens [B, T]; mask [B, T] and operators: of the call that has read them."""
         if self.recording:
             self.reads.append(Read(self.state, self.length, tokens, mask))
+            self.operators = operators
             self._thin()
         self.state, self.length = state, self.length + tokens.shape[1]
 
@@ -81,6 +87,7 @@ class StateCache(Cache):
             return
         kept = self.length + tokens_to_remove
         if self.unread is not None:  # taken back twice, with no call in between
+            self.operators = None
             tokens, mask = self.unread
             self.reads.append(Read(self.state, self.length - tokens.shape[1], tokens, mask))
             self.unread = None
@@ -90,13 +97,19 @@ class StateCache(Cache):
                 f"crop: expected to keep at least the {first} tokens before those that were recorded, found {kept}; "
                 "call activate_past_recording() before the model reads what may be taken back"
             )
+        operators, self.operators = self.operators, None
         while self.reads[-1].length > kept:
             self.reads.pop()
+            operators = None
         last = self.reads.pop()
-        count = kept - last.length
-        self.state, self.length = last.state, kept
-        mask = None if last.mask is None else last.mask[:, :count]
-        self.unread = (last.tokens[:, :count], mask) if count else None
+        count, within = kept - last.length, None
+        tokens, mask = last.tokens[:, :count], None if last.mask is None else last.mask[:, :count]
+        if count and operators is not None and not holds_keys(self.state):  # a caller may have the keys of this state
+            within = without_last(last.state, self.state, [count] * len(tokens), last.tokens.shape[1], operators)
+        if within is not None:
+            self.reads.append(Read(last.state, last.length, tokens, mask))
+        self.unread = (tokens, mask) if count and within is None else None
+        self.state, self.length = last.state if within is None else within, kept
 
     def take_unread(self) -> tuple[Tensor, Tensor | None] | None:
         """The tokens that must be read before any other; they are then not unread, and not in the length."""
@@ -111,7 +124,7 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         """Begin anew, with no state."""
-        self.state, self.length, self.unread, self.reads = None, 0, None, []
+        self.state, self.length, self.unread, self.reads, self.operators = None, 0, None, [], None
 
     def fork(self) -> "StateCache":
         """Another cache with the same state. Cost: none, as states are values."""

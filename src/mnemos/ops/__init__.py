@@ -13,6 +13,7 @@ from .delta import decayed_attention, delta_rule
 from .linear import linear_attention, linear_attention_varlen
 from .reformer import reformer_attention
 from .relative_position import relative_attention
+from .rewind import rewindable
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "linear_attention_varlen",
     "reformer_attention",
     "relative_attention",
+    "rewindable",
     "short_convolution",
     "slot_attention",
     "slot_write",

@@ -15,6 +15,7 @@ dtypes; beta [B, T, H] (None: decayed attention), decay [B, T, H] or [B, T, H, D
 "auto" chooses the first backend that runs on this machine and takes the tensors.
 """
 
+import functools
 from types import ModuleType
 
 import torch
@@ -25,6 +26,7 @@ from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_mask
 from mnemos.ops.linear.feature_maps import nearest, zero_invalid
 from mnemos.ops.precision import full_precision
+from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
 from . import chunked, native, reference
@@ -120,7 +122,8 @@ def _recurrence(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The mask and the resets as values, decays and betas, for the backend."""
-    chosen = BACKENDS[choose(q, k, v, backend)]
+    backend = choose(q, k, v, backend)
+    chosen = BACKENDS[backend]
     if chosen is not reference and not torch.compiler.is_compiling() and (transformed() or forward_differentiated()):
         chosen = chunked
     wide = _wide(q, k, v)
@@ -141,7 +144,22 @@ def _recurrence(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(v.device.type):
         y, end = chosen.recurrence(q, k, v, beta, decay, state, scale)
+    note((end,), v.shape[1], functools.partial(_again, (k, v, beta, decay), state, backend))
     return y, end
+
+
+def _again(
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    state: Tensor | None,
+    backend: str,
+    n: int,
+    valid: Tensor | None,
+) -> tuple[Tensor]:
+    """The state after the first n tokens of k, v, beta and decay; see `mnemos.ops.rewind.note`."""
+    k, v, *gates = given
+    beta, decay = (x if x is None else x[:, :n] for x in gates)
+    k = zero_invalid(k[:, :n], valid)
+    return (_recurrence(k, k, v[:, :n], beta, decay, state, valid, 1.0, None, backend)[1],)
 
 
 def backends() -> list[str]:

@@ -16,8 +16,9 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
 takes all, elsewhere. What comes after that one runs where it is named.
 """
 
+import functools
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_mask
 from mnemos.ops.precision import full_precision
+from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
 from . import chunked, native, oracle, triton
@@ -90,6 +92,37 @@ def linear_attention(
     feature map or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, eps)
+    y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend, compensated)
+    if causal:
+        note(
+            after, q.shape[1], functools.partial(_again, (k, v, mask), (feature_map, state, eps, backend, compensated))
+        )
+    return y, after
+
+
+def _again(
+    given: tuple[Tensor, Tensor, Tensor | None], settings: tuple[Any, ...], n: int, valid: Tensor | None
+) -> LinearState | CompensatedState:
+    """The state after the first n tokens of k and v; see `mnemos.ops.rewind.note`."""
+    k, v, mask = given
+    mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
+    feature_map, state, *rest = settings
+    return _attend(k[:, :n], k[:, :n], v[:, :n], True, feature_map, state, mask, *rest)[1]
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    feature_map: str | FeatureMap,
+    state: tuple[Tensor, ...] | None,
+    mask: Tensor | None,
+    eps: float,
+    backend: str,
+    compensated: bool,
+) -> tuple[Tensor, LinearState | CompensatedState]:
+    """`linear_attention` of checked inputs."""
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(zero_invalid(k, mask))

@@ -1,0 +1,118 @@
+"""Going back within a call of a recurrent operator, to the state after any of its tokens, without the model.
+
+A state S₀ and the inputs of the tokens after it determine all states since, each row's by itself:
+
+    S_h = e^{G_h} S₀ + Σ_{j ≤ h} e^{G_h − G_j} k_j u_jᵀ        G_h = Σ_{j ≤ h} g_j
+
+So nothing is copied while tokens are read: the inputs are kept as they are, and the operator runs once more over those
+of the tokens that remain. In place of u its v and β are kept, as the operator computes u from the state as it goes.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import pytree
+from mnemos.types import InputError, S
+
+Again = Callable[[int, Tensor | None], Sequence[Tensor]]
+
+
+class _Call(NamedTuple):
+    ends: Sequence[Tensor]  # held, so that their ids are not used again
+    tokens: int
+    again: Again
+
+
+class Calls:
+    """The calls of operators inside a `rewindable` context, by the states that they returned."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[_Call, int]] = {}
+
+    def note(self, ends: Sequence[Tensor], tokens: int, again: Again) -> None:
+        """Keep a call of so many tokens that returned the states `ends`. again: see `note`."""
+        call = _Call(ends, tokens, again)
+        self._of.update({id(end): (call, i) for i, end in enumerate(ends)})
+
+    def knows(self, end: object, tokens: int) -> bool:
+        """Whether the tensor is itself the state that one of the calls returned, and the call had so many tokens."""
+        found = self._of.get(id(end))
+        return found is not None and found[0].tokens == tokens
+
+    def rewind(self, state: S, kept: Sequence[int]) -> S:
+        """The state after the first `kept[r]` tokens, 0 to T, of each row r, in place of all T tokens of the call.
+
+        state: a pytree of tensors, all returned by operators inside the context. Gradients flow as through the call.
+        Cost: one call of each operator, of max(kept) tokens. Equal to a call of the kept tokens alone; bit for bit
+        where the operator computes both numbers of tokens in the same order.
+        Raises InputError for tensors that no operator returned, and for a number below 0 or above T.
+        """
+        ends, structure = pytree.tree_flatten(state)
+        lacking = [x for x in ends if id(x) not in self._of]
+        if lacking:
+            what = f"another tensor {tuple(lacking[0].shape)}" if isinstance(lacking[0], Tensor) else repr(lacking[0])
+            raise InputError(
+                f"rewind: expected states that operators returned inside the context, found {what}; read the kept "
+                "tokens again"
+            )
+        most, new = max(kept, default=0), []
+        found: dict[int, Sequence[Tensor]] = {}
+        for end in ends:
+            call, place = self._of[id(end)]
+            if len(end) != len(kept) or not 0 <= min(kept, default=0) <= most <= call.tokens:
+                raise InputError(
+                    f"rewind: expected for each of {len(end)} rows 0 to {call.tokens} tokens to keep, found {kept}; "
+                    "change them"
+                )
+            if id(call) not in found:
+                found[id(call)] = call.again(most, _valid(kept, most, end.device))
+            new.append(found[id(call)][place])
+        earlier: S = pytree.tree_unflatten(new, structure)
+        return earlier
+
+
+def _valid(kept: Sequence[int], most: int, device: torch.device) -> Tensor | None:
+    """[B, most]: the tokens that are kept; None if all are."""
+    if min(kept, default=most) == most:
+        return None
+    return torch.arange(most, device=device) < torch.tensor(kept, device=device)[:, None]
+
+
+class _Innermost(threading.local):
+    calls: Calls | None = None
+
+
+_innermost = _Innermost()
+
+
+@contextlib.contextmanager
+def rewindable() -> Iterator[Calls]:
+    """Inside, `delta_rule`, `decayed_attention` and causal `linear_attention` keep their inputs, to go back later:
+
+        with mnemos.ops.rewindable() as calls:
+            y, end = mnemos.ops.delta_rule(q, k, v, beta, decay, start)      # T tokens
+        earlier = calls.rewind(end, [3, 0])       # as if row 0 had read its first 3 tokens only, and row 1 none
+
+    This works through any number of layers: `calls` knows the state of each by the tensor itself. The inputs are kept
+    as long as `calls`, not copied. The innermost context of a thread counts. Calls in a compiled graph are not kept.
+    """
+    outer, calls = _innermost.calls, Calls()
+    _innermost.calls = calls
+    try:
+        yield calls
+    finally:
+        _innermost.calls = outer
+
+
+def note(ends: Sequence[Tensor], tokens: int, again: Again) -> None:
+    """An operator says here that a call of so many tokens [B, tokens, ..] returned the states `ends`.
+
+    again(n, valid): the states after the first n tokens instead; valid [B, n] bool: those that count, None: all.
+    """
+    if not torch.compiler.is_compiling() and (calls := _innermost.calls) is not None:
+        calls.note(ends, tokens, again)
