@@ -6,7 +6,7 @@ from delta_cases import EXACT, HERE, KINDS, M, equations, holes, inputs, run, st
 
 import mnemos
 from mnemos import InputError
-from mnemos.ops import linear_attention, rewindable
+from mnemos.ops import linear_attention, rewindable, short_convolution
 
 KEPT = [(0, 5), (7, 7), (16, 0), (33, 20)]
 
@@ -78,6 +78,21 @@ def test_sums_of_linear_attention_go_back_together(options):
         wanted = linear_attention(*part, state=before, mask=mask[at, :n], **options)[1]
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a[at], b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_window_of_a_convolution_holds_the_last_tokens_that_are_kept(padded):
+    g = torch.Generator().manual_seed(0)
+    x, weight, start = (torch.randn(*shape, generator=g) for shape in ((2, 9, 3), (3, 4), (2, 3, 3)))
+    options = {"mask": holes(9), "resets": starts(9)} if padded else {}
+    with rewindable() as calls:
+        _, end = short_convolution(x, weight, state=start, activation="silu", **options)
+    for kept in ((0, 0), (1, 7), (5, 5), (9, 2)):
+        for row, n in enumerate(kept):
+            part = {name: given[row : row + 1, :n] for name, given in options.items()}
+            wanted = short_convolution(x[row : row + 1, :n], weight, state=start[row : row + 1], **part)[1]
+            assert torch.equal(calls.rewind(end, kept)[row], wanted[0])
 
 
 def test_only_states_of_operators_and_numbers_of_their_tokens_are_taken():

@@ -92,7 +92,9 @@ _innermost = _Innermost()
 
 @contextlib.contextmanager
 def rewindable() -> Iterator[Calls]:
-    """Inside, `delta_rule`, `decayed_attention` and causal `linear_attention` keep their inputs, to go back later:
+    """Inside, `delta_rule`, `decayed_attention`, causal `linear_attention` and `short_convolution` keep their inputs.
+
+    Then their states can go back:
 
         with mnemos.ops.rewindable() as calls:
             y, end = mnemos.ops.delta_rule(q, k, v, beta, decay, start)      # T tokens

@@ -11,6 +11,7 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
 the tensors.
 """
 
+import functools
 from types import ModuleType
 
 import torch
@@ -20,6 +21,7 @@ from mnemos._compat import forward_differentiated, transformed
 from mnemos.ops.checks import check_mask
 from mnemos.ops.linear.feature_maps import nearest
 from mnemos.ops.precision import full_precision
+from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
 from . import chunked, reference
@@ -64,7 +66,24 @@ def short_convolution(
         chosen = chunked
     with full_precision(x.device.type):
         y, end = chosen.convolve(x, weight, bias, state, mask, resets, activation)
+    note((end,), x.shape[1], functools.partial(_again, x, weight, (state, mask, resets), backend))
     return y, end
+
+
+def _again(
+    x: Tensor,
+    weight: Tensor,
+    rest: tuple[Tensor | None, Tensor | None, Tensor | None],
+    backend: str,
+    n: int,
+    valid: Tensor | None,
+) -> tuple[Tensor]:
+    """The window after the first n tokens; see `mnemos.ops.rewind.note`."""
+    state, mask, resets = rest
+    mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
+    if resets is not None:
+        resets = resets[:, :n] if valid is None else resets[:, :n] & valid  # one before an invalid token counts too
+    return (short_convolution(x[:, :n], weight, None, state, mask, resets, None, backend)[1],)
 
 
 def backends() -> list[str]:
