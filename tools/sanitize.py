@@ -34,6 +34,7 @@ TESTS = [
     "tests/ops/test_linear_attention_native.py",
     "tests/ops/test_linear_attention_bidirectional.py",
     "tests/ops/test_delta_native.py",
+    "tests/ops/test_short_convolution_native.py",
     "tests/ops/test_gated_cache_native.py",
     "tests/generate/test_fused.py",
     "tests/generate/test_fused_keys.py",

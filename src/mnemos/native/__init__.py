@@ -42,6 +42,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_decode.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 5]
     loaded.mnemos_cache.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_delta.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
+    loaded.mnemos_convolution.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_activate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64]
     loaded.mnemos_activate.restype = None
     return loaded, ""

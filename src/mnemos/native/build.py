@@ -26,7 +26,14 @@ X86 = [
     ("avx512bf16", 16, [*AVX512, "-mavx512bf16"]),  # left out by compilers that do not have it (g++ before 10)
 ]
 
-PER_PROCESSOR = ("kernels", "bidirectional", "decode", "cache", "delta")  # sources that are compiled once for each
+PER_PROCESSOR = (
+    "kernels",
+    "bidirectional",
+    "decode",
+    "cache",
+    "delta",
+    "convolution",
+)  # sources that are compiled once for each
 WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)
 
 

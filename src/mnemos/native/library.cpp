@@ -8,6 +8,7 @@
 
 #include "bidirectional.h"
 #include "cache.h"
+#include "convolution.h"
 #include "decode.h"
 #include "delta.h"
 #include "flush.h"
@@ -36,6 +37,12 @@ extern const DeltaRule baseline;
 extern const DeltaRule avx2, avx512;
 #endif
 }  // namespace correcting
+namespace convolving {
+extern const ShortConvolution baseline;
+#ifdef X86_VARIANTS
+extern const ShortConvolution avx2, avx512;
+#endif
+}  // namespace convolving
 namespace attending {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
@@ -185,6 +192,14 @@ const mnemos::DeltaRule& correcting(int variant) {
     return mnemos::correcting::baseline;
 }
 
+const mnemos::ShortConvolution& convolving(int variant) {
+#ifdef X86_VARIANTS
+    if (variant >= 2) return mnemos::convolving::avx512;
+    if (variant == 1) return mnemos::convolving::avx2;
+#endif
+    return mnemos::convolving::baseline;
+}
+
 const mnemos::Bidirectional& attending(int variant) {
 #ifdef BFLOAT16_VARIANT
     if (variant == 3) return mnemos::attending::avx512bf16;
@@ -279,6 +294,13 @@ int mnemos_delta(int variant, int backward, const mnemos::Delta* call, double sc
     in_large_pages(c, c.y, c.T, c.M);
     if (c.states) in_large_pages(c.states, c.B * c.H * ((c.T - 1) / c.keep) * c.D * c.M * (i64)sizeof(float));
     return correcting(variant).forward(c, scale);
+}
+
+int mnemos_convolution(int variant, int backward, const mnemos::Convolution* call) {
+    mnemos::Flush flush;
+    const mnemos::Convolution& c = *call;
+    in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
+    return (backward ? convolving(variant).backward : convolving(variant).forward)(c);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }

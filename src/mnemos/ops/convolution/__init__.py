@@ -24,11 +24,11 @@ from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
-from . import chunked, reference
+from . import chunked, native, reference
 
 __all__ = ["backends", "short_convolution", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"chunked": chunked, "reference": reference}
+BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": reference}
 ACTIVATIONS = (None, "silu")
 
 
@@ -64,6 +64,7 @@ def short_convolution(
     chosen = BACKENDS[choose(x, weight, backend)]
     if chosen is not reference and not torch.compiler.is_compiling() and (transformed() or forward_differentiated()):
         chosen = chunked
+    state = state if state is None else state.to(x.dtype)
     with full_precision(x.device.type):
         y, end = chosen.convolve(x, weight, bias, state, mask, resets, activation)
     note((end,), x.shape[1], functools.partial(_again, x, weight, (state, mask, resets), backend))
