@@ -84,6 +84,7 @@ def test_differing():
     assert differing({"a": {"b": 1}}, {"a": {"b": 1}}) is None
     assert differing({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b (1, not 2)"
     assert differing({"a": 1}, {"a": 1, "c": 2}) == "c (None, not 2)"
+    assert differing({"about": "half an hour", "a": 1}, {"about": "an hour", "a": 1}) is None
 
 
 def test_measurements_are_cut_back_to_a_checkpoint(tmp_path):

@@ -315,9 +315,11 @@ def as_json(recipe: object) -> JSON:
 
 
 def differing(left: object, right: object, where: str = "") -> str | None:
-    """The first field where two recipes differ, with both values; None if they are equal."""
+    """The first field where two recipes differ, with both values; None if they are equal, `about` aside."""
     if isinstance(left, dict) and isinstance(right, dict):
         for key in [*left, *(k for k in right if k not in left)]:
+            if key == "about" and not where:  # a description, which may be reworded while runs wait to be continued
+                continue
             if found := differing(left.get(key), right.get(key), f"{where}.{key}".lstrip(".")):
                 return found
         return None
