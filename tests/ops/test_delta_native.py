@@ -11,7 +11,8 @@ from mnemos.ops.delta.reference import reference_delta_rule
 
 pytestmark = needs_kernels
 KINDS = ["delta", "head", "channel", "decayed head", "decayed channel"]
-# B, T, Hk, H, D, M: chunks have 16 or 32 tokens, 64 are between two states that are kept (of M 130: 128).
+# B, T, Hk, H, D, M: chunks have 16 or 32 tokens, 64 are between two states that are kept (of M 130: 128); the backward
+# divides the heads of a key head into up to 8 parts.
 SHAPES = [
     (2, 37, 1, 3, 5, 4),
     (1, 129, 2, 2, 17, 40),
@@ -21,6 +22,7 @@ SHAPES = [
     (2, 5, 1, 2, 20, 81),
     (1, 1, 2, 4, 7, 65),
     (1, 0, 1, 2, 3, 4),
+    (1, 70, 1, 11, 6, 5),
 ]
 
 

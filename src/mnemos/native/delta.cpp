@@ -1,8 +1,8 @@
 // The gated delta rule and decayed attention, forward and backward, for one kind of processor (WIDTH floats a vector,
 // table VARIANT). See delta_chunk.h and delta_gradient.h for what is computed.
 //
-// A worker takes one head of a row through all tokens, a chunk at a time, and in the backward the heads that share a
-// key head one after the other. The forward keeps the state before every keep-th token. Between two of these the
+// A worker takes one head of a row through all tokens, a chunk at a time, and in the backward the heads of a part of those
+// that share a key head one after the other. The forward keeps the state before every keep-th token. Between two of these the
 // backward computes the chunks again, from the first to the last, and then their gradients from the last to the first.
 #include <memory>
 #include <vector>
@@ -42,7 +42,10 @@ struct Work {
     }
     Work(const Work&) = delete;
 
-    i64 units() const { return c.B * (backward ? c.heads : c.H); }
+    i64 units() const { return c.B * (backward ? c.heads * c.parts : c.H); }
+    // The first head of a part, and a head's part.
+    i64 first(i64 part) const { return share * part / c.parts; }
+    i64 part(i64 h) const { return ((h % share + 1) * c.parts - 1) / share; }
     i64 chunks() const { return backward ? c.keep / C : 1; }
     int run() {
         if (!block->numbers()) return 1;
@@ -168,11 +171,11 @@ struct Work {
             DELIVER[c.type](out, w.Mp, at(c.y, c.type, b, 0, h), c.y.t, c.T, w.M, nullptr);
         }
 
-        // Adds to what the heads before have written, or with the first of them writes.
+        // Adds to what the part's heads before have written, or with the first of them writes.
         void write(float* from, const Rows& to, i64 b, i64 t, i64 h, i64 n, const float* by) const {
-            i64 type = work.share > 1 ? (i64)FLOAT32 : c.type;
-            char* where = at(to, type, b, t, h / work.share);
-            if (h % work.share == 0) return DELIVER[type](from, w.Dp, where, to.t, n, w.D, by);
+            i64 type = work.share > 1 ? (i64)FLOAT32 : c.type, part = work.part(h);
+            char* where = at(to, type, b, t, h / work.share) + part * c.B * c.T * c.heads * c.D * bytes_of(type);
+            if (h % work.share == work.first(part)) return DELIVER[type](from, w.Dp, where, to.t, n, w.D, by);
             for (i64 i = 0; i < n; i++) {
                 float *row = from + i * w.Dp, *sum = (float*)where + i * to.t;
                 if (by)
@@ -232,8 +235,8 @@ struct Work {
         Taker take = work.memory(worker);
         Worker own(work, take);
         Gradient<CHANNELS> gradient(work.w, take);
-        i64 b = unit / work.c.heads, first = unit % work.c.heads * work.share;
-        for (i64 h = first; h < first + work.share; h++) own.back(gradient, b, h);
+        i64 part = unit % work.c.parts, head = unit / work.c.parts % work.c.heads, b = unit / work.c.parts / work.c.heads;
+        for (i64 h = work.first(part); h < work.first(part + 1); h++) own.back(gradient, b, head * work.share + h);
     }
 };
 

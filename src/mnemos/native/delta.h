@@ -21,7 +21,9 @@ struct Delta {
     const float* s;  // [B, H, D, M]: before the first token; null: zeros
     float* s_end;    // after the last one
     float* states;   // [B, H, (T − 1) / keep, D, M]: before every keep-th token but the first; null: not wanted
-    // Backward. dq and dk are float32 if several heads share those of a key, else of the inputs' type.
+    // Backward. The heads that share a key head are divided into `parts`, each with gradients [B, T, heads, D] of its own,
+    // one after the other: dq and dk. They are float32 if several heads share those of a key, else of the inputs' type.
+    i64 parts;
     Rows g, dq, dk, dv;
     float *d_decay, *d_beta;  // without gaps; null where there is none
     const float* gs;          // of s_end; null: zeros

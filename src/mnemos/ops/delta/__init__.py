@@ -130,22 +130,25 @@ def _recurrence(
     v = zero_invalid(v, mask)
     if decay is None and resets is not None:
         decay = v.new_zeros(v.shape[:3], dtype=wide)
-    if decay is not None:
-        decay = decay.to(wide)
+    decay, beta, state = _as(wide, decay), _as(wide, beta), _as(wide, state)
+    if decay is not None and (mask is not None or resets is not None):
         per_token = (slice(None), slice(None), *[None] * (decay.dim() - 2))
         if mask is not None:
             decay = decay.masked_fill(~mask[per_token], 0)
         if resets is not None:
             decay = decay.masked_fill(resets[per_token], -torch.inf)
-    if beta is not None:
-        beta = beta.to(wide)
-        beta = beta if mask is None else beta.masked_fill(~mask[..., None], 0)
-    state = state if state is None else state.to(wide)
+    if beta is not None and mask is not None:
+        beta = beta.masked_fill(~mask[..., None], 0)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(v.device.type):
         y, end = chosen.recurrence(q, k, v, beta, decay, state, scale)
     note((end,), v.shape[1], functools.partial(_again, (k, v, beta, decay), state, backend))
     return y, end
+
+
+def _as(dtype: torch.dtype, x: Tensor | None) -> Tensor | None:
+    """x in a dtype. For one token the conversions that do nothing would take as long as the kernel."""
+    return x if x is None or x.dtype is dtype else x.to(dtype)
 
 
 def _again(
@@ -192,7 +195,10 @@ def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if torch.float64 in [x.dtype for x in tensors] else torch.float32
+    for x in tensors:
+        if x.dtype is torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def _check(
@@ -204,7 +210,8 @@ def _check(
     mask: Tensor | None,
     resets: Tensor | None,
 ) -> None:
-    if not (q.dim() == k.dim() == v.dim() == 4 and all(x.is_floating_point() for x in (q, k, v))):
+    floating = q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
+    if not (floating and q.dim() == k.dim() == v.dim() == 4):
         found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise InputError(f"expected floating q, k [B, T, Hk, D] and v [B, T, H, M], found {found}")
     (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
@@ -214,8 +221,10 @@ def _check(
             f"{tuple(q.shape)}, found {tuple(k.shape)} and {tuple(v.shape)}"
         )
     for name, x in gates.items():
+        if x is None or (x.shape == (b, t, h) and x.is_floating_point()):
+            continue
         shapes = [(b, t, h), (b, t, h, d)][: 2 if name == "decay" else 1]
-        if x is not None and (x.shape not in shapes or not x.is_floating_point()):
+        if x.shape not in shapes or not x.is_floating_point():
             wanted = " or ".join(map(str, shapes))
             raise InputError(f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {tuple(x.shape)}")
     if state is not None and (state.shape != (b, h, d, m) or not state.is_floating_point()):
@@ -224,7 +233,8 @@ def _check(
     if resets is not None and (resets.shape != (b, t) or resets.dtype != torch.bool):
         raise InputError(f"expected resets of booleans {(b, t)}, found {resets.dtype} {tuple(resets.shape)}")
     given = [x for x in (q, k, v, *gates.values(), state, mask, resets) if x is not None]
-    if len({x.device for x in given}) > 1:
+    place = v.device
+    if any([x.device != place for x in given]):  # a list: faster
         where = ", ".join(str(x.device) for x in given)
         raise InputError(f"expected all tensors on one device, found {where}; move them with .to(device)")
     decay = gates["decay"]

@@ -20,8 +20,9 @@ from mnemos.ops.once import differentiable_once
 
 __all__ = ["recurrence", "runs_here", "takes", "why_not"]
 
-CALL = struct.Struct("57q")  # `struct Delta` of native/delta.h
-_NO_BACKWARD, _NO_ROWS, _NO_GATES = (0,) * 20, (0,) * 4, (0,) * 4
+CALL = struct.Struct("58q")  # `struct Delta` of native/delta.h
+UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
+_NO_BACKWARD, _NO_ROWS, _NO_GATES = (0,) * 21, (0,) * 4, (0,) * 4
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -49,13 +50,19 @@ def recurrence(
     elif kept:
         y, end = _Eager.apply(*tensors, scale)
     else:
-        y, end, _ = _forward(*tensors, scale, False)
+        y, end = _compute(*tensors, scale, None)
     return y if y.dtype is wanted else y.to(wanted), end
 
 
 def _keep(m: int) -> int:
     """Tokens between two states that are kept: a multiple of the kernels' chunks."""
     return max(64, (m + 127) // 128 * 64)
+
+
+def _parts(q: Tensor, v: Tensor) -> int:
+    """Parts of the heads that share a key head, for the backward: few rows and key heads would leave threads idle."""
+    b, _, shared, _ = q.shape
+    return max(1, min(v.shape[2] // shared, -(-UNITS // max(1, b * shared))))
 
 
 def _sizes(q: Tensor, v: Tensor, decay: Tensor | None) -> tuple[int, ...]:
@@ -93,16 +100,30 @@ def _forward(
     kept: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the state after the call, and the states within it if they are `kept`."""
+    states = _states(v, q.shape[-1], kept)
+    return *_compute(q, k, v, beta, decay, s, scale, states if kept else None), states
+
+
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    decay: Tensor | None,
+    s: Tensor | None,
+    scale: float,
+    states: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """y and the state after the call; the states within it are written to `states`, if it is not None."""
     q, k, v, beta, decay, s = _ready(q, k, v, beta, decay, s)
     b, _, h, m = v.shape
     y, end = v.new_empty(v.shape), v.new_empty(b, h, q.shape[-1], m, dtype=torch.float32)
-    states = _states(v, q.shape[-1], kept)
     call = CALL.pack(
         *_sizes(q, v, decay), *address(q), *address(k), *address(v), *address(y), *_gates(decay), *_gates(beta),
-        *pointers(s, end, states if kept else None), *_NO_BACKWARD,
+        *pointers(s, end, states), *_NO_BACKWARD,
     )  # fmt: skip
     _run(False, call, scale)
-    return y, end, states
+    return y, end
 
 
 def _backward(
@@ -121,17 +142,18 @@ def _backward(
     """The gradients of the six tensors; starts: whether that of s is wanted."""
     q, k, v, beta, decay, s = _ready(q, k, v, beta, decay, s)
     gy, gs = dense(gy), gs if gs is None else gs.contiguous()
-    # The kernel adds up what the heads give to the key head that they share.
-    wide = torch.float32 if q.shape[2] < v.shape[2] else q.dtype
-    dq, dk = q.new_empty(q.shape, dtype=wide), k.new_empty(k.shape, dtype=wide)
+    # The kernel adds up what a part's heads give to the key head that they share.
+    wide, parts = torch.float32 if q.shape[2] < v.shape[2] else q.dtype, _parts(q, v)
+    dq, dk = q.new_empty(parts, *q.shape, dtype=wide), k.new_empty(parts, *k.shape, dtype=wide)
     dv = v.new_empty(v.shape)
     dbeta, ddecay, ds = (x if x is None else x.new_empty(x.shape) for x in (beta, decay, s if starts else None))
     call = CALL.pack(
         *_sizes(q, v, decay), *address(q), *address(k), *address(v), *_NO_ROWS, *_gates(decay), *_gates(beta),
-        *pointers(s, None, states), *address(gy), *address(dq), *address(dk), *address(dv),
+        *pointers(s, None, states), parts, *address(gy), *address(dq[0]), *address(dk[0]), *address(dv),
         *pointers(ddecay, dbeta, gs, ds),
     )  # fmt: skip
     _run(True, call, scale)
+    dq, dk = (x[0] if parts == 1 else x.sum(0) for x in (dq, dk))
     return dq.to(q.dtype), dk.to(k.dtype), dv, dbeta, ddecay, ds
 
 
