@@ -145,7 +145,7 @@ def test_list_shows_recipes_as_families(capsys):
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[:2] for line in lines if line.startswith("    ")]
     assert sum(int(many.strip("()")) if many.startswith("(") else 1 for _, many in shown) == len(names)
-    assert ["text-state", "(11)"] in shown
+    assert ["text-state", "(17)"] in shown
     assert {name for name, many in shown if not many.startswith("(")} < {*names}
     assert len(listed(capsys, "small-images")) == 4 + 57, "a heading for each task"
     assert listed(capsys, "imagenet")[-1] == "imagenet-22k-swin-t-cached"

@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from mnemos.attention.compressive import CompressiveConfig
+from mnemos.attention.decayed import GLAConfig, RetentionConfig
+from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.mamba2 import Mamba2Config
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
@@ -145,6 +148,8 @@ _SIZES: dict[str, Any] = {"vocab_size": 0, "dim": 128, "layers": 4, "num_heads":
 _BLOCKS: dict[str, Any] = {**_SIZES, "norm": "pre", "activation": "gelu"}  # of all Transformers of `text_state`
 _ROTARY = TransformerConfig.classic(**_SIZES, max_length=0, position="rotary")
 _XL_16 = TransformerConfig.classic(**_SIZES, max_length=0, position="none", attention=RelativeConfig(memory=16))
+_RECURRENT = replace(_ROTARY, num_heads=8, position="none")
+_DELTA: dict[str, Any] = {"key_width": 12, "value_width": 12}
 _STATES: dict[str, tuple[str, ModelConfig]] = {
     "xl": (
         "Bytes with 32 KiB of state: Transformer-XL with the inputs of the last 16 bytes in each of 4 layers",
@@ -184,6 +189,30 @@ _STATES: dict[str, tuple[str, ModelConfig]] = {
     "linear": (
         "text-state-xl with linear attention: running sums of 8 heads, 17 × 16 each; sinusoids, embeddings times √128",
         replace(_ROTARY, num_heads=8, position="sinusoidal", scale_embedding=True, attention=LinearConfig()),
+    ),
+    "retention": (
+        "text-state-xl with retention: sums of 8 heads, 16 × 16 each",
+        replace(_RECURRENT, attention=RetentionConfig(key_width=16, value_width=16)),
+    ),
+    "gla": (
+        "text-state-xl with gated linear attention: sums of 8 heads, 16 × 16 each",
+        replace(_RECURRENT, attention=GLAConfig(key_width=16, value_width=16)),
+    ),
+    "mamba2": (
+        "text-state-xl with Mamba-2's mixer: sums of 8 heads, 12 × 16 each, and the last 3 inputs of its convolution",
+        replace(_RECURRENT, attention=Mamba2Config(key_width=12, value_width=16)),
+    ),
+    "delta": (
+        "text-state-xl with the delta rule: sums of 8 heads, 12 × 12 each, and the last 3 inputs of its convolution",
+        replace(_RECURRENT, attention=DeltaConfig(**_DELTA)),
+    ),
+    "gated-delta": (
+        "text-state-delta with a decay per head (Gated DeltaNet)",
+        replace(_RECURRENT, attention=GatedDeltaConfig(**_DELTA)),
+    ),
+    "kimi-delta": (
+        "text-state-delta with a decay per channel (Kimi Delta Attention)",
+        replace(_RECURRENT, attention=KimiDeltaConfig(**_DELTA)),
     ),
     "window": (
         "text-state-xl with attention to a sliding window: the keys and values of the 8 bytes before each byte",
