@@ -44,8 +44,9 @@ def show(entry: JSONObject) -> None:
             made.add_column(column, justify="right" if i else "left", no_wrap=not i)
         return made
 
-    console = Console(width=max(130, Console().width))
-    found = printed(*_head(entry))
+    head = _head(entry)
+    console = Console(width=max(130 + 18 * (len(head) - len(HEAD)), Console().width))
+    found = printed(*head)
     for row in entry["rows"]:
         found.add_row(*_cells(row))
     for name in entry["failed"]:
