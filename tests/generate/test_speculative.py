@@ -74,7 +74,7 @@ MODELS = {
 }
 
 
-GOES_BACK = ("linear", "softmax", "window", "adaptive", "llama")
+GOES_BACK = ("linear", "softmax", "window", "adaptive", "llama", "gated delta")
 
 
 BOUNDED = {"learned": lambda: Transformer(**SIZES, layers=1, max_length=20, position="learned"), "gpt2": gpt2}
