@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mnemos import libraries
 
 if TYPE_CHECKING:
+    from .croppable_cache import CroppableCache as CroppableCache
     from .fast_model import FastReport as FastReport
     from .fast_model import fast as fast
     from .functional_cache import FunctionalState as FunctionalState
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .state_cache import StateCache as StateCache
 
 _FUNCTIONAL = {
+    "croppable_cache": "CroppableCache",
     "fast_model": "FastReport fast",
     "functional_cache": "FunctionalState",
     "functional_model": "Functional functional",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemos.ops import decayed_attention, delta_rule, short_convolution
+from mnemos.ops.rewind import note_as
 
 Function = Callable[..., Any]
 _EPS = 1e-6  # added to the squared length of a query or key, as in Transformers
@@ -144,7 +145,9 @@ def _scan(theirs: Function) -> Function:
             C.float(), B.float(), x * dt[..., None], A.float() * dt, state, scale=1.0, resets=resets
         )
         y = y if D is None else torch.addcmul(y, x, D[..., None].float())
-        return (y, end.mT) if return_final_states else y
+        theirs_end = end.mT
+        note_as(theirs_end, end, lambda x: x.mT)
+        return (y, theirs_end) if return_final_states else y
 
     return mamba2_chunk_scan
 

@@ -39,6 +39,16 @@ class Calls:
         call = _Call(ends, tokens, again)
         self._of.update({id(end): (call, i) for i, end in enumerate(ends)})
 
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._of.clear()
+
+    def note_as(self, view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
+        """See `note_as`."""
+        if id(end) in self._of:
+            call, i = self._of[id(end)]
+            self.note((view,), call.tokens, lambda n, valid: (of(call.again(n, valid)[i]),))
+
     def knows(self, end: object, tokens: int) -> bool:
         """Whether the tensor is itself the state that one of the calls returned, and the call had so many tokens."""
         found = self._of.get(id(end))
@@ -118,3 +128,9 @@ def note(ends: Sequence[Tensor], tokens: int, again: Again) -> None:
     """
     if not torch.compiler.is_compiling() and (calls := _innermost.calls) is not None:
         calls.note(ends, tokens, again)
+
+
+def note_as(view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
+    """A caller of an operator says here that it goes on with view = of(end) in place of the state `end`."""
+    if not torch.compiler.is_compiling() and (calls := _innermost.calls) is not None:
+        calls.note_as(view, end, of)

@@ -1,0 +1,54 @@
+"""Assisted decoding of recurrent models of Transformers: the tokens of decoding without drafts."""
+
+import pytest
+import torch
+from functional_models import build, tokens
+
+import mnemos
+from mnemos.hugging_face import CroppableCache
+from mnemos.libraries import cache_name
+from mnemos.types import InputError
+
+# With 5.23 `generate` drafts for no model that has another name for its cache, as Mamba-2 then has.
+NAMES = ["Qwen3Next", "KimiLinear", "FalconH1", *(["Mamba2"] if cache_name() == "cache" else [])]
+OPTIONS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_from_the_prompt_give_the_same_tokens(name):
+    model, prompt = build(name), tokens(1, 9).repeat(1, 2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(1.5)  # so that tokens depend on tokens, and drafts are rejected
+    options = OPTIONS | {"max_new_tokens": 24, "attention_mask": torch.ones_like(prompt)}
+    expected, lengths = model.generate(prompt, **options), []
+    with mnemos.fast(model), CroppableCache(model) as cache:
+        crop, stateful = cache.crop, model._is_stateful
+        cache.crop = lambda n: (lengths.append(-n), crop(n))[1]
+        found = model.generate(prompt, prompt_lookup_num_tokens=4, **{cache_name(): cache}, **options)
+    assert torch.equal(found, expected)
+    assert {1, 2, 3} & set(lengths)  # of four drafted tokens some were accepted, and others not
+    assert not stateful
+    assert "_is_stateful" not in vars(model)
+
+
+@torch.no_grad()
+def test_the_states_are_those_of_the_kept_tokens_and_others_are_refused():
+    model, x = build("Qwen3Next"), tokens(2, 14)
+    with mnemos.fast(model), CroppableCache(model) as cache:
+        cache.activate_past_recording()
+        model(x[:, :6], **{cache_name(): cache})
+        model(x[:, 6:11], **{cache_name(): cache})
+        cache.crop(-3)
+        with pytest.raises(InputError, match="crop"):
+            cache.crop(-1)
+        y = model(x[:, 8:], **{cache_name(): cache}).logits
+        torch.testing.assert_close(y, model(x, use_cache=False).logits[:, 8:], rtol=1e-4, atol=2e-5)
+    with CroppableCache(model) as cache:  # not on our kernels
+        cache.activate_past_recording()
+        model(x[:, :6], **{cache_name(): cache})
+        assert not cache.is_croppable
+        with pytest.raises(InputError, match="crop"):
+            cache.crop(-1)
