@@ -165,6 +165,10 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     minus = {row["minus"]: (row["difference"], row["effect"]) for row in found["tables"][1]["rows"]}
     assert minus["softmax"] == pytest.approx((mean["linear"] - mean["softmax"], 0.644 - 0.621))
     assert minus["lsh-1"] == pytest.approx((mean["linear"] - mean["lsh-1"], 0.644 - 0.745))
+    last = found["tables"][3]["rows"][-1]
+    valid = {name: _mean(folder / f"digits-pixels-{name}", split="valid") / np.log(2) for name in linear.ARMS}
+    assert {name: last[name] for name in linear.ARMS} == pytest.approx(valid)
+    assert last["updates"] == 2
     assert (tmp_path / "experiment.png").stat().st_size > 10_000
 
 
@@ -198,7 +202,7 @@ def test_cached_transformers_experiment(tmp_path, monkeypatch):
     )
 
 
-def _mean(folder: Path, metric: str = "loss") -> float:
-    """The mean test score of the runs of a recipe."""
+def _mean(folder: Path, metric: str = "loss", split: str = "test") -> float:
+    """The mean score of the runs of a recipe."""
     files = sorted(folder.glob("seed-*/result.json"))
-    return statistics.fmean(json.loads(file.read_text())["test"][metric] for file in files)
+    return statistics.fmean(json.loads(file.read_text())[split][metric] for file in files)

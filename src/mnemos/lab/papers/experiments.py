@@ -112,22 +112,24 @@ def add_tables(
     seeds = len(next(iter(values.values())))
     first = next(iter(arms.values()))
     title = f"{first.train.steps:,} updates of {first.train.batch_size}, {seeds} seed{'s' * (seeds > 1)}"
-    columns = ["parameters", "minutes per run", *(part for name in extra for part in (name, f"{name}, sd"))]
-    table = Table(
-        f"Arms: {title}, {seeds * sum(minutes.values()):.0f} minutes in all", ["", measure.unit, "sd", *columns]
-    )
+    title += f", {seeds * sum(minutes.values()):.0f} minutes in all"
+    costs = ["parameters", "training TFLOP", "minutes per run"]
+    added = [part for name in extra for part in (name, f"{name}, sd")]
+    table = Table(f"Arms: {title}", ["", measure.unit, "sd", *costs, *added])
     for arm in arms:
         more: list[Cell] = []
         for each in extra.values():
-            more += _mean_and_spread(each.get(arm, ()))
-        own = _mean_and_spread(values[arm])
-        table.add(arm, *own, int(rows[arm]["parameters"]), minutes[arm], *more)
+            more += mean_and_spread(each.get(arm, ()))
+        own = mean_and_spread(values[arm])
+        row = rows[arm]
+        table.add(arm, *own, int(row["parameters"]), row["train_flops"] / 1e12, minutes[arm], *more)
     minus = differences_table(values, measure.unit, measure.higher_is_better, controls)
     found.tables += [table, minus, _seeds_table(values, places)]
     found.notes.append(_EXPLAINED)
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[Cell, Cell]:
+def mean_and_spread(values: Sequence[float]) -> tuple[Cell, Cell]:
+    """The mean and the standard deviation over seeds as cells; None for what there is not."""
     mean, std, count = spread(values)
     return (mean if count else None), _finite(std)
 
