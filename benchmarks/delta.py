@@ -24,7 +24,7 @@ import gc
 import importlib.util
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +181,11 @@ def timed(runs: Runs, options: argparse.Namespace, **about: Any) -> dict:
     return row
 
 
-def gradients(options: argparse.Namespace, channels: bool = False) -> list[dict]:
+def gradients(options: argparse.Namespace, channels: bool = False) -> Iterator[dict]:
     calls = {"ours": ours}
     if installed("transformers"):
         name = ("chunk_kimi_delta_attention", "kimi_linear") if channels else ("torch_chunk_gated_delta_rule",)
         calls["transformers"] = transformers_delta(*name)
-    rows = []
     for width in options.widths or ([64] if channels else [64, 128]):
         check(calls, equations, draw(CHECKED, width, channels=channels))
         for tokens in options.tokens or ([1024] if channels else [1024, 4096, 16384]):
@@ -196,11 +195,10 @@ def gradients(options: argparse.Namespace, channels: bool = False) -> list[dict]
             runs["linear attention"] = step(linear, given[:3], upstream)
             if tokens > options.peers_to:
                 runs.pop("transformers", None)
-            rows.append(timed(runs, options, tokens=tokens, width=width, kept=kept(ours, given)))
-    return rows
+            yield timed(runs, options, tokens=tokens, width=width, kept=kept(ours, given))
 
 
-def decayed(options: argparse.Namespace) -> list[dict]:
+def decayed(options: argparse.Namespace) -> Iterator[dict]:
     """Mamba-2's sizes: states of 128, heads of 64, one group of B and C, chunks of 256."""
 
     def mine(c: Tensor, b: Tensor, x: Tensor, dt: Tensor) -> tuple[Tensor, ...]:
@@ -213,7 +211,7 @@ def decayed(options: argparse.Namespace) -> list[dict]:
         scan = of_transformers("mamba2", "mamba2_chunk_scan")
         return scan(x, dt, a, b, c, 256, return_final_states=True)  # type: ignore[no-any-return]
 
-    a, rows = -torch.linspace(1, 16, HEADS), []
+    a = -torch.linspace(1, 16, HEADS)
     calls: dict[str, Call] = {"ours": mine} | ({"transformers": theirs} if installed("transformers") else {})
     for tokens in [CHECKED, *(options.tokens or [1024, 4096])]:
         g = torch.Generator().manual_seed(0)
@@ -225,8 +223,7 @@ def decayed(options: argparse.Namespace) -> list[dict]:
             check(calls, exact, given)
             continue
         runs: Runs = {name: step(call, given, torch.randn(x.shape)) for name, call in calls.items()}
-        rows.append(timed(runs, options, tokens=tokens, state=128, width=64))
-    return rows
+        yield timed(runs, options, tokens=tokens, state=128, width=64)
 
 
 def beside_onnxruntime(given: list[Tensor]) -> Runs:
@@ -238,19 +235,16 @@ def beside_onnxruntime(given: list[Tensor]) -> Runs:
 
 
 @torch.no_grad()
-def forward(options: argparse.Namespace) -> list[dict]:
-    rows = []
+def forward(options: argparse.Namespace) -> Iterator[dict]:
     for width in options.widths or [64, 128]:
         check_onnxruntime(width)
         for tokens in options.tokens or [128, 1024, 4096]:
             runs = beside_onnxruntime(draw(tokens, width))
-            rows.append(timed(runs, options, tokens=tokens, width=width))
-    return rows
+            yield timed(runs, options, tokens=tokens, width=width)
 
 
 @torch.no_grad()
-def one_token(options: argparse.Namespace) -> list[dict]:
-    rows = []
+def one_token(options: argparse.Namespace) -> Iterator[dict]:
     sizes = [(1, 8, 8, 64), (2, 8, 8, 64), (1, 8, 8, 128), (2, 8, 8, 128), (1, 32, 16, 128)]
     for batch, heads, keys, width in sizes:
         given = draw(1, width, batch, heads, keys)
@@ -258,8 +252,7 @@ def one_token(options: argparse.Namespace) -> list[dict]:
         if installed("transformers"):
             call = transformers_delta("torch_recurrent_gated_delta_rule")
             runs["transformers"] = lambda call=call, given=given: call(*given)
-        rows.append(timed(runs, options, batch=batch, heads=heads, key_heads=keys, width=width))
-    return rows
+        yield timed(runs, options, batch=batch, heads=heads, key_heads=keys, width=width)
 
 
 def check_onnxruntime(width: int) -> None:
@@ -271,8 +264,7 @@ def check_onnxruntime(width: int) -> None:
         torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def length(options: argparse.Namespace) -> list[dict]:
-    rows = []
+def length(options: argparse.Namespace) -> Iterator[dict]:
     for tokens in options.tokens or [1024, 4096, 16384, 65536, 262144]:
         given = draw(tokens, 64, rows=1, heads=4)
         upstream = torch.randn(given[2].shape)
@@ -280,12 +272,11 @@ def length(options: argparse.Namespace) -> list[dict]:
         runs: Runs = {"ours": step(ours, given, upstream), "sgemm": lambda square=square: square @ square}
         row = timed(runs, options, batch=1, heads=4, tokens=tokens, width=64)
         row["ns a token and head"] = 1e6 * row["ms"]["ours"] / tokens / 4
-        rows.append(row)
+        yield row
         del given, upstream, runs
-    return rows
 
 
-def convolution(options: argparse.Namespace) -> list[dict]:
+def convolution(options: argparse.Namespace) -> Iterator[dict]:
     def mine(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return short_convolution(x, weight, bias, activation="silu")
 
@@ -297,7 +288,6 @@ def convolution(options: argparse.Namespace) -> list[dict]:
         return (F.silu(y[..., : x.shape[1]]).mT,)
 
     calls: dict[str, Call] = {"ours": mine, "PyTorch": pytorch}
-    rows = []
     for tokens, channels in [(CHECKED, 48), (1, 2048), (1024, 1024), (1024, 2048), (4096, 1024), (4096, 2048)]:
         g = torch.Generator().manual_seed(0)
         shapes = (BATCH, tokens, channels), (channels, 4), (channels,)
@@ -308,14 +298,13 @@ def convolution(options: argparse.Namespace) -> list[dict]:
         upstream = torch.randn(given[0].shape)
         with torch.no_grad():
             plain: Runs = {name: lambda call=call, given=given: call(*given) for name, call in calls.items()}
-            rows.append(timed(plain, options, tokens=tokens, channels=channels, gradients=False))
+            yield timed(plain, options, tokens=tokens, channels=channels, gradients=False)
         runs: Runs = {name: step(call, given, upstream) for name, call in calls.items()}
         if tokens > 1:
-            rows.append(timed(runs, options, tokens=tokens, channels=channels, gradients=True))
-    return rows
+            yield timed(runs, options, tokens=tokens, channels=channels, gradients=True)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], list[dict]]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[dict]]] = {
     "gradients": gradients,
     "channels": lambda options: gradients(options, channels=True),
     "decayed": decayed,
@@ -340,20 +329,18 @@ def main() -> None:
     print(f"backend {mnemos.ops.backends('delta_rule')[0]}, {options.threads} threads, {options.rounds} rounds")
     for name in options.only:
         print(f"\n{name}")
-        rows = PARTS[name](options)
-        if options.out:
-            merge(options.out, name, [{**row, "rounds": options.rounds} for row in rows])
+        for row in PARTS[name](options):
+            if options.out:
+                merge(options.out, name, {**row, "rounds": options.rounds})
 
 
-def merge(path: Path, part: str, rows: list[dict]) -> None:
-    """Puts rows into the file, in place of those of the same sizes."""
+def merge(path: Path, part: str, row: dict) -> None:
+    """Puts a row into the file, in place of one of the same sizes."""
     found = json.loads(path.read_text()) if path.exists() else {}
-    sizes = ("batch", "tokens", "heads", "key_heads", "width", "state", "channels", "gradients")
+    sizes = "width", "batch", "tokens", "heads", "key_heads", "state", "channels", "gradients"
     old = {json.dumps([row.get(x) for x in sizes]): row for row in found.get(part, {}).get("rows", [])}
-    new = {json.dumps([row.get(x) for x in sizes]): row for row in rows}
-    ordered = sorted(
-        (old | new).values(), key=lambda row: [row.get(x) or 0 for x in sizes[4:5] + sizes[:4] + sizes[5:]]
-    )
+    old[json.dumps([row.get(x) for x in sizes])] = row
+    ordered = sorted(old.values(), key=lambda row: [row.get(x) or 0 for x in sizes])
     found[part] = {"rows": ordered, "provenance": provenance(0, "cpu")}
     path.write_text(json.dumps(found, indent=2) + "\n")
 
