@@ -35,6 +35,7 @@ ROWS, SEGMENT, PROMPT = 8, 256, 64  # prompt and generated tokens are no longer 
 TARGET: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "max_length": 1024}
 DRAFT = TARGET | {"layers": 2}
 LARGE = TARGET | {"dim": 512, "layers": 8, "num_heads": 8, "mlp": 2048}
+FORGETS: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 352}
 STEPS = (900, 1000)  # updates of the target and of the draft
 SEGMENTED: dict[str, Any] = {"vocab_size": 256, "dim": 128, "layers": 4, "num_heads": 4, "mlp": 512, "segment": 64}
 SEGMENTED |= {"norm": "pre", "activation": "gelu"}
@@ -52,6 +53,7 @@ def build(name: str) -> torch.nn.Module:
     window = mnemos.SoftmaxConfig(window=64)
     return {
         "target": lambda: _transformer(**TARGET, attention=window, cache=cache),
+        "gated delta, 128 x 4": lambda: mnemos.Transformer(**FORGETS, attention="gated-delta"),
         "draft": lambda: _transformer(**DRAFT, attention=mnemos.LinearConfig()),
         "linear, 512 x 8": lambda: _transformer(**LARGE, attention=mnemos.LinearConfig()),
         "softmax, 512 x 8": lambda: _transformer(**LARGE),
