@@ -67,6 +67,7 @@ MODELS = {
     "memformer": lambda: mnemos.Memformer(**SIZES, encoder_layers=1, decoder_layers=1, segment=5),
     "rmt": lambda: mnemos.RMT(**SIZES, layers=2, segment=5),
     "armt": lambda: mnemos.ARMT(**SIZES, layers=2, segment=5),
+    "forgetting": lambda: Transformer(**BLOCKS, attention="kimi-delta"),
     "lstm": lambda: mnemos.LSTMConfig(vocab_size=11, dim=12).build(),
     "llama": llama,
     "mamba": mamba,
@@ -74,7 +75,7 @@ MODELS = {
 }
 
 
-GOES_BACK = ("linear", "softmax", "window", "adaptive", "llama", "gated delta")
+GOES_BACK = ("linear", "softmax", "window", "adaptive", "forgetting", "llama", "gated delta")
 
 
 BOUNDED = {"learned": lambda: Transformer(**SIZES, layers=1, max_length=20, position="learned"), "gpt2": gpt2}
