@@ -19,6 +19,7 @@ from mnemos import registry
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.lab.cli import main
 from mnemos.programs.folder import after
+from mnemos.programs.forms import adapt
 from mnemos.programs.onnx_graphs import onnx_graph
 from mnemos.programs.steps import Programs, export_programs
 from mnemos.types import InputError, leaves, likelihood_of
@@ -46,6 +47,7 @@ CASES = {
         map: (lambda map=map: attention(mnemos.LinearConfig(feature_map=map)))
         for map in ("relu", "polynomial", "favor")
     },
+    "gated-delta-grouped": lambda: attention(mnemos.GatedDeltaConfig(key_heads=1)),
     "compensated": lambda: attention(mnemos.LinearConfig(compensated=True)),
     "learned": lambda: small("transformer", position="learned", max_length=32),
     "rotary": lambda: small("transformer", position="rotary", dim=16),
@@ -117,6 +119,35 @@ def compare(model, programs, runner, cuts=CUTS):
 def test_every_streaming_model(name, runner):
     model = CASES[name]()
     compare(model, export_programs(model), runner)
+
+
+FORGETTING = ["delta", "gated-delta-grouped", "kimi-delta", "gla", "retention", "mamba2"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FORGETTING)
+def test_a_program_of_onnxruntime_s_own_kernels(name):
+    pytest.importorskip("onnxruntime")
+    model = CASES[name]()
+    programs = export_programs(model, "onnxruntime")
+    compare(model, programs, in_onnxruntime)
+    names = list(programs.state)
+    graph = onnx_graph(programs.step, ["tokens", *names], ["outputs", *map(after, names)]).model_proto.graph
+    found = {node.op_type for node in graph.node if node.domain == "com.microsoft"}
+    convolved = hasattr(model.blocks[0].attention, "convolution")
+    assert found == {"LinearAttention"} | ({"CausalConvWithState"} if convolved else set())
+
+
+@pytest.mark.parametrize("name", FORGETTING)
+def test_a_token_in_the_form_of_a_program(name):
+    model = CASES[name]()
+    with torch.no_grad():
+        _, state = model(torch.arange(5)[None])
+        wanted, end = model(torch.tensor([[1]]), state)
+        found, after = adapt(model)(torch.tensor([[1]]), state)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    for a, b in zip(leaves(after), leaves(end), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

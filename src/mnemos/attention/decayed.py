@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.ops.delta import decayed_attention
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 
@@ -85,7 +84,7 @@ class GatedLinearAttention(RecurrentAttention):
         q, k = qk.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
         v, gate, low = (part.unflatten(-1, (self.num_heads, -1)) for part in (v, gate, self.to_decay(low)))
         decay = F.logsigmoid(widened(low)) / TEMPERATURE
-        y, sums = decayed_attention(q, k, v, decay, state.sums, mask)
+        y, sums = self.recur(q, k, v, None, decay, state.sums, mask)
         return self.output(self.norm(y, gate).flatten(2)), RecurrentSums(sums)
 
 
@@ -122,7 +121,7 @@ class Retention(RecurrentAttention):
         v, gate = v.unflatten(-1, (self.num_heads, -1)), gate.unflatten(-1, (self.num_heads, -1))
         heads = torch.arange(self.num_heads, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
         decay = torch.log1p(-torch.exp2(-5 - heads)).expand(b, t, -1)
-        y, sums = decayed_attention(q, k, v, decay, state.sums, mask)
+        y, sums = self.recur(q, k, v, None, decay, state.sums, mask)
         return self.output(self.norm(y, gate).flatten(2)), RecurrentSums(sums, None, seen)
 
     def places(self, b: int, t: int, seen: Tensor | None, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:

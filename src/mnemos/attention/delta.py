@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mnemos.ops.delta import delta_rule
 from mnemos.registry import register
 
 from .recurrent import (
@@ -155,7 +154,7 @@ class DeltaAttention(RecurrentAttention):
         q, k = unit(qk.unflatten(-1, (2, w.key_heads, -1))).unbind(2)
         beta = (2 if self.doubled_beta else 1) * torch.sigmoid(beta)
         decay, gate = self.decay_and_gate(*rest) if rest else (None, None)
-        y, sums = delta_rule(q, k, v.unflatten(-1, (w.value_heads, -1)), beta, decay, state.sums, mask)
+        y, sums = self.recur(q, k, v.unflatten(-1, (w.value_heads, -1)), beta, decay, state.sums, mask)
         return self.output(self.norm(y, gate).flatten(2)), RecurrentSums(sums, window)
 
     def decay_and_gate(self, decay: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.ops.delta import decayed_attention
 from mnemos.registry import register
 
 from .recurrent import (
@@ -86,7 +85,7 @@ class Mamba2Attention(RecurrentAttention):
         v = v.unflatten(-1, (w.value_heads, -1))
         step = steps(step, self.dt_bias)
         decay = -widened(self.A_log).exp() * step
-        y, sums = decayed_attention(q, k, v * step[..., None], decay, state.sums, mask, scale=1.0)
+        y, sums = self.recur(q, k, v * step[..., None], None, decay, state.sums, mask, 1.0)
         y = (y + v * self.skip[:, None]).flatten(2) * F.silu(gate)
         y = self.norm(y.unflatten(-1, (w.key_heads, -1))).flatten(2) * self.norm_weight
         return self.output(y), RecurrentSums(sums, window)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
 from mnemos.ops.convolution import short_convolution
+from mnemos.ops.delta import decayed_attention, delta_rule
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 WIDTH = 4  # tokens that a short convolution reads
@@ -145,6 +146,23 @@ class RecurrentAttention(nn.Module):
     def compute(self, x: Tensor, state: "RecurrentSums | Nothing", mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         """y and the new state."""
         raise NotImplementedError
+
+    def recur(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor | None,
+        decay: Tensor | None,
+        sums: Tensor | None,
+        mask: Tensor | None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The function `delta_rule`, or `decayed_attention` without β; programs have another form of it."""
+        if beta is not None:
+            return delta_rule(q, k, v, beta, decay, sums, mask, scale)
+        assert decay is not None
+        return decayed_attention(q, k, v, decay, sums, mask, scale)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> RecurrentSums:
         """The state of `batch_size` new rows, by default like the weights; None in `forward` means the same."""

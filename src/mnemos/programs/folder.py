@@ -29,12 +29,12 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
     state.npz: the state of a new row. program.json: names, types and shapes of all inputs and outputs. An
     encoder-decoder has a program encode too: the state of new rows from `source` and `valid` [rows, S].
 
-    to: "onnx": ONNX's operators alone, for any runtime; "onnxruntime": with ONNX Runtime's own kernel of linear
-    attention, for releases from 1.25.1 on; "torch": `torch.export` programs, which `torch.export.load` reads.
-    Cost: seconds to a minute; the weights are in each program. Raises InputError, and writes nothing, for a folder that
-    is not empty, a model without a causal state, one whose weights are not float32 (or float64 with "torch": ONNX
-    Runtime lacks kernels for it), one that is not exportable (it names the part), and where onnx or onnxscript is
-    missing.
+    to: "onnx": ONNX's operators alone, for any runtime; "onnxruntime": with ONNX Runtime's own kernels, of linear
+    attention (releases from 1.25.1 on), the delta rule and decayed attention (tested with 1.32); "torch":
+    programs that `torch.export.load` reads. Cost: seconds to a minute; the weights are in each program.
+    Raises InputError, and writes nothing, for a folder that is not empty, a model without a causal state, one whose
+    weights are not float32 (or float64 with "torch": ONNX Runtime lacks kernels for it), one that is not exportable (it
+    names the part), and where onnx or onnxscript is missing.
     """
     if to not in TARGETS:
         raise InputError(f"export: expected to={' or '.join(map(repr, TARGETS))}, found {to!r}")

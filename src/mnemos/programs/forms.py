@@ -22,6 +22,7 @@ from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedCacheAttention, Walk
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
+from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.reformer import ReformerAttention
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
@@ -51,7 +52,8 @@ CHUNK = 64  # tokens of a chunk of linear attention
 def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
     """A model with the same weights whose parts have the forms of a program. The model itself is not changed.
 
-    form: of causal linear attention, "operators" or "onnxruntime", ONNX Runtime's own kernel. The model has weights of
+    form: of causal linear attention, of the delta rule and decayed attention and of their convolutions: "operators", or
+    "onnxruntime", ONNX Runtime's own kernels. The model has weights of
     float32 or float64, is in eval mode, and is always given a state.
     """
     copies: dict[int, nn.Module] = {}
@@ -68,6 +70,10 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
                 found.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
             if isinstance(found, LinearAttention):
                 found.__dict__["compute_heads"] = partial(_linear_heads, found, form)
+            if isinstance(found, RecurrentAttention):
+                found.__dict__["recur"] = partial(_recur, found, form)
+            if isinstance(found, ShortConvolution):
+                found.__dict__["forward"] = partial(_convolve, found, form)
         return copies[id(part)]
 
     return copy_part(model)
@@ -228,6 +234,89 @@ def _linear_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: f
     sums = z[:, None] + k.cumsum(1)
     den = (q * sums).sum(-1, keepdim=True) + eps
     return y.unflatten(2, (h, m)) / den, s, sums[:, -1]
+
+
+def _convolve(
+    self: ShortConvolution, form: Form, x: Tensor, window: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`ShortConvolution.forward`."""
+    assert window is not None
+    t, width = x.shape[1], self.weight.shape[1]
+    if form == "onnxruntime":
+        y, window = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::CausalConvWithState",
+            (x, self.weight[:, None], self.bias, window),
+            {"activation": "silu", "channels_last": 1},
+            dtypes=(x.dtype, x.dtype),
+            shapes=(x.shape, window.shape),
+            version=1,
+        )
+        return y, window
+    read = torch.cat([window, x], 1)
+    if is_one(t):
+        y = (read * self.weight.T).sum(1, keepdim=True)
+        y = y if self.bias is None else y + self.bias
+    else:
+        y = F.conv1d(read.mT, self.weight[:, None], self.bias, groups=self.weight.shape[0]).mT
+    return F.silu(y), read[:, 1 - width :]
+
+
+def _recur(
+    self: RecurrentAttention,
+    form: Form,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    decay: Tensor | None,
+    sums: Tensor | None,
+    mask: Tensor | None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`RecurrentAttention.recur`: token by token, or by ONNX Runtime's kernel."""
+    assert sums is not None
+    scale, groups = q.shape[3] ** -0.5 if scale is None else scale, v.shape[2] // q.shape[2]
+    if groups > 1:
+        q, k = (x[:, :, :, None].expand(-1, -1, -1, groups, -1).flatten(2, 3) for x in (q, k))
+    if form == "onnxruntime":
+        return _recurrent_kernel(q, k, v, beta, decay, sums, scale)
+
+    def token(s: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        q, k, v, *gates = (x[:, 0] for x in given)
+        if decay is not None:
+            g = gates.pop().exp()
+            s = s * (g[..., None] if g.dim() == 3 else g[..., None, None])
+        k = k[:, :, None]
+        v = v[:, :, None]
+        u = v if beta is None else gates.pop()[..., None, None] * (v - k @ s)
+        s = s + k.mT * u
+        return (scale * (q[:, :, None] @ s))[:, None, :, 0], s
+
+    return token_by_token(token, sums, [x for x in (q, k, v, beta, decay) if x is not None])
+
+
+def _recurrent_kernel(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, s: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """y and the sums by com.microsoft.LinearAttention.
+
+    com.microsoft.GatedDeltaNet computes the same, but takes transposed sums, and was slower where it was tried (1.32).
+    """
+    b, t, h, m = v.shape
+    y, s = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        (*(x.flatten(2) for x in (q, k, v)), s, None if decay is None else decay.flatten(2), beta),
+        {
+            "q_num_heads": h,
+            "kv_num_heads": h,
+            "update_rule": "gated" if beta is None else "delta" if decay is None else "gated_delta",
+            "scale": scale,
+        },
+        dtypes=(v.dtype, s.dtype),
+        shapes=((b, t, h * m), s.shape),
+        version=1,
+    )
+    return y.unflatten(2, (h, m)), s
 
 
 def _relative_read(self: RelativeHeads[Any], x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:

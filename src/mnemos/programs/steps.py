@@ -71,7 +71,7 @@ class _Encode(nn.Module):
 def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     """The programs of a causal model with a state, for any number of rows and tokens, without dropout or gradient.
 
-    form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernel of linear attention, for ONNX alone. The
+    form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernels of linear attention and its kin. The
     state is the model's, with what has a bound, such as the keys of a window, as long as it becomes (`widened`): only
     what grows for ever changes its size. A model that reads in segments, a gated cache or an LSTM has a loop over
     tokens in its prefill, which costs as much as the steps. Cost: seconds.
