@@ -183,7 +183,7 @@ def _list_names() -> list[str]:
     if find_missing(LABORATORY):
         names = {name for name in names if not _NAMES.get(name, f"mnemos.{name}").startswith("mnemos.lab")}
     if find_missing(["transformers"]):
-        names.remove("functional")
+        names -= {"fast", "functional"}
     return sorted(names)
 
 
