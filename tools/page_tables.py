@@ -9,6 +9,7 @@ from mnemos.lab.compare.significance import Spread, correct, welch
 
 ROOT = Path(__file__).parents[1]
 KIB = 2.0**10
+_FUSED = "com.microsoft.GatedDeltaNet", "com.microsoft.LinearAttention"
 Value = Any  # what JSON holds
 
 
@@ -176,6 +177,53 @@ def text_state() -> str:
     return "".join(lines)
 
 
+def delta_gradients() -> str:
+    """The table of docs/delta.md: forward and backward, beside transformers and linear attention."""
+    lines = ["| computation | heads of | tokens | ms | transformers, times | beside linear attention, times |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
+    titles = {"gradients": "gated delta", "channels": "gated delta, decay per channel", "decayed": "Mamba-2"}
+    for part, title in titles.items():
+        for row in _load("delta")[part]["rows"]:
+            theirs, linear = (row["of ours"].get(name) for name in ("transformers", "linear attention"))
+            cells = [title, f"{row['width']}", f"{row['tokens']:,}", f"{row['ms']['ours']:.0f}"]
+            cells.append(f"{theirs['median']:.1f}" if theirs else "not timed")
+            cells.append(f"{1 / linear['median']:.1f}" if linear else "")
+            lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def delta_forward() -> str:
+    """The table of docs/delta.md: forward alone, beside onnxruntime, and one token."""
+    lines = ["| call | heads of | ms | `GatedDeltaNet`, times | `LinearAttention`, times | transformers, times |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
+    found = _load("delta")
+    for part in ("forward", "step"):
+        for row in found[part]["rows"]:
+            times = [row["of ours"].get(name) for name in (*_FUSED, "transformers")]
+            if part == "forward":
+                title = f"{row['tokens']:,} tokens"
+            else:
+                title = f"one token, batch {row['batch']}, {row['heads']} heads"
+                title += f", {row['key_heads']} of keys" if row["key_heads"] != row["heads"] else ""
+            cells = [title, f"{row['width']}", f"{row['ms']['ours']:.3g}"]
+            cells += [f"{x['median']:.2f}" if x else "" for x in times]
+            lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def convolutions() -> str:
+    """The table of docs/delta.md: the short convolution beside PyTorch."""
+    lines = ["| tokens | channels | forward, ms | PyTorch, times | with gradients, ms | PyTorch, times |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
+    rows = {(row["tokens"], row["channels"], row["gradients"]): row for row in _load("delta")["convolution"]["rows"]}
+    for tokens, channels in sorted({key[:2] for key in rows}):
+        cells = [f"{tokens:,}", f"{channels:,}"]
+        for row in (rows[tokens, channels, False], rows.get((tokens, channels, True))):
+            cells += [f"{row['ms']['ours']:.3g}", f"{row['of ours']['PyTorch']['median']:.1f}"] if row else ["", ""]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
 def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
@@ -208,4 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "stream-caches": stream_caches,
     "which-memory": which_memory,
     "text-state": text_state,
+    "delta-gradients": delta_gradients,
+    "delta-forward": delta_forward,
+    "convolutions": convolutions,
 }
