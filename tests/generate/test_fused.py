@@ -11,6 +11,7 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
+from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
@@ -41,6 +42,15 @@ MODELS = {
     "gated": {"activation": "swiglu", "norm": "rms"},
     "gated, post": {"activation": "swiglu", "norm": "post", "mlp": 17},
     "gated, deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean"), "activation": "swiglu", "norm": "rms"},
+    "delta": {"attention": DeltaConfig(key_width=5, value_width=9), "position": "none", "layers": 1},
+    "gated delta": {
+        "attention": GatedDeltaConfig(key_heads=2, doubled_beta=True),
+        "num_heads": 4,
+        "norm": "rms",
+        "layers": 1,
+    },
+    "kimi delta": {"attention": KimiDeltaConfig(), "norm": "post", "layers": 2},
+    "wide gated delta": {"attention": GatedDeltaConfig(), "dim": 128, "num_heads": 2, "layers": 1, "position": "none"},
     "tied": {"head": HeadConfig(tied=True)},
     "classes": {"head": HeadConfig(classes=5, pool="last"), "norm": "post"},
     "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="mean")},
@@ -122,8 +132,24 @@ def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant
 
 
 @needs_kernels
+def test_threads_share_the_key_heads_of_the_delta_rule(threads):
+    """And a state that the kernel cannot read is the model's."""
+    model = make(num_heads=4, attention=GatedDeltaConfig(key_heads=2), position="none")
+    step, x = mnemos.fused_step(model), ids(3)
+    threads(1)
+    wanted, end = stream(step, x)
+    threads(3)
+    y, state = stream(step, x)
+    assert torch.equal(y, wanted)
+    assert equal(state, end)
+    for other in (lambda x: x.mT.contiguous().mT, torch.Tensor.double):
+        given = end._replace(layers=map_state(other, end.layers))
+        close([step(x[:, :1], given)[0]], [step(x[:, :1], end)[0]])
+
+
+@needs_kernels
 def test_the_given_state_is_never_changed_and_forks(variant):
-    step = mnemos.fused_step(make())
+    step = mnemos.fused_step(make(attention=KimiDeltaConfig()) if variant == 1 else make())
     x = ids(3)
     _, state = stream(step, x)
     before = map_state(torch.clone, state)
@@ -342,8 +368,9 @@ def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     step = mnemos.fused_step(make())
     handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Numbers": len(step._numbers)}
     handed |= {"Sums": len(decoding.NO_SUMS), "Keys": len(decoding.NO_KEYS), "Visible": len(decoding.NOTHING)}
-    handed |= {"Memory": len(decoding.NO_SUMS) + 2 * len(decoding.NO_KEYS), "Step": 6 + 2 * len(decoding.NOTHING)}
-    words = {"Affine": 3, **{name: handed[name] for name in ("Sums", "Keys", "Visible")}}
+    handed |= {"Window": len(decoding.NO_WINDOW), "Step": 6 + 2 * len(decoding.NOTHING)}
+    handed["Memory"] = len(decoding.NO_SUMS) + 2 * len(decoding.NO_KEYS) + len(decoding.NO_WINDOW)
+    words = {"Affine": 3, "Correcting": 4, **{name: handed[name] for name in ("Sums", "Keys", "Visible", "Window")}}
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]

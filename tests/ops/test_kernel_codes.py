@@ -39,4 +39,5 @@ def test_positions():
 
 def test_attentions_and_activations():
     assert enum("Attention") == {name.upper(): code for name, code in codes.ATTENTIONS.items()}
+    assert enum("Decay") == {name.upper(): code for name, code in codes.DECAYS.items()}
     assert enum("Activation") == {{"relu": "RECTIFY"}.get(k, k.upper()): code for k, code in codes.ACTIVATIONS.items()}

@@ -3,7 +3,7 @@
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
 times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
 layers in one call. The state is the model's own. `Plan` says where the kernel finds a model's sizes and weights,
-`Prepared` how it reads and writes the memory: running sums, or keys and values.
+`Prepared` how it reads and writes the memory: running sums, with or without a convolution's window, or keys and values.
 """
 
 import ctypes
@@ -26,7 +26,9 @@ from mnemos._compat import (
     transformed,
     write_count,
 )
+from mnemos.attention.delta import DeltaAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums
+from mnemos.attention.recurrent import RecurrentSums, Widths
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
 from mnemos.memory.branched import BranchedKeyValues, Encoded
@@ -43,7 +45,8 @@ from mnemos.types import InputError, Output, State, likelihood_of
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
-NO_SUMS, NO_KEYS = [0] * 4, [0] * 5  # `Sums` and `Keys` of native/decode.h
+NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decode.h
+NO_DELTA = [0] * 5  # what `Stack` says of the delta rule
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 
@@ -54,11 +57,12 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     equal the model's to rounding, so a stream may change between the two at any token.
 
     A fused kernel exists for a `mnemos.Transformer`, and for the decoder of a `mnemos.EncoderDecoder`, with linear
-    attention (feature maps "elu" and "relu") or softmax attention in float32 on the CPU: then `step.fused` is True. It
-    uses `torch.get_num_threads()` threads. Cost per token: reading the weights and the state once; with linear
-    attention the state has the same size however many tokens came before. For other models `step.why` says why there
-    is no kernel, and the step calls the model. It also calls the model for several tokens, for the first token of
-    softmax attention, more than `ROWS` rows with weights in float32, under autocast, and in training with dropout.
+    attention (feature maps "elu" and "relu"), softmax attention or the delta rule (`DeltaAttention`) in float32 on the
+    CPU: then `step.fused` is True. It uses `torch.get_num_threads()` threads. Cost per token: reading the weights and
+    the state once; but with softmax attention the state has the same size however many tokens came before. For other
+    models `step.why` says why there is no kernel, and the step calls the model. It also calls the model for several
+    tokens, for the first token of softmax attention, more than `ROWS` rows with weights in float32, under autocast, and
+    in training with dropout.
 
     weights: "float32"; "bfloat16" or "int8" for a copy of the matrices in 16 bits, or in 8 bits with one scale per row
     (its largest absolute value / 127). Few rows are bound by reading the weights, so they take a half and a quarter of
@@ -119,6 +123,7 @@ class FusedStep:
         affine = [part for part in plan.affine if part is not None]
         parts = [(table, "weight") for table in tables]
         parts += [(module, name) for module in affine for name in ("weight", "bias")]
+        parts += [one for one in plan.vectors if one is not None]
         self._where = [(parameters_of(module), name) for module, name in parts]
         self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in parts]
         self._shapes = [None if (p := found.get(name)) is None else p.shape for found, name in self._where]
@@ -156,19 +161,34 @@ class FusedStep:
         for part in plan.affine:
             (weight, scale), (bias, _) = ((None, None), (None, None)) if part is None else (next(rest), next(rest))
             affine.append([_address(weight), _address(bias), _address(scale)])
-        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads)]
+        vectors = [0 if one is None else _address(next(rest)[0]) for one in plan.vectors]
+        each = len(vectors) // plan.layers
+        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads), *plan.delta]
         numbers += [embedding, positions, plan.frequencies.data_ptr()]
         self._stack = _words([*numbers, *(word for words in affine[:3] for word in words)])
-        self._layers = _words([word for words in affine[3:] for word in words])
+        count = len(affine[3:]) // plan.layers
+        self._layers = _words(
+            [
+                word
+                for i in range(plan.layers)
+                for words in (*affine[3 + count * i : 3 + count * (i + 1)], vectors[each * i : each * (i + 1)])
+                for word in words
+            ]
+        )
 
     def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
         plan, rows = self.plan, len(x)
         source: Prepared | None = None
-        if state is None and not plan.attention and not plan.reads:
+        given: tuple[Any, ...]
+        if state is None and plan.widths is not None and not plan.reads:
+            model: Any = self.model
+            given = tuple(block.attention.initial_state(rows, "cpu", torch.float32) for block in model.blocks)
+            seen = None
+        elif state is None and not plan.attention and not plan.reads:
             sums = LinearState(*(torch.zeros(rows, *shape, **FLOAT32_CPU) for shape in self._sums()))
             seen = torch.zeros(rows, dtype=torch.int64, device="cpu") if plan.turned_sums else None
-            given: tuple[Any, ...] = (sums if seen is None else PlacedSums(sums, seen),) * plan.layers
+            given = (sums if seen is None else PlacedSums(sums, seen),) * plan.layers
         elif not isinstance(state, EncoderDecoderState if plan.reads else TransformerState):
             return None
         else:
@@ -181,6 +201,8 @@ class FusedStep:
                 return None
         if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
             own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
+        elif plan.widths is not None:
+            own = prepared_windows(given, rows, plan.widths)
         else:
             own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
         if own is None:
@@ -191,8 +213,10 @@ class FusedStep:
         step += [*own.visible, *(source.visible if source else NOTHING)]
         words: list[int] = []
         for i in range(plan.layers):
-            words += [*NO_SUMS, *own.words[i]] if plan.attention else [*own.words[i], *NO_KEYS]
+            softmax = plan.attention == codes.ATTENTIONS["softmax"]
+            words += [*NO_SUMS, *own.words[i]] if softmax else [*own.words[i][: len(NO_SUMS)], *NO_KEYS]
             words += source.words[i] if source else NO_KEYS
+            words += NO_WINDOW if plan.widths is None else own.words[i][len(NO_SUMS) :]
         loaded: Any = library()
         given_words = self._stack, self._layers, _words(step), _words(words), self._numbers
         if loaded.mnemos_decode(native.variant(loaded), *given_words):
@@ -272,7 +296,8 @@ class Plan(NamedTuple):
     embedding, positions: the tables; positions is None if they are not learned. affine: the linear layers and norms of
     `Stack`, then those of every `Layer`, with None for one that the model does not have. numbers: those of `Numbers`.
     outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
-    `PlacedSums`, as in linear attention with rotary positions.
+    `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Correcting`, as the module and
+    the name, None for one that is not there. delta: what `Stack` says of the delta rule. widths: None without it.
     """
 
     sizes: tuple[int, ...]
@@ -286,6 +311,9 @@ class Plan(NamedTuple):
     outputs: tuple[int, ...]
     window: int | None
     turned_sums: bool
+    vectors: list[tuple[nn.Module, str] | None]
+    delta: list[int]
+    widths: Widths | None
 
     @property
     def layers(self) -> int:
@@ -303,14 +331,20 @@ def plan_of(model: Any) -> Plan:
     c, pairs = model.config, isinstance(model, EncoderDecoder)
     blocks = model.decoder if pairs else model.blocks
     attention = blocks[0].attention
-    linear = isinstance(attention, LinearAttention)
+    linear, delta = isinstance(attention, LinearAttention), isinstance(attention, DeltaAttention)
+    kind = "linear" if linear else "delta" if delta else "softmax"
     norm = model.decoder_norm if pairs else model.final_norm
     head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
+    vectors: list[tuple[nn.Module, str] | None] = []
     affine: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1]]
     for block in blocks:
-        affine += [block.attention_norm, block.attention.qkv, block.attention.output]
+        one = block.attention
+        affine += [block.attention_norm, one.input if delta else one.qkv, one.output]
         affine += [block.read_norm, block.read.query, block.read.output] if pairs else [None] * 3
         affine += [block.mlp_norm, getattr(block.mlp, "gate", None), block.mlp.expand, block.mlp.contract]
+        affine += [getattr(one, "to_decay", None), getattr(one, "to_gate", None)]
+        decays = [(one, "A_log"), (one, "dt_bias")] if delta and one.decay != "none" else [None] * 2
+        vectors += [(one.convolution, "weight"), *decays, (one.norm, "weight")] if delta else [None] * 4
     sizes = (len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0)
     gated = c.activation == "swiglu"
     activation = codes.ACTIVATIONS["silu" if gated else c.activation]
@@ -320,7 +354,7 @@ def plan_of(model: Any) -> Plan:
     rotary = c.rotary.frequencies(c.dim // c.num_heads, "cpu") if position == "rotary" else None
     return Plan(
         sizes=(*sizes, outputs, *map(int, kinds), codes.POSITIONS[position], c.max_length),
-        attention=codes.ATTENTIONS["linear" if linear else "softmax"],
+        attention=codes.ATTENTIONS[kind],
         reads=pairs,
         embedding=model.embedding,
         positions=model.positions if position == "learned" else None,
@@ -328,13 +362,21 @@ def plan_of(model: Any) -> Plan:
         affine=affine,
         numbers=(
             blocks[0].mlp_norm.eps,
-            attention.eps if linear else 0.0,
+            attention.eps if linear else attention.norm.eps if delta else 0.0,
             (c.dim**0.5 if c.scale_embedding else 1.0) if pairs else c.embedding_scale,
         ),
         outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
-        window=None if linear else attention.window,
+        window=attention.window if kind == "softmax" else None,
         turned_sums=linear and rotary is not None,
+        vectors=vectors,
+        delta=_delta(attention) if delta else NO_DELTA,
+        widths=attention.widths if delta else None,
     )
+
+
+def _delta(attention: DeltaAttention) -> list[int]:
+    w = attention.widths
+    return [w.key_heads, w.key_width, w.value_width, codes.DECAYS[attention.decay], int(attention.doubled_beta)]
 
 
 def why_not_fused(model: nn.Module) -> str:
@@ -369,8 +411,8 @@ def _encodes(name: str) -> bool:
 
 def _why_not_attention(block: nn.Module, first: Any) -> str:
     attention: Any = block.attention
-    if type(attention) not in (LinearAttention, SoftmaxAttention):
-        return f"the kernel has LinearAttention and SoftmaxAttention, found {type(attention).__name__}"
+    if type(attention) not in (LinearAttention, SoftmaxAttention, DeltaAttention):
+        return f"the kernel has LinearAttention, SoftmaxAttention and DeltaAttention, found {type(attention).__name__}"
     if not attention.causal:
         return "its attention is not causal, so it has no state"
     if type(attention) is LinearAttention:
@@ -391,6 +433,8 @@ def _why_not_attention(block: nn.Module, first: Any) -> str:
 def _settings(attention: Any) -> tuple[Any, ...]:
     if type(attention) is LinearAttention:
         return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
+    if type(attention) is DeltaAttention:
+        return DeltaAttention, attention.num_heads, *_delta(attention), attention.norm.eps
     return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
 
 
@@ -456,6 +500,30 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor 
     if seen is not None:
         later = seen + 1
         new = tuple(PlacedSums(sums, later) for sums in new)
+    return Prepared(words, NOTHING, new, ())
+
+
+def prepared_windows(layers: Sequence[Any], rows: int, widths: Widths) -> Prepared | None:
+    """For the delta rule, with sums [B, H, D, M] and windows; None where the kernel cannot read a state."""
+    shape = rows, widths.value_heads, widths.key_width, widths.value_width
+    row = rows, 3, 2 * widths.keys + widths.values
+    given: list[tuple[Tensor, Tensor]] = []
+    for layer in layers:
+        if type(layer) is not RecurrentSums or layer.window is None:
+            return None
+        if layer.sums.shape != shape or layer.window.shape != row:
+            return None
+        both = layer.sums, layer.window
+        if not all(x.dtype == torch.float32 and x.is_contiguous() and is_literal(x) for x in both):
+            return None
+        given.append(both)
+    n = len(given)
+    sums, windows = torch.empty(n, *shape, **FLOAT32_CPU), torch.empty(n, *row, **FLOAT32_CPU)
+    new = tuple(map(RecurrentSums, sums.unbind(), windows.unbind()))
+    words = [
+        [s.data_ptr(), 0, s_end.data_ptr(), 0, window.data_ptr(), end.data_ptr()]
+        for (s, window), s_end, end in zip(given, sums, windows, strict=True)
+    ]
     return Prepared(words, NOTHING, new, ())
 
 

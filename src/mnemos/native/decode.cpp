@@ -1,4 +1,5 @@
-// One token of every row through a whole stack of blocks with linear or softmax attention, for one kind of processor.
+// One token of every row through a whole stack of blocks with linear or softmax attention or the delta rule, for one
+// kind of processor.
 //
 // What a token must cost is reading the weights once; what it costs, one operation after the other, is their number. So
 // the threads meet once a token, and then share out the rows of each matrix, with a barrier between one and the next.
@@ -7,6 +8,7 @@
 
 #include <cstdlib>
 
+#include "delta_token.h"
 #include "keys.h"
 #include "matrix.h"
 #include "scan.h"
@@ -22,10 +24,11 @@ class Decoding {
         : m(m), c(c), layers(layers), memories(memories), numbers(numbers) {
         i64 width = rounded(m.width, UNIT), features = rounded(m.width / m.heads, W);
         i64 turns = rounded(m.position == ROTARY ? m.width / m.heads : 0, UNIT);
-        i64 common = 5 * width + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
+        i64 common = 2 * width + rounded(inner(), UNIT) + rounded(outer(), UNIT) + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
         i64 lists = Listed::size(c.own, c.rows) + Listed::size(c.source, c.rows);
         i64 most = c.own.entries > c.source.entries ? c.own.entries : c.source.entries;
-        own = rounded(c.rows * width + 2 * features + rounded(most, W), UNIT);
+        i64 delta = m.attention == DELTA ? 5 * rounded(m.key_width, W) + 2 * rounded(m.value_width, W) : 0;
+        own = rounded(c.rows * width + 2 * features + rounded(most, W) + delta, UNIT);
         i64 size = c.rows * common + rounded(lists, UNIT) + c.threads * own;
         memory = (float*)std::aligned_alloc(64, rounded(size * sizeof(float), 64));
         if (!memory) return;
@@ -35,7 +38,7 @@ class Decoding {
             at += c.rows * found.ld;
             return found;
         };
-        x = take(m.width), qkv = take(3 * m.width), heads = take(m.width), mlp = take(m.mlp), hidden = take(m.hidden);
+        x = take(m.width), qkv = take(inner()), heads = take(outer()), mlp = take(m.mlp), hidden = take(m.hidden);
         turn = take(turns), gates = take(m.gated * m.mlp);
         lists_own = Listed(c.own, (std::int32_t*)at);
         lists_source = Listed(c.source, (std::int32_t*)at + Listed::size(c.own, c.rows));
@@ -65,6 +68,15 @@ class Decoding {
     Listed lists_own, lists_source;
     Barrier barrier;
 
+    // The width of what is made of a token for the attention, and of its heads together.
+    i64 inner() const {
+        if (m.attention != DELTA) return 3 * m.width;
+        i64 of_decay[] = {0, m.heads + outer(), m.key_width + m.value_width};
+        return convolved() + m.heads + of_decay[m.decay];
+    }
+    i64 outer() const { return m.attention == DELTA ? m.heads * m.value_width : m.width; }
+    i64 convolved() const { return 2 * m.key_heads * m.key_width + outer(); }
+
     // The i-th matrix that a token meets: four to seven of a layer, and then the head's.
     Matrix matrix(i64 i, i64 me, i64 all) const {
         i64 each = (m.reads ? 6 : 4) + m.gated;
@@ -74,8 +86,8 @@ class Decoding {
         }
         const Layer& layer = layers[i / each];
         i %= each;
-        if (i == 0) return {layer.qkv, 3 * m.width, m.width, me, all};
-        if (i == 1) return {layer.output, m.width, m.width, me, all};
+        if (i == 0) return {layer.qkv, inner(), m.width, me, all};
+        if (i == 1) return {layer.output, m.width, outer(), me, all};
         if (m.reads && i < 4) return {i == 2 ? layer.query : layer.read_output, m.width, m.width, me, all};
         if (m.gated && i == each - 3) return {layer.gate, m.mlp, m.width, me, all};
         if (i == each - 2) return {layer.expand, m.mlp, m.width, me, all};
@@ -118,6 +130,7 @@ class Decoding {
             multiply_next(in, qkv);
             if (m.attention == LINEAR) sum_up(memories[l].sums, me, all, mine[c.rows]);
             if (m.attention == SOFTMAX) attend(memories[l].own, me, all, mine[c.rows]);
+            if (m.attention == DELTA) correct<T>(layer, memories[l], me, all, mine[c.rows]);
             multiply_next(heads, x, m.post ? &in : &x);
             if (m.reads) {
                 in = enter_next(layer.read_norm);
@@ -195,6 +208,74 @@ class Decoding {
         }
         barrier.wait(all);
     }
+
+    // q, k, v = SiLU of the convolution, u = β(v − S'ᵀk), S = S' + k·uᵀ, and the norm of Sᵀq times its gate; each thread some
+    // heads of all rows'. See attention/delta.py.
+    template <class T>
+    void correct(const Layer& layer, const Memory& t, i64 me, i64 all, float* q) {
+        const Correcting& own = layer.correcting;
+        i64 H = m.heads, D = m.key_width, M = m.value_width, C = convolved(), keys = m.key_heads * D, from, to;
+        float *k = q + rounded(D, W), *decay = k + rounded(D, W), *decayed_q = decay + rounded(D, W);
+        float *decayed_k = decayed_q + rounded(D, W), *v = decayed_k + rounded(D, W), *gate = v + rounded(M, W);
+        share(me, all, c.rows * H, from, to);
+        for (i64 i = from; i < to; i++) {
+            i64 b = i / H, h = i % H, shared = H / m.key_heads, head = h / shared;
+            const float *row = qkv[b], *past = t.window.from + b * 3 * C, *rest = row + C + H;
+            const float* later = t.sums.s + (i + EARLY) * D * M;
+            for (i64 j = 0; i + EARLY < to && j < D * M; j += LINE) __builtin_prefetch(later + j, 0, 2);
+            auto convolve = [&](i64 at, i64 n, float* y, bool whose) {
+                const float *w = own.convolution + 4 * at, *x = row + at, *p = past + at;
+                for (i64 j = 0; j < n; j++)
+                    y[j] = w[4 * j] * p[j] + w[4 * j + 1] * p[C + j] + w[4 * j + 2] * p[2 * C + j] + w[4 * j + 3] * x[j];
+                activate(SILU, y, n);
+                if (!whose) return;
+                float* next = t.window.to + b * 3 * C + at;
+                std::memcpy(next, p + C, n * sizeof(float)), std::memcpy(next + C, p + 2 * C, n * sizeof(float));
+                std::memcpy(next + 2 * C, x, n * sizeof(float));
+            };
+            convolve(head * D, D, q, h % shared == 0);
+            convolve(keys + head * D, D, k, h % shared == 0);
+            convolve(2 * keys + h * M, M, v, true);
+            float of_q = 1 / std::sqrt((float)D * (dot(q, q, D) + 1e-6f)), of_k = 1 / std::sqrt(dot(k, k, D) + 1e-6f);
+            for (i64 d = 0; d < D; d++) q[d] *= of_q, k[d] *= of_k;
+            if (m.decay == CHANNEL)
+                part<T>(layer.to_decay, H * D, D, h, b, rest - row, decay), part<T>(layer.to_gate, H * M, M, h, b, rest + D - row, gate);
+            if (m.decay == HEAD) std::memcpy(gate, rest + H + h * M, M * sizeof(float));
+            float rate = m.decay == NONE ? 0 : -std::exp(own.rates[h]), all_of_it = 1;
+            if (m.decay == HEAD) all_of_it = std::exp(rate * softplus(rest[h] + own.biases[h]));
+            for (i64 d = 0; d < D; d++) {
+                decay[d] = m.decay == CHANNEL ? std::exp(rate * softplus(decay[d] + own.biases[h * D + d])) : all_of_it;
+                decayed_q[d] = decay[d] * q[d], decayed_k[d] = decay[d] * k[d];
+            }
+            float beta = (m.doubled ? 2 : 1) / (1 + std::exp(-row[C + h])), dots = dot(q, k, D);
+            float* y = heads[b] + h * M;
+            Few token{1, 0, 0, true, k, decay, decayed_q, decayed_k, v, &beta, &dots, y};
+            one_by_one(token, D, M, t.sums.s + i * D * M, t.sums.s_end + i * D * M);
+            float by = 1 / std::sqrt(dot(y, y, M) / M + (float)numbers.attention_eps);
+            for (i64 j = 0; j < M; j++) y[j] *= by * own.scale[j];
+            if (m.decay == HEAD) activate(SILU, gate, M);
+            if (m.decay == CHANNEL) for_each([](V x) ALWAYS_LAMBDA { return logistic(x); }, gate, M);
+            for (i64 j = 0; m.decay != NONE && j < M; j++) y[j] *= gate[j];
+        }
+        barrier.wait(all);
+    }
+
+    // y = the rows of head h of w [out, n] times what is made of the token of row b from `at` on.
+    template <class T>
+    void part(const Affine& w, i64 out, i64 n, i64 h, i64 b, i64 at, float* y) const {
+        Matrix rows(w, out, n, 0, 1);
+        rows.from = h * n, rows.to = rows.from + n;
+        multiply(rows, 1, Vectors{qkv[b] + at, 0}, Vectors{y - rows.from, 0}, nullptr, rows.template row<T>(rows.from));
+    }
+
+    static float dot(const float* a, const float* b, i64 n) {
+        V total = V{};
+        i64 i = 0;
+        for (; i + W <= n; i += W) total += load<V>(a + i) * load<V>(b + i);
+        return sum(total + first(a + i, n - i) * first(b + i, n - i));
+    }
+
+    static float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
     // y = softmax(q·k/√D)·v over a row's entries and its new one; each thread some heads of all rows'.
     void attend(const Keys& t, i64 me, i64 all, float* q) {
