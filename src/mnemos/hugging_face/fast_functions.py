@@ -145,8 +145,8 @@ def _scan(theirs: Function) -> Function:
             C.float(), B.float(), x * dt[..., None], A.float() * dt, state, scale=1.0, resets=resets
         )
         y = y if D is None else torch.addcmul(y, x, D[..., None].float())
-        theirs_end = end.mT
-        note_as(theirs_end, end, lambda x: x.mT)
+        theirs_end = end.mT.contiguous()
+        note_as(theirs_end, end, lambda x: x.mT.contiguous())
         return (y, theirs_end) if return_final_states else y
 
     return mamba2_chunk_scan

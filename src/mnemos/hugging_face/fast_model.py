@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from mnemos.native import library
 from mnemos.types import InputError
 
 from .fast_functions import FUNCTIONS, NO_KERNEL, Function, unknown_parameters
+from .fast_token import LAYERS, read_token
 from .recurrent_layers import STEPS
 
+_CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
 
 
@@ -170,8 +174,25 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     forward = _copy(type(layer).forward, functions)
+    if type(layer).__name__ in LAYERS:
+        forward = _with_tokens(forward)
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
+
+
+def _with_tokens(forward: Any) -> Any:
+    """The forward, but for single tokens that the kernel of a layer takes."""
+
+    @functools.wraps(forward)
+    def with_tokens(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        if hidden_states.shape[1] == 1 and not torch.compiler.is_compiling() and library() is not None:
+            cache = next((options[name] for name in _CACHES if name in options), args[0] if args else None)
+            y = read_token(self, hidden_states, cache, options.get("attention_mask", args[1] if args[1:] else None))
+            if y is not None:
+                return y
+        return forward(self, hidden_states, *args, **options)
+
+    return with_tokens
 
 
 def _copy(function: Any, functions: dict[str, Function]) -> Any:

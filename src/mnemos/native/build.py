@@ -33,6 +33,7 @@ PER_PROCESSOR = (
     "cache",
     "delta",
     "convolution",
+    "token",
 )  # sources that are compiled once for each
 WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)
 

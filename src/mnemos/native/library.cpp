@@ -12,6 +12,7 @@
 #include "decode.h"
 #include "delta.h"
 #include "flush.h"
+#include "token.h"
 
 namespace mnemos {
 
@@ -43,6 +44,12 @@ extern const ShortConvolution baseline;
 extern const ShortConvolution avx2, avx512;
 #endif
 }  // namespace convolving
+namespace passing {
+extern const TokenKernel baseline;
+#ifdef X86_VARIANTS
+extern const TokenKernel avx2, avx512;
+#endif
+}  // namespace passing
 namespace attending {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
@@ -198,6 +205,12 @@ const mnemos::ShortConvolution& convolving(int variant) {
     if (variant == 1) return mnemos::convolving::avx2;
 #endif
     return mnemos::convolving::baseline;
+const mnemos::TokenKernel& passing(int variant) {
+#ifdef X86_VARIANTS
+    if (variant >= 2) return mnemos::passing::avx512;
+    if (variant == 1) return mnemos::passing::avx2;
+#endif
+    return mnemos::passing::baseline;
 }
 
 const mnemos::Bidirectional& attending(int variant) {
@@ -301,6 +314,9 @@ int mnemos_convolution(int variant, int backward, const mnemos::Convolution* cal
     const mnemos::Convolution& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     return (backward ? convolving(variant).backward : convolving(variant).forward)(c);
+int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {
+    mnemos::Flush flush;
+    return passing(variant).run(*call, beta, eps);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }
