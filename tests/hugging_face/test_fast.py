@@ -11,7 +11,9 @@ from functional_models import build, tokens
 
 import mnemos
 from mnemos.errors import InputError
-from mnemos.hugging_face.fast_model import is_fast
+from mnemos.hugging_face import fast_model
+from mnemos.hugging_face.fast_model import _CACHES, is_fast
+from mnemos.hugging_face.fast_token import LAYERS, NORMS, read_token
 from mnemos.libraries import transformers
 
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
@@ -20,6 +22,7 @@ SCALAR = "Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba2
 CONVOLUTIONS = "Lfm2", "Lfm3", "Jamba"
 SERVED = [name for name in (*DELTA, *CHANNELS, *SCALAR, *CONVOLUTIONS) if hasattr(transformers(), f"{name}Config")]
 EACH = pytest.mark.parametrize("name", SERVED)
+LATER = 0 if mnemos.libraries.cache_name() == "cache" else 1
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
@@ -73,6 +76,58 @@ def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
     assert torch.equal(again[0], y)
 
 
+WIDE = {
+    "Qwen3Next": {"linear_key_head_dim": 20, "linear_value_head_dim": 36, "linear_conv_kernel_dim": 3},
+    "OlmoHybrid": {"linear_key_head_dim": 24, "linear_value_head_dim": 16, "linear_allow_neg_eigval": True},
+    "KimiLinear": {"linear_head_dim": 40},
+    "Mamba2": {"hidden_size": 72, "state_size": 20, "head_dim": 36},
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@torch.no_grad()
+def test_tokens_of_wide_layers_on_all_instruction_sets(name):
+    """Widths of a few vectors and a rest, more rows than threads, and norms of both kinds."""
+    model = build(name, **WIDE[name])
+    layer = next(x for x in model.modules() if type(x).__name__ in LAYERS)
+    norm = next(x for x in model.modules() if type(x).__name__ in NORMS)
+    x = torch.randn(3, 14, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+
+    def read():
+        cache = transformers().DynamicCache(config=model.config)
+        y = [layer(part, **{_CACHES[LATER]: cache}) for part in x.split([9, *[1] * 5], 1)]
+        return torch.cat(y, 1), norm(x), cache.layers[0].conv_states[0], cache.layers[0].recurrent_states[0]
+
+    theirs = read()
+    for instructions in mnemos.native.instruction_sets():
+        with mnemos.native.instruction_set(instructions), mnemos.fast(model):
+            assert read_token(LAYERS[type(layer).__name__], layer, x[:, :1], None, None) is None
+            torch.testing.assert_close(read(), theirs, rtol=1e-4, atol=2e-6)
+
+
+@torch.no_grad()
+def test_single_tokens_are_read_by_the_kernel(monkeypatch):
+    model, x = build("Qwen3Next"), tokens(2, 9)
+    mnemos.fast(model)
+    found = []
+
+    def noted(*given):
+        found.append(read_token(*given))
+        return found[-1]
+
+    monkeypatch.setattr(fast_model, "read_token", noted)
+    model.generate(x, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert len(found) == 6
+    assert (None in found) == (not mnemos.native.instruction_sets())
+    found.clear()
+    cache = model(x, use_cache=True)[mnemos.libraries.cache_name()]
+    mask = torch.tensor([[1], [0]])
+    layer = model.get_submodule("model.layers.0.linear_attn")
+    layer(torch.zeros(2, 1, 16), cache, mask)  # padding
+    layer.bfloat16()(torch.zeros(2, 1, 16, dtype=torch.bfloat16), cache)
+    assert found == [None, None]
+
+
 def test_other_models_copies_pickles_and_threads():
     model, x = build("Qwen3Next"), tokens(2, 9)
     other = build("Qwen3Next")
@@ -86,6 +141,7 @@ def test_other_models_copies_pickles_and_threads():
         "torch_chunk_gated_delta_rule",
         "torch_recurrent_gated_delta_rule",
     )
+    assert len(report.norms) == 9
     assert not any(map(is_fast, other.modules()))
     copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     assert copied.get_submodule(name).forward.__self__ is copied.get_submodule(name)

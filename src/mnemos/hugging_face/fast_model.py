@@ -14,7 +14,7 @@ from mnemos.native import library
 from mnemos.types import InputError
 
 from .fast_functions import FUNCTIONS, NO_KERNEL, Function, unknown_parameters
-from .fast_token import LAYERS, read_token
+from .fast_token import LAYERS, NORMS, Kind, normalise, read_token
 from .recurrent_layers import STEPS
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
@@ -40,25 +40,30 @@ class LeftLayer:
 
 
 class FastReport:
-    """What `fast` changed and what it left. `undo()` takes it back, and so does leaving a `with` block."""
+    """What `fast` changed and what it left. `undo()` takes it back, and so does leaving a `with` block.
 
-    def __init__(self, layers: list[nn.Module], changed: list[FastLayer], left: list[LeftLayer]) -> None:
+    changed, left: recurrent layers and short convolutions. norms: names of RMS norms, which a kernel computes where no
+    gradients are wanted.
+    """
+
+    def __init__(self, layers: dict[str, nn.Module], changed: list[FastLayer], left: list[LeftLayer]) -> None:
         self._layers = layers
         self.changed, self.left = tuple(changed), tuple(left)
+        self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
 
     def undo(self) -> None:
         """Give the layers that this call changed the forward of their class again. A second call does nothing.
 
         Raises InputError, and changes nothing, where another library has replaced the forward since.
         """
-        others = [x.name for x, layer in zip(self.changed, self._layers, strict=False) if not is_fast(layer)]
+        others = [name for name, layer in self._layers.items() if not is_fast(layer)]
         if others:
             raise InputError(
                 f"undo: expected the forward that fast() set, found another in {', '.join(others)}; remove that first"
             )
-        for layer in self._layers:
+        for layer in self._layers.values():
             del layer.forward
-        self._layers = []
+        self._layers = {}
 
     def __enter__(self) -> "FastReport":
         return self
@@ -67,7 +72,7 @@ class FastReport:
         self.undo()
 
     def __str__(self) -> str:
-        lines = [f"{len(self.changed)} layers run the kernels of mnemos"]
+        lines = [f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"]
         lines += [f"  {x.name} ({x.kind}): {', '.join(x.functions)}" for x in self.changed]
         lines += [f"  {x.name} ({x.kind}), left: {x.reason}" for x in self.left]
         return "\n".join(lines)
@@ -98,7 +103,7 @@ def fast(model: nn.Module) -> FastReport:
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
-    layers: list[nn.Module] = []
+    layers: dict[str, nn.Module] = {}
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
     for name, layer in model.named_modules():
@@ -106,8 +111,9 @@ def fast(model: nn.Module) -> FastReport:
         functions, reasons = _judge(layer)
         left += [LeftLayer(name, kind, reason) for reason in reasons]
         if functions:
-            layers.append(layer)
             changed.append(FastLayer(name, kind, tuple(functions)))
+        if functions or _is_norm(layer):
+            layers[name] = layer
             _set_forward(layer, functions)
     return FastReport(layers, changed, left)
 
@@ -130,12 +136,22 @@ def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
     functions, reasons = _replaceable(kind)
     if functions and is_fast(layer):
         return {}, ["is fast already"]
-    own = vars(layer).get("forward")
-    if functions and own is not None and getattr(own, "__func__", None) is not kind.forward:  # which a pickle leaves
+    if functions and _has_own_forward(layer):
         return {}, ["has a forward of its own, which another library set"]
     if not functions and not reasons and kind.__name__ in STEPS and kind.__module__.startswith("transformers."):
         reasons = ["no kernel computes it"]
     return functions, reasons
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    kind = type(layer)
+    return kind.__name__ in NORMS and kind.__module__.startswith("transformers.") and not _has_own_forward(layer)
+
+
+def _has_own_forward(layer: nn.Module) -> bool:
+    """Whether its forward is another than that of its class, which a pickle leaves there."""
+    own = vars(layer).get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(layer).forward
 
 
 def _replaceable(kind: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
@@ -173,21 +189,37 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
-    forward = _copy(type(layer).forward, functions)
-    if type(layer).__name__ in LAYERS:
-        forward = _with_tokens(forward)
+    forward, name = type(layer).forward, type(layer).__name__
+    if functions:
+        forward = _copy(forward, functions)
+    if kind := LAYERS.get(name):
+        forward = _with_tokens(forward, kind)
+    elif name in NORMS:
+        forward = _with_kernel(forward, NORMS[name])
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
 
 
-def _with_tokens(forward: Any) -> Any:
-    """The forward, but for single tokens that the kernel of a layer takes."""
+def _with_kernel(forward: Any, offset: float) -> Any:
+    """The forward of a norm, but without gradients."""
+
+    @functools.wraps(forward)
+    def with_kernel(self: Any, x: Tensor) -> Any:
+        y = None if torch.compiler.is_compiling() or library() is None else normalise(self, x, offset)
+        return forward(self, x) if y is None else y
+
+    return with_kernel
+
+
+def _with_tokens(forward: Any, kind: Kind) -> Any:
+    """The forward, but for single tokens that the kernel takes."""
 
     @functools.wraps(forward)
     def with_tokens(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         if hidden_states.shape[1] == 1 and not torch.compiler.is_compiling() and library() is not None:
             cache = next((options[name] for name in _CACHES if name in options), args[0] if args else None)
-            y = read_token(self, hidden_states, cache, options.get("attention_mask", args[1] if args[1:] else None))
+            mask = options.get("attention_mask", args[1] if args[1:] else None)
+            y = read_token(kind, self, hidden_states, cache, mask)
             if y is not None:
                 return y
         return forward(self, hidden_states, *args, **options)

@@ -16,6 +16,7 @@ from mnemos.ops.linear.native import eager, loaded_kernels, pointers
 from .functional_cache import FunctionalCache
 
 CALL = struct.Struct("43q")  # `struct Token` of native/token.h
+NORM = struct.Struct("6q")  # `struct Norm` there
 _NONE = (0, 0, 0)
 _FLOAT = 4  # bytes
 
@@ -55,32 +56,39 @@ def _together(layer: Any, x: Tensor) -> Inputs:
 
 
 def _apart(layer: Any, x: Tensor) -> Inputs:
-    """Qwen3.5 and OLMo Hybrid."""
-    heads, key_dim = layer.num_k_heads, layer.key_dim
-    if hasattr(layer, "in_proj_qkv"):
-        inner, z, b, a = (f(x) for f in (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a))
-        at, width = inner.data_ptr(), inner.shape[-1]
-        d, m = layer.head_k_dim, layer.value_dim // heads
-        q, k, v = (at, width, d), (at + key_dim * _FLOAT, width, d), (at + 2 * key_dim * _FLOAT, width, m)
-        kept, beta = (inner, z, a, b), 1.0
-    else:
-        kept = tuple(f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj))
-        q, k, v = (_rows(part, heads) for part in kept[:3])
-        z, a, b = kept[3:]
-        beta = 2.0 if layer.allow_neg_eigval else 1.0
+    """Qwen3.5 and others: queries, keys and values together, and each gate apart."""
+    inner, z, b, a = layer.in_proj_qkv(x), layer.in_proj_z(x), layer.in_proj_b(x), layer.in_proj_a(x)
+    heads, d, n = layer.num_k_heads, layer.head_k_dim, layer.key_dim
+    at, width = inner.data_ptr(), inner.shape[-1]
+    q, k, v = (at, width, d), (at + n * _FLOAT, width, d), (at + 2 * n * _FLOAT, width, layer.value_dim // heads)
+    sizes, kept = (heads, layer.num_v_heads, d, layer.head_v_dim), (inner, z, a, b)
+    return Inputs(q, k, v, _rows(z, heads), _rows(a, heads), _rows(b, heads), sizes, (0, n, 2 * n), kept)
+
+
+def _each(layer: Any, x: Tensor) -> Inputs:
+    """OLMo Hybrid: a projection for each."""
+    kept = tuple([f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj)])
+    heads, n, beta = layer.num_k_heads, layer.key_dim, 2.0 if layer.allow_neg_eigval else 1.0
     sizes = heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
-    gates = (_rows(part, heads) for part in (z, a, b))
-    return Inputs(q, k, v, *gates, sizes, (0, key_dim, 2 * key_dim), kept, beta=beta)
+    return Inputs(*[_rows(part, heads) for part in kept], sizes, (0, n, 2 * n), kept, beta=beta)  # type: ignore[arg-type]
 
 
 def _channels(layer: Any, x: Tensor) -> Inputs:
-    """Kimi Linear and its relatives: a decay per channel, from a module of its own."""
+    """Kimi Linear: a decay per channel, from a module of its own."""
+    return _with_gate(layer, x, layer.g_b_proj(layer.g_a_proj(x)))
+
+
+def _whole_gate(layer: Any, x: Tensor) -> Inputs:
+    """Bailing Hybrid: Kimi Linear with another output gate."""
+    return _with_gate(layer, x, layer.g_proj(x))
+
+
+def _with_gate(layer: Any, x: Tensor, gate: Tensor) -> Inputs:
     heads, width, n = layer.num_heads, layer.head_dim, layer.qkv_dim
-    gate = layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))
-    parts = tuple(f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj)) + (gate, layer.b_proj(x))
-    q, k, v, z, b = (_rows(part, heads) for part in parts)
+    kept = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x), gate, layer.b_proj(x)
+    q, k, v, z, b = [_rows(part, heads) for part in kept]
     decay = layer.forget_gate(x).contiguous()
-    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), parts, decay)
+    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), kept, decay)
 
 
 def _scalar(layer: Any, x: Tensor) -> Inputs:
@@ -95,63 +103,104 @@ def _scalar(layer: Any, x: Tensor) -> Inputs:
     return Inputs(q, k, v, (at, row, 0), a, _NONE, sizes, first, (inner,))
 
 
-Projections = Callable[[Any, Tensor], Inputs]
-LAYERS: dict[str, Projections] = {
-    "Qwen3NextGatedDeltaNet": _together,
-    "Qwen3_5GatedDeltaNet": _apart,
-    "Qwen3_5MoeGatedDeltaNet": _apart,
-    "Qwen4ExpTextGatedDeltaNet": _apart,
-    "LaraMiniGatedDeltaNet": _apart,
-    "OlmoHybridGatedDeltaNet": _apart,
-    "KimiLinearDeltaAttention": _channels,
-    "Glm5NextTextLinearAttention": _channels,
-    "BailingHybridDeltaAttention": _channels,
-    "Mamba2Mixer": _scalar,
-    "BambaMixer": _scalar,
-    "GraniteMoeHybridMambaLayer": _scalar,
-    "NemotronHMamba2Mixer": _scalar,
-    "Zamba2MambaMixer": _scalar,
+class Kind(NamedTuple):
+    """How the layers of a class are read: their inputs, the names of the norm and of the last projection, the gates."""
+
+    inputs: Callable[[Any, Tensor], Inputs]
+    norm: str = "norm"
+    output: str = "out_proj"
+    gates: tuple[str, ...] = ("A_log", "dt_bias")
+    scan: bool = False  # Mamba-2
+
+
+_SCALAR = Kind(_scalar, gates=("A_log", "dt_bias", "D"), scan=True)
+_CHANNELS = Kind(_channels, "o_norm", "o_proj", ())
+LAYERS = {
+    "Qwen3NextGatedDeltaNet": Kind(_together),
+    "Qwen3_5GatedDeltaNet": Kind(_apart),
+    "Qwen3_5MoeGatedDeltaNet": Kind(_apart),
+    "Qwen4ExpTextGatedDeltaNet": Kind(_apart),
+    "LaraMiniGatedDeltaNet": Kind(_apart),
+    "OlmoHybridGatedDeltaNet": Kind(_each, "o_norm", "o_proj"),
+    "KimiLinearDeltaAttention": _CHANNELS,
+    "Glm5NextTextLinearAttention": _CHANNELS,
+    "BailingHybridDeltaAttention": _CHANNELS._replace(inputs=_whole_gate),
+    "Mamba2Mixer": _SCALAR,
+    "BambaMixer": _SCALAR,
+    "GraniteMoeHybridMambaLayer": _SCALAR,
+    "NemotronHMamba2Mixer": _SCALAR,
+    "Zamba2MambaMixer": _SCALAR,
 }
 
 
-def read_token(layer: Any, x: Tensor, cache: Any, mask: Tensor | None) -> Tensor | None:
+def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | None) -> Tensor | None:
     """The layer's output [B, 1, D] for x [B, 1, D] after the tokens of the cache, whose states it writes.
 
     None: its forward has to run. That is so for the first tokens of a cache, with padding or gradients, and for other
     types than float32.
     """
-    if mask is not None or x.dtype is not torch.float32 or torch.is_grad_enabled() or layer.activation != "silu":
+    # `hasattr` of a module is slow where there is no such attribute.
+    if x.dtype is not torch.float32 or torch.is_grad_enabled() or layer.activation != "silu":
+        return None
+    if mask is not None and not mask.all():
         return None
     if cache is None or isinstance(cache, FunctionalCache) or cache.is_recording_past(layer.layer_idx):
         return None
     window, state = cache.get_conv_state(layer.layer_idx), cache.get_recurrent_state(layer.layer_idx)
-    conv, scan = layer.conv1d, hasattr(layer, "ssm_state_size")
-    norm = layer.norm if hasattr(layer, "norm") else layer.o_norm
-    gate = "silu" if scan else norm.activation
-    rate, shift = (layer.A_log, layer.dt_bias) if hasattr(layer, "A_log") else (None, None)
-    weights = conv.weight, conv.bias, rate, shift, layer.D if scan else None, norm.weight
-    if window is None or state is None or gate not in ("silu", "sigmoid") or hasattr(conv, "_hf_hook"):
+    conv, norm = layer.conv1d, getattr(layer, kind.norm)
+    gate = "silu" if kind.scan else norm.activation
+    if window is None or state is None or gate not in ("silu", "sigmoid") or "_hf_hook" in vars(conv) or not eager(x):
         return None
-    if not _read_by_kernel(window, state, *weights) or not eager(x, window, state, *weights):
+    weights = conv.weight, conv.bias, norm.weight, *[getattr(layer, name) for name in kind.gates]
+    taps = conv.weight.shape[-1]
+    if not _read_by_kernel(window, state, *weights) or window.shape[-1] < taps:
         return None
-    given = LAYERS[type(layer).__name__](layer, x)
+    given = kind.inputs(layer, x)
     if not _read_by_kernel(*given.kept, given.decay):
         return None
     heads, values, d, m = given.sizes
     y = x.new_empty(len(x), 1, values * m)
-    weight, bias, rate, shift, skip, scale = pointers(*weights)
+    weight, bias, scale, *gates = pointers(*weights)
     call = CALL.pack(
-        len(x), heads, values, d, m, torch.get_num_threads(), scan, *given.q, *given.k, *given.v, *given.first,
-        *window.shape[1:], conv.weight.shape[-1], window.data_ptr(), weight, bias, *given.a, *given.b,
-        *pointers(given.decay), rate, shift, skip, *given.z, scale, gate == "sigmoid",
-        norm.group_size if scan else 0, *pointers(state, y),
+        len(x), heads, values, d, m, torch.get_num_threads(), kind.scan, *given.q, *given.k, *given.v, *given.first,
+        *window.shape[1:], taps, window.data_ptr(), weight, bias, *given.a, *given.b, *pointers(given.decay), *gates,
+        *_NONE[len(gates) :], *given.z, scale, gate == "sigmoid", norm.group_size if kind.scan else 0,
+        *pointers(state, y),
     )  # fmt: skip
     loaded = loaded_kernels()
     if loaded.mnemos_token(kernels.variant(loaded), call, given.beta, norm.variance_epsilon):
         raise MemoryError("fast: not enough memory for a token; use fewer rows")
-    out: Tensor = (layer.out_proj if hasattr(layer, "out_proj") else layer.o_proj)(y)
+    out: Tensor = getattr(layer, kind.output)(y)
     return out
 
 
+# RMS norms of Transformers: what is added to the weight.
+NORMS = dict.fromkeys(("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"), 1.0)
+NORMS |= dict.fromkeys(
+    (
+        "LaraMiniRMSNorm", "OlmoHybridRMSNorm", "KimiLinearRMSNorm", "Glm5NextTextRMSNorm", "BailingHybridRMSNorm",
+        "Mamba2RMSNorm", "BambaRMSNorm", "FalconH1RMSNorm", "GraniteMoeHybridRMSNorm", "NemotronHRMSNorm",
+        "Zamba2RMSNorm", "Lfm2RMSNorm", "Lfm3RMSNorm",
+    ),
+    0.0,
+)  # fmt: skip
+
+
+def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
+    """x/√(mean x² + ε)·(offset + weight) along the last axis; None: the norm's forward has to run."""
+    weight = norm.weight
+    if torch.is_grad_enabled() or not _read_by_kernel(weight) or x.dtype is not torch.float32 or not eager(x):
+        return None
+    x = x.contiguous()
+    y, n = torch.empty_like(x), x.shape[-1]
+    call = NORM.pack(x.numel() // max(n, 1), n, torch.get_num_threads(), *pointers(x, weight, y))
+    loaded = loaded_kernels()
+    eps = norm.variance_epsilon if offset == 0 else norm.eps
+    loaded.mnemos_norm(kernels.variant(loaded), call, offset, eps)
+    return y
+
+
 def _read_by_kernel(*tensors: Tensor | None) -> bool:
-    return all([x is None or (x.dtype is torch.float32 and x.is_contiguous()) for x in tensors])
+    return all(
+        [x is None or (x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu") for x in tensors]
+    )

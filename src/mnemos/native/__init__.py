@@ -44,6 +44,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_delta.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
     loaded.mnemos_convolution.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_token.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
+    loaded.mnemos_norm.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
+    loaded.mnemos_norm.restype = None
     loaded.mnemos_activate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64]
     loaded.mnemos_activate.restype = None
     return loaded, ""

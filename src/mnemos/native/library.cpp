@@ -205,6 +205,8 @@ const mnemos::ShortConvolution& convolving(int variant) {
     if (variant == 1) return mnemos::convolving::avx2;
 #endif
     return mnemos::convolving::baseline;
+}
+
 const mnemos::TokenKernel& passing(int variant) {
 #ifdef X86_VARIANTS
     if (variant >= 2) return mnemos::passing::avx512;
@@ -314,9 +316,16 @@ int mnemos_convolution(int variant, int backward, const mnemos::Convolution* cal
     const mnemos::Convolution& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     return (backward ? convolving(variant).backward : convolving(variant).forward)(c);
+}
+
 int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {
     mnemos::Flush flush;
     return passing(variant).run(*call, beta, eps);
+}
+
+void mnemos_norm(int variant, const mnemos::Norm* call, double offset, double eps) {
+    mnemos::Flush flush;
+    passing(variant).norm(*call, offset, eps);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }

@@ -173,12 +173,41 @@ struct Run {
 
 int run(const Token& c, double beta, double eps) { return Run(c, beta, eps).run(); }
 
+struct Norms {
+    const Norm& c;
+    float offset, eps;
+    i64 each;  // rows of a unit
+
+    static void some(void* context, i64 unit, i64) {
+        const Norms& self = *(const Norms*)context;
+        i64 first = unit * self.each;
+        for (i64 i = first; i < least(first + self.each, self.c.rows); i++) self.row(i);
+    }
+    void row(i64 i) const {
+        const i64 n = c.n, whole = n / W * W;
+        const float *x = c.x + i * n, *weight = c.weight;
+        float *y = c.y + i * n, rest = 0;
+        V squares = V{};
+        for (i64 j = 0; j < whole; j += W) squares += load<V>(x + j) * load<V>(x + j);
+        for (i64 j = whole; j < n; j++) rest += x[j] * x[j];
+        float by = 1.0f / std::sqrt((sum(squares) + rest) / n + eps);
+        for (i64 j = 0; j < whole; j += W) store(y + j, by * load<V>(x + j) * (offset + load<V>(weight + j)));
+        for (i64 j = whole; j < n; j++) y[j] = by * x[j] * (offset + weight[j]);
+    }
+};
+
+void norm(const Norm& c, double offset, double eps) {
+    i64 workers = c.rows * c.n < SERIAL ? 1 : c.threads;
+    Norms norms{c, (float)offset, (float)eps, (c.rows + workers - 1) / workers};
+    parallel(workers, workers, Norms::some, &norms);
+}
+
 }  // namespace
 
 namespace passing {
 
 extern const TokenKernel VARIANT;
-const TokenKernel VARIANT = {run};
+const TokenKernel VARIANT = {run, norm};
 
 }  // namespace passing
 }  // namespace mnemos

@@ -31,8 +31,16 @@ struct Token {
     float *s, *y;  // [B, H, D, M], in Mamba-2 [B, H, M, D], written; y [B, H, M]
 };
 
+// y = x/√(mean x² + ε)·(offset + weight), rows of n numbers without gaps.
+struct Norm {
+    i64 rows, n, threads;
+    const float *x, *weight;
+    float* y;
+};
+
 struct TokenKernel {
     int (*run)(const Token&, double beta, double eps);  // returns 1 where there is no memory; beta: β of a logistic 1
+    void (*norm)(const Norm&, double offset, double eps);
 };
 
 }  // namespace mnemos
