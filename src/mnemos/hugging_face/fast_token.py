@@ -67,10 +67,11 @@ def _apart(layer: Any, x: Tensor) -> Inputs:
 
 def _each(layer: Any, x: Tensor) -> Inputs:
     """OLMo Hybrid: a projection for each."""
-    kept = tuple([f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj)])
-    heads, n, beta = layer.num_k_heads, layer.key_dim, 2.0 if layer.allow_neg_eigval else 1.0
-    sizes = heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
-    return Inputs(*[_rows(part, heads) for part in kept], sizes, (0, n, 2 * n), kept, beta=beta)  # type: ignore[arg-type]
+    parts = [f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj)]
+    heads, n = layer.num_k_heads, layer.key_dim
+    q, k, v, z, a, b = [_rows(part, heads) for part in parts]
+    sizes, beta = (heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim), 2.0 if layer.allow_neg_eigval else 1.0
+    return Inputs(q, k, v, z, a, b, sizes, (0, n, 2 * n), tuple(parts), beta=beta)
 
 
 def _channels(layer: Any, x: Tensor) -> Inputs:
