@@ -105,6 +105,7 @@ def test_tokens_of_wide_layers_on_all_instruction_sets(name):
             torch.testing.assert_close(read(), theirs, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.skipif(not mnemos.native.instruction_sets(), reason="the kernels are not built")
 @torch.no_grad()
 def test_single_tokens_are_read_by_the_kernel(monkeypatch):
     model, x = build("Qwen3Next"), tokens(2, 9)
@@ -118,7 +119,7 @@ def test_single_tokens_are_read_by_the_kernel(monkeypatch):
     monkeypatch.setattr(fast_model, "read_token", noted)
     model.generate(x, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     assert len(found) == 6
-    assert (None in found) == (not mnemos.native.instruction_sets())
+    assert None not in found
     found.clear()
     cache = model(x, use_cache=True)[mnemos.libraries.cache_name()]
     mask = torch.tensor([[1], [0]])

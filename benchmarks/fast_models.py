@@ -1,0 +1,226 @@
+"""Whole models of Hugging Face Transformers on a CPU, as they come and with `mnemos.fast`: training, prefill, decoding.
+
+    python benchmarks/fast_models.py [--models Qwen3Next Mamba2 KimiLinear] [--width 64] [--tokens 1024] [--out FILE]
+
+Random weights, float32, batch 2, 4 layers of width 512. Qwen3-Next: key heads 4 and value heads 8 of `--width`. Kimi
+Linear: 8 heads of `--width`, with decays per channel. In both every fourth layer is an attention, and the MLPs are
+dense, of width 1024. Mamba-2: 1024 / width heads of `--width`, states of `--width`, one group. First, logits and
+gradients must agree.
+
+A round times each model once, in an order that rotates. Decoding: 64 single tokens after 64 by model(token, cache),
+for batches of 1 and of `--batch`. "Operators": the part of a training step and of a prefill that the recurrent
+operators and convolutions take, with all that is computed for them alone: what is saved where functions that return
+one of their inputs stand in their place.
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import mnemos
+from mnemos.hugging_face import fast_functions
+from mnemos.lab.measure.timing import ratio
+from mnemos.lab.run.provenance import provenance
+from mnemos.libraries import transformers
+
+VOCABULARY, DIM, LAYERS = 4096, 512, 4
+COMMON = {"vocab_size": VOCABULARY, "hidden_size": DIM, "num_hidden_layers": LAYERS, "pad_token_id": 0}
+TYPES = [*["linear_attention"] * (LAYERS - 1), "full_attention"]
+BEFORE, STEPS = 64, 64  # tokens that are read before decoding is timed, and timed ones
+Times = dict[str, list[float]]
+
+
+def build(name: str, width: int) -> Any:
+    """A new model of random weights."""
+    heads = {"intermediate_size": 1024, "num_attention_heads": 8, "layer_types": TYPES}
+    sizes: dict[str, dict[str, Any]] = {
+        "Qwen3Next": heads
+        | {"num_key_value_heads": 2, "head_dim": 64, "mlp_only_layers": list(range(LAYERS)), "num_experts": 2}
+        | {f"linear_{key}_head_dim": width for key in ("key", "value")}
+        | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts_per_tok": 1},
+        "KimiLinear": heads
+        | {"linear_num_heads": 8, "linear_head_dim": width, "kv_lora_rank": 64, "num_key_value_heads": 8}
+        | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "mlp_layer_types": ["dense"] * LAYERS}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+        "Mamba2": {"num_heads": 2 * DIM // width, "head_dim": width, "state_size": width, "n_groups": 1},
+    }
+    library = transformers()
+    torch.manual_seed(0)
+    config = getattr(library, f"{name}Config")(**COMMON, **sizes[name])
+    return getattr(library, f"{name}ForCausalLM")(config)
+
+
+class Through(torch.autograd.Function):
+    """The first tensor; the others have gradients of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, *others: Tensor) -> Tensor:
+        ctx.shapes = [x.shape for x in others]
+        return first.view_as(first)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *(gradient.new_zeros(()).expand(shape) for shape in ctx.shapes)
+
+
+def convolution_left_out(_: Any) -> Callable[..., Tensor]:
+    return lambda x, weight, bias=None, **_: Through.apply(x, weight, *([] if bias is None else [bias]))
+
+
+def delta_left_out(_: Any) -> Callable[..., Any]:
+    def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        return Through.apply(v, q, k, g, beta), v.new_zeros(v.shape[0], *v.shape[2:3], k.shape[-1], v.shape[-1])
+
+    return delta
+
+
+def scan_left_out(_: Any) -> Callable[..., Any]:
+    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, return_final_states: bool, **more: Any) -> Any:
+        y = Through.apply(x, dt, A, B, C, more["D"], more["dt_bias"])
+        return (y, x.new_zeros(len(x), *x.shape[2:], B.shape[-1])) if return_final_states else y
+
+    return scan
+
+
+@contextlib.contextmanager
+def operators_left_out() -> Iterator[None]:
+    """`mnemos.fast` puts functions in place that do nothing."""
+    kinds = {"conv1d_fn": convolution_left_out, "delta": delta_left_out, "mamba2_chunk": scan_left_out}
+    found = {
+        name: (parameters, next((f for part, f in kinds.items() if part in name), made))
+        for name, (parameters, made) in fast_functions.FUNCTIONS.items()
+    }
+    with mock.patch.dict(fast_functions.FUNCTIONS, found):
+        yield
+
+
+def train(model: Any, x: Tensor) -> Tensor:
+    model.train().zero_grad()
+    out = model(x, labels=x, use_cache=False)
+    out.loss.backward()
+    logits: Tensor = out.logits.detach()
+    return logits
+
+
+@torch.no_grad()
+def prefill(model: Any, x: Tensor) -> Any:
+    return model.eval()(x, use_cache=True, logits_to_keep=1)
+
+
+@torch.no_grad()
+def decode(model: Any, x: Tensor, steps: int = STEPS) -> tuple[float, Tensor]:
+    """Seconds for a token, and the last logits."""
+    out = model.eval()(x[:, :BEFORE], use_cache=True)
+    name = next(key for key in ("cache", "past_key_values", "cache_params") if key in out)
+    given = {name: out[name], "use_cache": True}
+    for i in range(BEFORE, BEFORE + 4):
+        model(x[:, i : i + 1], **given)
+    start = time.perf_counter()
+    for i in range(BEFORE + 4, BEFORE + 4 + steps):
+        out = model(x[:, i : i + 1], **given)
+    return (time.perf_counter() - start) / steps, out.logits
+
+
+def check(plain: Any, fast: Any, x: Tensor) -> None:
+    """Raise AssertionError unless logits, gradients and decoded tokens agree."""
+    torch.testing.assert_close(train(fast, x), train(plain, x), rtol=1e-3, atol=1e-4)
+    for (name, p), q in zip(plain.named_parameters(), fast.parameters(), strict=True):
+        scale = float(p.grad.abs().max())
+        torch.testing.assert_close(
+            q.grad, p.grad, rtol=1e-2, atol=1e-3 * scale, msg=lambda m, name=name: f"{name}: {m}"
+        )
+    torch.testing.assert_close(decode(fast, x)[1], decode(plain, x)[1], rtol=1e-3, atol=1e-4)
+
+
+def rounds_of(runs: dict[str, Callable[[], float]], rounds: int) -> Times:
+    """The seconds that each run returns, in rounds with a rotating order, after one that does not count."""
+    names, times = list(runs), Times({name: [] for name in runs})
+    for i in range(rounds + 1):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            found = runs[name]()
+            if i:
+                times[name].append(found)
+    return times
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    plain = build(name, options.width)
+    fast, without = copy.deepcopy(plain), copy.deepcopy(plain)
+    report = mnemos.fast(fast)
+    with operators_left_out():
+        mnemos.fast(without)
+    x = torch.randint(3, VOCABULARY, (options.batch, options.tokens), generator=torch.Generator().manual_seed(0))
+    if options.check:
+        check(plain, fast, x[:, :256])
+    row: dict[str, Any] = {"model": name, "width": options.width, "tokens": options.tokens, "batch": options.batch}
+    row["layers changed"] = len(report.changed)
+    parts: dict[str, dict[str, Callable[[], float]]] = {}
+    models = {"transformers": plain, "mnemos": fast, "operators left out": without}
+    for part, call in (("training step", train), ("prefill", prefill)):
+        parts[part] = {
+            key: lambda model=model, call=call: timed(lambda: call(model, x)) for key, model in models.items()
+        }
+    for rows in dict.fromkeys((1, options.batch)):
+        tokens = x[:rows, : BEFORE + STEPS + 4]
+        pair = list(models.items())[:2]
+        parts[f"token, batch {rows}"] = {key: lambda model=model, x=tokens: decode(model, x)[0] for key, model in pair}
+    for part, runs in parts.items():
+        if not any(part.startswith(wanted) for wanted in options.parts):
+            continue
+        times = rounds_of(runs, options.rounds)
+        found: dict[str, Any] = {"ms": {key: 1e3 * statistics.median(values) for key, values in times.items()}}
+        found["times as fast"] = ratio(times, "transformers", "mnemos")._asdict()
+        text = f"{name:10} {part:14} {found['ms']['transformers']:8.2f} ms -> {found['ms']['mnemos']:8.2f} ms"
+        text += f"  {found['times as fast']['median']:.2f} times as fast"
+        if "operators left out" in runs:
+            left = ratio(times, "operators left out", "mnemos")
+            found["operators"] = {"median": 1 - left.median, "low": 1 - left.high, "high": 1 - left.low}
+            text += f", operators {found['operators']['median']:.1%}"
+        row[part] = found
+        print(text, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["Qwen3Next", "Mamba2", "KimiLinear"])
+    parser.add_argument("--parts", nargs="+", default=["training", "prefill", "token"])
+    parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--no-check", dest="check", action="store_false")
+    parser.add_argument("--out", type=Path, help="rows are added to those of this file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = [measure(name, options) for name in options.models]
+    if options.out:
+        merged = {}
+        for row in [*(json.loads(options.out.read_text())["rows"] if options.out.exists() else []), *rows]:
+            merged.setdefault(tuple(row[key] for key in ("model", "width", "tokens", "batch")), {}).update(row)
+        found = {"rows": list(merged.values()), "rounds": options.rounds, "threads": options.threads}
+        found |= {"provenance": provenance(0, "cpu")}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
