@@ -4,7 +4,7 @@
 
 Random weights, float32, batch 2, 4 layers of width 512. Qwen3-Next: key heads 4 and value heads 8 of `--width`. Kimi
 Linear: 8 heads of `--width`, with decays per channel. In both every fourth layer is an attention, and the MLPs are
-dense, of width 1024. Mamba-2: 1024 / width heads of `--width`, states of `--width`, one group. First, logits and
+dense, of width 1024. Mamba-2: 8 heads of `--width` in 4 groups, states of `--width`, no MLP. First, logits and
 gradients must agree.
 
 A round times each model once, in an order that rotates. Decoding: 64 single tokens after 64 by model(token, cache),
@@ -53,7 +53,7 @@ def build(name: str, width: int) -> Any:
         | {"linear_num_heads": 8, "linear_head_dim": width, "kv_lora_rank": 64, "num_key_value_heads": 8}
         | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "mlp_layer_types": ["dense"] * LAYERS}
         | {"bos_token_id": 1, "eos_token_id": 2},
-        "Mamba2": {"num_heads": 2 * DIM // width, "head_dim": width, "state_size": width, "n_groups": 1},
+        "Mamba2": {"num_heads": 8, "head_dim": width, "state_size": width, "n_groups": 4, "expand": width // 64},
     }
     library = transformers()
     torch.manual_seed(0)
