@@ -108,6 +108,18 @@ def test_only_states_of_operators_and_numbers_of_their_tokens_are_taken():
             calls.rewind(state, kept)
 
 
+def test_the_state_of_a_layer_goes_back():
+    """`GLAConfig` has no convolution: None is a part of its state."""
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    for layer in (mnemos.GatedDeltaConfig().build(32, 4), mnemos.GLAConfig().build(32, 4)):
+        with torch.no_grad(), rewindable() as calls:
+            _, end = layer(x)
+            found, wanted = calls.rewind(end, (3, 3)), layer(x[:, :3])[1]
+        assert type(found) is type(end)
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is b) if b is None else torch.allclose(a, b, rtol=0, atol=1e-6)
+
+
 def test_a_compiled_call_is_not_kept_and_needs_no_second_graph():
     count = torch.zeros(1)
     given = {name: x.detach() for name, x in inputs("gated delta", 3, torch.float32).items()}

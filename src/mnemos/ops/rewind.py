@@ -57,12 +57,15 @@ class Calls:
     def rewind(self, state: S, kept: Sequence[int]) -> S:
         """The state after the first `kept[r]` tokens, 0 to T, of each row r, in place of all T tokens of the call.
 
-        state: a pytree of tensors, all returned by operators inside the context. Gradients flow as through the call.
+        state: a pytree of tensors, all returned by operators inside the context; None in it stays None. A count of
+        tokens that a layer keeps beside them is not an operator's: set it yourself, or use `speculate`, which does.
+        Gradients flow as through the call.
         Cost: one call of each operator, of max(kept) tokens. Equal to a call of the kept tokens alone; bit for bit
         where the operator computes both numbers of tokens in the same order.
         Raises InputError for tensors that no operator returned, and for a number below 0 or above T.
         """
-        ends, structure = pytree.tree_flatten(state)
+        parts, structure = pytree.tree_flatten(state)
+        ends = [x for x in parts if x is not None]
         lacking = [x for x in ends if id(x) not in self._of]
         if lacking:
             what = f"another tensor {tuple(lacking[0].shape)}" if isinstance(lacking[0], Tensor) else repr(lacking[0])
@@ -82,7 +85,8 @@ class Calls:
             if id(call) not in found:
                 found[id(call)] = call.again(most, _valid(kept, most, end.device))
             new.append(found[id(call)][place])
-        earlier: S = pytree.tree_unflatten(new, structure)
+        rest = iter(new)
+        earlier: S = pytree.tree_unflatten([None if x is None else next(rest) for x in parts], structure)
         return earlier
 
 
@@ -111,7 +115,8 @@ def rewindable() -> Iterator[Calls]:
         earlier = calls.rewind(end, [3, 0])       # as if row 0 had read its first 3 tokens only, and row 1 none
 
     This works through any number of layers: `calls` knows the state of each by the tensor itself. The inputs are kept
-    as long as `calls`, not copied. The innermost context of a thread counts. Calls in a compiled graph are not kept.
+    as long as `calls`, not copied: do not write into them before `rewind`. The innermost context of a thread counts.
+    Calls in a compiled graph are not kept.
     """
     outer, calls = _innermost.calls, Calls()
     _innermost.calls = calls
