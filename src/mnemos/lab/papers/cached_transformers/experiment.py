@@ -52,7 +52,7 @@ def experiment(claim: Claim, options: Options) -> Finding:
 
 
 _SEEDS = (
-    "Six seeds: --data CIFAR --seeds 6. A run on one thread of an Intel Xeon, beside other programs, took 1 to 12 "
+    "Six seeds: --data CIFAR --seeds 6. A run on one thread of an Intel Xeon, beside other programs, took 1 to 15 "
     "minutes."
 )
 _EFFECT = (
