@@ -332,6 +332,15 @@ class Branching(Protocol):
 
 
 @runtime_checkable
+class Starting(Protocol):
+    """A layer whose weights have a published start of their own, which a model's initialisation leaves to it."""
+
+    def draw_weights(self) -> None:
+        """Draw the weights of the start."""
+        ...
+
+
+@runtime_checkable
 class Bounded(Protocol):
     """A model whose rows read no more tokens than it has positions for."""
 

@@ -1,5 +1,9 @@
 """The layers that forget and correct, by their published equations: one token after the other, in float64."""
 
+import copy
+import dataclasses
+import math
+
 import pytest
 import torch
 
@@ -113,7 +117,7 @@ def retention(layer, row):
     """In the parallel form of the paper (eq. 5): y_t = Σ_s γ^{t−s} (q_t e^{itθ})·(k_s e^{isθ})* v_s."""
     h, d, m = HEADS, layer.widths.key_width, layer.widths.value_width
     parts = [cut(layer.input.weight @ x, h * d, h * d, h * m, h * m) for x in row]
-    theta = 10000.0 ** (-torch.arange(0, d, 2, dtype=row.dtype) / d)
+    theta = 10000.0 ** -torch.linspace(0, 1, d // 2, dtype=row.dtype)
     sums, ys = [torch.zeros(d, m, dtype=row.dtype) for _ in range(h)], []
     for t, (q, _, _, gate) in enumerate(parts):
         heads = []
@@ -124,7 +128,7 @@ def retention(layer, row):
                 turned = torch.polar(torch.ones_like(theta), (t - s) * theta)
                 pairs = torch.complex(*q[c].view(-1, 2).T) * torch.complex(*k[c].view(-1, 2).T).conj() * turned
                 o = o + gamma ** (t - s) * pairs.real.sum() * v[n]
-            heads.append(normed(layer, o * d**-0.5, silu(gate[n])))
+            heads.append(normed(layer, o * d**-0.5, silu(gate[n]), eps=1e-6))
         ys.append(layer.output.weight @ torch.cat(heads))
     for i in range(h):
         c, n, gamma = slice(i * d, (i + 1) * d), slice(i * m, (i + 1) * m), 1 - 2.0 ** (-5 - i)
@@ -229,6 +233,32 @@ def test_a_transformer_with_it_is_stored_streamed_and_replayed(name, tmp_path):
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-4)
 
 
+@each
+@pytest.mark.each_value
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_float32_to_rounding(name, dtype):
+    """Values and all gradients of a call, and the step after it."""
+    half = build(name, dtype)
+    wide, x, found = copy.deepcopy(half).float(), tokens().to(dtype), []
+    for layer, inputs in ((wide, x.float().requires_grad_()), (half, x.clone().requires_grad_())):
+        y, state = layer(inputs[:, :12])
+        last, end = layer(inputs[:, 12:], state)
+        assert y.dtype == last.dtype == inputs.dtype
+        assert end.sums.dtype == torch.float32
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        gradients = torch.autograd.grad((y * weights).sum() + last.sum(), [inputs, *layer.parameters()])
+        found.append([y, last, end.sums, *gradients])
+    for wanted, ours in zip(*found, strict=True):
+        assert (ours.float() - wanted).norm() <= 5 * torch.finfo(dtype).eps * wanted.norm()
+
+
+@each
+@pytest.mark.parametrize("mask", [torch.ones(13, dtype=torch.bool), torch.ones(2, 12, dtype=torch.bool)])
+def test_a_mask_of_another_shape_is_refused(name, mask):
+    with pytest.raises(InputError, match="expected a mask of booleans"):
+        build(name, torch.float32)(tokens().float(), None, mask)
+
+
 @pytest.mark.parametrize(
     "config", [GatedDeltaConfig(key_heads=3), GatedDeltaConfig(key_heads=0), GLAConfig(key_width=-1)]
 )
@@ -237,10 +267,58 @@ def test_widths_that_do_not_fit_are_refused(config):
         config.build(DIM, HEADS)
 
 
-def test_the_start_is_the_published_one():
+@each
+def test_nothing_of_width_0_or_without_heads_is_built(name):
+    for width in ("key_width", "value_width"):
+        if hasattr(CONFIGS[name], width):
+            with pytest.raises(InputError, match=f"{width} 0"):
+                dataclasses.replace(CONFIGS[name], **{width: 0}).build(DIM, HEADS)
+    with pytest.raises(InputError, match="divisible by num_heads"):
+        CONFIGS[name].build(DIM, 0)
+
+
+STARTS = {  # the widths of heads in 4·heads channels, the heads of keys in 256, least rate, its biases in 256 heads
+    DeltaConfig(): (4, 4, 256, None, 0),
+    GatedDeltaConfig(): (4, 8, 256, 0.01, 256),
+    KimiDeltaConfig(): (4, 4, 256, 1.0, 1024),
+    GLAConfig(): (2, 4, 256, None, 0),
+    RetentionConfig(): (4, 8, 256, None, 0),
+    Mamba2Config(): (128, 8, 1, 1.0, 256),
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("config", list(STARTS), ids=lambda config: config.name)
+def test_widths_and_starts_are_the_published_ones(config):
     torch.manual_seed(0)
-    layer = Mamba2Config().build(256, 64)
-    rate, step = layer.A_log.exp(), torch.nn.functional.softplus(layer.dt_bias)
-    assert 1 <= rate.min() < 3 < 14 < rate.max() <= 16
-    assert 1e-3 * 0.99 <= step.min() < 3e-3 < 5e-2 < step.max() <= 0.101
-    assert layer.convolution.weight.abs().max() <= 0.5 < 0.51 < 2 * layer.convolution.weight.abs().mean() + 0.1
+    layer, (d, m, keys, least, biases) = config.build(1024, 256), STARTS[config]
+    assert layer.widths == (keys, d, 256, m)
+    if least is not None:
+        rate, step = layer.A_log.exp(), torch.nn.functional.softplus(layer.dt_bias)
+        assert (rate.numel(), step.numel()) == (256, biases)
+        assert least <= rate.min() < least + 0.4 < 15.6 < rate.max() <= 16
+        assert abs(rate.mean() - (least + 16) / 2) < 0.8
+        assert 0.99e-3 <= step.min() < 1.1e-3 < 0.09 < step.max() <= 0.101
+        assert abs(step.log().mean() + math.log(100)) < 0.25
+    if layer.convolved:
+        w = layer.convolution.weight
+        assert 0.499 < w.abs().max() <= 0.5
+        assert abs(w.std() - 12**-0.5) < 0.01
+    if isinstance(config, Mamba2Config):
+        assert bool((layer.skip == 1).all())
+        assert 0.49 < layer.convolution.bias.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_retention_starts_as_published_alone_and_in_a_model(whole):
+    """Each projection by itself is Xavier-uniform with a gain of 2^−2.5: RetNet has a matrix for each."""
+    layer, shrunk = RetentionConfig().build(48, 4), 1.0
+    if whole:
+        model = mnemos.Transformer(vocab_size=9, dim=48, layers=2, num_heads=4, attention=RetentionConfig())
+        layer, shrunk = model.blocks[1].attention, 0.5
+    for part in layer.input.weight.split([48, 48, 96, 96]):
+        bound = 2**-2.5 * (6 / (48 + len(part))) ** 0.5
+        assert 0.98 * bound < part.abs().max() <= bound
+        assert abs(part.std() / bound - 3**-0.5) < 0.02
+    bound = shrunk * (6 / (48 + 96)) ** 0.5
+    assert 0.98 * bound < layer.output.weight.abs().max() <= bound * (1 + 1e-6)

@@ -10,9 +10,20 @@ from torch.nn import functional as F
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 
-from .recurrent import GatedNorm, Nothing, RecurrentAttention, RecurrentConfig, RecurrentSums, Widths, widened
+from .recurrent import (
+    GatedNorm,
+    Nothing,
+    RecurrentAttention,
+    RecurrentConfig,
+    RecurrentSums,
+    Widths,
+    either,
+    head_width,
+    widened,
+)
 
 RANK, TEMPERATURE = 16, 16  # of GLA's decays
+GAIN, EPS = 2**-2.5, 1e-6  # of RetNet's projections at the start, and of its norm
 
 
 @register
@@ -31,8 +42,8 @@ class GLAConfig(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "GatedLinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        d = dim // num_heads
-        widths = Widths(num_heads, self.key_width or max(1, d // 2), num_heads, self.value_width or d)
+        d = head_width(dim, num_heads)
+        widths = Widths(num_heads, either(self.key_width, max(1, d // 2)), num_heads, either(self.value_width, d))
         return GatedLinearAttention(dim, num_heads, widths)
 
 
@@ -52,8 +63,8 @@ class RetentionConfig(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "Retention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        d = dim // num_heads
-        widths = Widths(num_heads, self.key_width or d, num_heads, self.value_width or 2 * d)
+        d = head_width(dim, num_heads)
+        widths = Widths(num_heads, either(self.key_width, d), num_heads, either(self.value_width, 2 * d))
         return Retention(dim, num_heads, widths)
 
 
@@ -94,11 +105,16 @@ class Retention(RecurrentAttention):
         q, k = rotate(W x)     v = W_v x     S ← (1 − 2^{−5−h}) S + k vᵀ     o = D^-½ Sᵀq
         y = W_o (norm(o) ⊙ SiLU(W_g x))
 
-    for the heads h = 0, 1, … (Sun et al. 2023, arXiv 2307.08621, eq. 6 to 8): the rotation is xPos without its scaling.
-    The norm is an RMS norm of each head without a scale, as in the authors' code, where the paper says GroupNorm.
+    for the heads h = 0, 1, … (Sun et al. 2023, arXiv 2307.08621, eq. 6 to 8). As in the authors' code, the rotation is
+    xPos without its scaling, by the angles 10000^{−2i/(D−2)} for the pairs i = 0 … D/2 − 1, and the norm an RMS norm of
+    each head without a scale (the paper: GroupNorm), whose eps is 1e-6. Their code also divides each o by a number of
+    its own that is at least 1, which only this eps notices.
     x [B, T, dim]; mask [B, T] bool, True = valid; y [B, T, dim]. An invalid token has no position: those after it count
     on. The state is a `RecurrentSums`: sums [B, H, D, M] in float32, and the number of valid tokens. A call costs
     O(T·(dim·(D + M)·H + H·D·M)) time whatever the length so far, and O(T·dim) memory for the backward pass.
+
+    At the start W_o and each of the four projections of x are Xavier-uniform, the latter with a gain of 2^−2.5; a model
+    with RMS norms then divides W_o as that of any attention.
     Raises InputError if `num_heads` does not divide `dim`, or for an odd D.
     """
 
@@ -106,11 +122,22 @@ class Retention(RecurrentAttention):
 
     def __init__(self, dim: int, num_heads: int, widths: Widths) -> None:
         super().__init__(dim, num_heads, widths)
-        self.rotary = rotary_of(True, widths.key_width) or Rotary()
+        d = widths.key_width
+        self.rotary = Rotary(10000.0 ** (d / max(1, d - 2)))  # base^(−2i/d) is then 10000^(−2i/(d−2))
+        rotary_of(self.rotary, d)  # refuses an odd width
         self.parts = [2 * widths.keys, widths.values, widths.values]
         self.input = nn.Linear(dim, sum(self.parts), bias=False)
-        self.norm = GatedNorm(widths.value_width, "silu", learned=False)
+        self.norm = GatedNorm(widths.value_width, "silu", learned=False, eps=EPS)
         self.output = nn.Linear(widths.values, dim, bias=False)
+        self.draw_weights()
+
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Draw the weights of the start."""
+        w = self.widths
+        for part in self.input.weight.split([w.keys, w.keys, w.values, w.values]):
+            nn.init.xavier_uniform_(part, GAIN)
+        nn.init.xavier_uniform_(self.output.weight)
 
     def compute(self, x: Tensor, state: RecurrentSums | Nothing, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         """y and the new state."""

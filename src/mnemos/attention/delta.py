@@ -18,6 +18,8 @@ from .recurrent import (
     Widths,
     drawn_biases,
     drawn_rates,
+    either,
+    head_width,
     steps,
     unit,
     widened,
@@ -42,8 +44,8 @@ class DeltaConfig(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        d = dim // num_heads
-        widths = Widths(num_heads, self.key_width or d, num_heads, self.value_width or d)
+        d = head_width(dim, num_heads)
+        widths = Widths(num_heads, either(self.key_width, d), num_heads, either(self.value_width, d))
         return DeltaAttention(dim, num_heads, widths, "none", self.doubled_beta)
 
 
@@ -68,9 +70,9 @@ class GatedDeltaConfig(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        d = dim // num_heads
-        key_heads = num_heads if self.key_heads is None else self.key_heads
-        widths = Widths(key_heads, self.key_width or d, num_heads, self.value_width or 2 * d)
+        d = head_width(dim, num_heads)
+        key_heads = either(self.key_heads, num_heads)
+        widths = Widths(key_heads, either(self.key_width, d), num_heads, either(self.value_width, 2 * d))
         return DeltaAttention(dim, num_heads, widths, "head", self.doubled_beta)
 
 
@@ -92,8 +94,8 @@ class KimiDeltaConfig(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        d = dim // num_heads
-        widths = Widths(num_heads, self.key_width or d, num_heads, self.value_width or d)
+        d = head_width(dim, num_heads)
+        widths = Widths(num_heads, either(self.key_width, d), num_heads, either(self.value_width, d))
         return DeltaAttention(dim, num_heads, widths, "channel", self.doubled_beta)
 
 
@@ -112,7 +114,8 @@ class DeltaAttention(RecurrentAttention):
                    W_g₁ of rank M. Kimi Linear (2025, arXiv 2510.26692)
 
     x [B, T, dim]; mask [B, T] bool, True = valid; y [B, T, dim]. The convolution is causal, over 4 tokens of a channel.
-    The norm is an RMS norm of each head with one scale of M channels. The state is a `RecurrentSums`: sums [B, H, D, M]
+    The norm is an RMS norm of each head with one scale of M channels; its eps is 1e-5 (Qwen3-Next has 1e-6: set
+    `layer.norm.eps` for its weights). The state is a `RecurrentSums`: sums [B, H, D, M]
     in float32, and the last three inputs of the convolution, [B, 3, 2·key_heads·D + H·M]. A call costs
     O(T·(dim·(D + M)·H + H·D·M)) time whatever the length so far, and O(T·dim) memory for the backward pass.
 

@@ -19,6 +19,8 @@ from .recurrent import (
     Widths,
     drawn_biases,
     drawn_rates,
+    either,
+    head_width,
     steps,
     widened,
 )
@@ -42,7 +44,7 @@ class Mamba2Config(RecurrentConfig):
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "Mamba2Attention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        value_width = self.value_width or 2 * (dim // num_heads)
+        value_width = either(self.value_width, 2 * head_width(dim, num_heads))
         return Mamba2Attention(dim, num_heads, Widths(self.key_heads, self.key_width, num_heads, value_width))
 
 
@@ -88,4 +90,4 @@ class Mamba2Attention(RecurrentAttention):
         y, sums = self.recur(q, k, v * step[..., None], None, decay, state.sums, mask, 1.0)
         y = (y + v * self.skip[:, None]).flatten(2) * F.silu(gate)
         y = self.norm(y.unflatten(-1, (w.key_heads, -1))).flatten(2) * self.norm_weight
-        return self.output(y), RecurrentSums(sums, window)
+        return self.output(y.to(gate.dtype)), RecurrentSums(sums, window)

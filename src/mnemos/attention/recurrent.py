@@ -10,12 +10,13 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
+from mnemos.ops.checks import check_mask
 from mnemos.ops.convolution import short_convolution
 from mnemos.ops.delta import decayed_attention, delta_rule
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 WIDTH = 4  # tokens that a short convolution reads
-EPS = 1e-5  # of the norms, as in the authors' code
+EPS = 1e-5  # of the norms, but that of retention, as in the authors' code
 
 
 @exportable
@@ -93,10 +94,15 @@ class ShortConvolution(nn.Module):
 
 
 class GatedNorm(nn.RMSNorm):
-    """An RMS norm over the last axis, times an activation of a gate of the same shape, if there is one."""
+    """An RMS norm over the last axis, times an activation of a gate of the same shape, if there is one.
 
-    def __init__(self, width: int, gate: Literal["silu", "sigmoid"] | None, learned: bool = True) -> None:
-        super().__init__(width, EPS, learned)
+    `eps` may be set later, for the weights of a model that has another.
+    """
+
+    def __init__(
+        self, width: int, gate: Literal["silu", "sigmoid"] | None, learned: bool = True, eps: float = EPS
+    ) -> None:
+        super().__init__(width, eps, learned)
         self.gate = gate
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -182,6 +188,7 @@ class RecurrentAttention(nn.Module):
     ) -> tuple[Tensor, RecurrentSums]:
         """See the class."""
         check_input(x, self.dim)
+        check_mask(mask, x.shape[:2])
         if state is None:
             return self.compute(x, NOTHING, mask)
         self._check_state(state, x.shape[0])
@@ -218,6 +225,17 @@ class Nothing(NamedTuple):
 
 
 NOTHING = Nothing()
+
+
+def head_width(dim: int, num_heads: int) -> int:
+    """dim/num_heads. Raises InputError if it is not a whole number of at least 1."""
+    check_heads(dim, num_heads)
+    return dim // num_heads
+
+
+def either(size: int | None, default: int) -> int:
+    """The given size, or the default for None."""
+    return default if size is None else size
 
 
 def unit(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, State, StateKind, select
+from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, Starting, State, StateKind, select
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
@@ -194,7 +194,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def init_weights(model: nn.Module) -> None:
-    """Initialise a model: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D)."""
+    """Initialise a model: Xavier-uniform matrices, zero biases, embeddings N(0, 1/D); and what a layer draws itself."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -202,6 +202,9 @@ def init_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    for module in model.modules():
+        if isinstance(module, Starting):
+            module.draw_weights()
 
 
 def shrink_residuals(blocks: Iterable[nn.Module]) -> None:
