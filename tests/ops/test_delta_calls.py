@@ -125,6 +125,27 @@ def test_transforms_have_the_derivatives_of_the_equations(t, kind, backend):
         torch.testing.assert_close(x[0], y, rtol=1e-4, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("backend", [*HERE, "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_calls_pass_the_state_on(kind, backend):
+    given = inputs(kind, 0, torch.float32)
+    y, end = run(given, backend=backend)
+    assert y.shape == given["v"].shape
+    assert torch.equal(end, given["state"])
+    assert end.data_ptr() != given["state"].data_ptr()
+    if backend != "reference":
+        *rest, state = torch.autograd.grad(y.sum() + end.sum(), list(given.values()))  # a path to every input
+        assert all(x.shape == i.shape for x, i in zip(rest, given.values(), strict=False))
+        assert torch.equal(state, torch.ones_like(state))
+    for t in (1, 70):
+        given = inputs(kind, t, torch.float32, rows=0)
+        y, end = run(given, backend=backend)
+        assert y.shape == given["v"].shape
+        assert end.shape == given["state"].shape
+        if backend != "reference":
+            torch.autograd.grad(y.sum() + end.sum(), list(given.values()))
+
+
 @pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("backend", HERE)
@@ -148,8 +169,14 @@ def test_the_backends_are_named():
 def test_a_wrong_call_says_what_was_expected():
     given = {name: x.detach() for name, x in inputs("gated delta", 4, torch.float32).items()}
     wrong = {
-        r"H a multiple of 2": {"v": given["v"][:, :, :3]},
-        r"k \(2, 4, 2, 5\)": {"k": given["k"][:, :3]},
+        "H a multiple of Hk": {"v": given["v"][:, :, :3]},
+        r"found q \(2, 4, 2, 5\), k \(2, 3, 2, 5\).* use transpose": {"k": given["k"][:, :3]},
+        "D at least 1": {"q": given["q"][..., :0], "k": given["k"][..., :0]},
+        "expected tensors, found q ndarray": {"q": given["q"].numpy()},
+        "decay float": {"decay": -0.1},
+        "as scale, found 'x'": {"scale": "x"},
+        "use decayed_attention": {"beta": None},
+        "found nan": {"decay": given["decay"].log()},
         r"floating q, k \[B, T, Hk, D\]": {"q": given["q"].long()},
         r"beta \(2, 4, 4\)": {"beta": given["beta"][..., :2]},
         r"decay \(2, 4, 4\) or \(2, 4, 4, 5\)": {"decay": given["decay"][..., None]},
@@ -162,6 +189,8 @@ def test_a_wrong_call_says_what_was_expected():
     for message, change in wrong.items():
         with pytest.raises(InputError, match=message):
             delta_rule(**{**given, **change})
+    mask = torch.zeros(B, 4, dtype=torch.bool)
+    delta_rule(**{**given, "decay": given["decay"].exp()}, mask=mask)  # what is invalid has no decay
     del given["beta"]
     with pytest.raises(InputError, match=r"use factor\.log"):
         decayed_attention(**{**given, "decay": torch.full((B, 4, H, D), 0.5)})

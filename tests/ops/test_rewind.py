@@ -103,7 +103,14 @@ def test_only_states_of_operators_and_numbers_of_their_tokens_are_taken():
     assert calls.knows(end, 5)
     assert not calls.knows(end, 4)
     assert not outer.knows(end, 5)
-    for state, kept in ((end.clone(), (1, 1)), (later, (1, 1)), (end, (1,)), (end, (1, 6)), (end, (-1, 2))):
+    for state, kept in (
+        (end.clone(), (1, 1)),
+        (later, (1, 1)),
+        (end, (1,)),
+        (end, (1, 6)),
+        (end, (-1, 2)),
+        (end, (1.5, 2)),
+    ):
         with pytest.raises(InputError, match="rewind"):
             calls.rewind(state, kept)
 

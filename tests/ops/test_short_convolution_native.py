@@ -32,6 +32,26 @@ def test_equals_the_equation(activation, folded, shape, variant, poisoned):
     agrees(inputs(*shape, torch.float32), "native", 2e-6, activation=activation, **options)
 
 
+@pytest.mark.parametrize("w", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_number_that_is_not_finite_stays_in_its_window(bad, w, variant):
+    """Values and dx: the kernels are compiled for W = 4 and 8, and the taps before the window must not multiply it."""
+    given = inputs(30, 19, w, torch.float32)
+    del given["state"]
+    given["x"].data[1, 14, 2] = bad
+    y, _ = short_convolution(**given, backend="native")
+    above = torch.ones_like(y)
+    (clean,) = torch.autograd.grad(y, given["x"], above, retain_graph=True)
+    above[0, 12, 17] = bad
+    (dx,) = torch.autograd.grad(y, given["x"], above)
+    hit = torch.zeros(2, *y.shape, dtype=torch.bool)
+    hit[0, 1, 14 : 14 + w, 2] = True
+    hit[1, 0, 13 - w : 13, 17] = True
+    assert torch.equal(~y.isfinite(), hit[0])
+    assert torch.equal(~dx.isfinite(), hit[1])
+    assert torch.equal(dx[~hit[1]], clean[~hit[1]])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype, variant):
     agrees(inputs(70, 37, 4, dtype), "native", torch.finfo(dtype).eps, mask=marks(3, 70, 0.8), activation="silu")

@@ -44,9 +44,10 @@ ALWAYS void give(char* to, V x, i64 n) {
     std::memcpy(to, rest, n * size);
 }
 
-// Channels of a unit, [c0, c1), and weights [S + 1, ld] and bias for them; null: no bias.
+// Channels of a unit, [c0, c1), and weights [S + 1, ld] and bias for them; null: no bias. Of the S + 1 taps those from
+// `first` to `end` belong to the window: the others are not multiplied by 0, because 0·∞ is not 0.
 struct Taps {
-    i64 c0, c1, ld;
+    i64 c0, c1, ld, first, end;
     const float *weight, *bias;
 };
 
@@ -64,6 +65,7 @@ ALWAYS void along(const Taps& k, const char* const* window, F use) {
             for (i64 j = 0; j < N; j++) z[j] = bias;
 #pragma GCC unroll 8
             for (i64 i = 0; i <= S; i++) {
+                if (i < k.first || i >= k.end) continue;
                 V w = load<V>(k.weight + i * k.ld + c);
 #pragma GCC unroll 8
                 for (i64 j = 0; j < N; j++) z[j] += w * x[i + j];
@@ -262,7 +264,7 @@ struct Work {
 
     template <i64 S>
     void forward(i64 b, i64 first, i64 end) const {
-        Taps taps{0, c.C, ld, weight, c.bias ? bias : nullptr};
+        Taps taps{0, c.C, ld, S + 1 - c.width, S + 1, weight, c.bias ? bias : nullptr};
         for (i64 p = first, n; p < end; p += n) {
             const char* window[S + GROUP];
             char* y[GROUP];
@@ -325,7 +327,7 @@ struct Work {
                     window[i] = seen && q >= 0 && q < all ? (const char*)row(q) : nothing() - c0 * sizeof(float);
                 }
                 for (i64 i = 0; i < n; i++) dx[i] = gradient(b, p + i), more[i] = from_end(b, p + i);
-                Taps taps{c0, c1, ld, turned, nullptr};
+                Taps taps{c0, c1, ld, 0, c.width, turned, nullptr};
                 with(n, [&](auto count, auto type) ALWAYS_LAMBDA {
                     outputs<S, decltype(count)::value, FLOAT32, decltype(type)::value>(taps, window, dx, more, false);
                 });
@@ -335,7 +337,7 @@ struct Work {
     template <i64 S>
     void inner_at(i64 n, i64 c0, i64 c1, const char* const* window, const char* const* dy, float* const* dz,
                   float* total) const {
-        Taps taps{c0, c1, ld, weight, c.bias ? bias : nullptr};
+        Taps taps{c0, c1, ld, S + 1 - c.width, S + 1, weight, c.bias ? bias : nullptr};
         with(n, [&](auto count, auto type) ALWAYS_LAMBDA {
             inner<S, decltype(count)::value, decltype(type)::value>(taps, window, dy, dz, total ? total - c0 : nullptr,
                                                                     c.silu);

@@ -62,8 +62,10 @@ class Calls:
         Gradients flow as through the call.
         Cost: one call of each operator, of max(kept) tokens. Equal to a call of the kept tokens alone; bit for bit
         where the operator computes both numbers of tokens in the same order.
-        Raises InputError for tensors that no operator returned, and for a number below 0 or above T.
+        Raises InputError for tensors that no operator returned, and for a number that is not whole, below 0 or above T.
         """
+        if not all(isinstance(n, int) for n in kept):
+            raise InputError(f"rewind: expected whole numbers of tokens to keep, found {kept}; use int or .tolist()")
         parts, structure = pytree.tree_flatten(state)
         ends = [x for x in parts if x is not None]
         lacking = [x for x in ends if id(x) not in self._of]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, transformed
+from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
-from mnemos.ops.linear.feature_maps import nearest
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
@@ -89,7 +89,7 @@ def _again(
 
 def backends() -> list[str]:
     """The backends that can run on this machine, best first, without the slow "reference", which always can."""
-    return [name for name, module in BACKENDS.items() if module.runs_here() and module is not reference]
+    return choice.runnable(BACKENDS)
 
 
 def which(x: Tensor, weight: Tensor, backend: str = "auto") -> str:
@@ -101,20 +101,7 @@ def which(x: Tensor, weight: Tensor, backend: str = "auto") -> str:
 
 
 def choose(x: Tensor, weight: Tensor, backend: str) -> str:
-    if backend == "auto":
-        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(x, weight))
-    if backend not in BACKENDS:
-        raise InputError(
-            f"short_convolution: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
-        )
-    module = BACKENDS[backend]
-    if not module.runs_here():
-        why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
-        raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
-    if not module.takes(x, weight):
-        found = f"{x.dtype} on {x.device.type} with W = {weight.shape[1]}"
-        raise InputError(f"backend {backend!r} does not take {found}; use 'auto'")
-    return backend
+    return choice.choose("short_convolution", BACKENDS, backend, (x, weight))
 
 
 def _check(

@@ -29,7 +29,10 @@ def convolve(
     resets: Tensor | None,
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, C], weight [C, W], state [B, W − 1, C] -> y, state. O(B·T·C·W), and one copy of x is kept."""
+    """x [B, T, C], weight [C, W], state [B, W − 1, C] -> y, state. O(B·T·C·W).
+
+    Kept for the backward: a copy of x and, with an activation, z; with a mask about two more, with resets W copies.
+    """
     (b, t, c), w = x.shape, weight.shape[1]
     dtype = x.dtype
     wide = torch.float64 if torch.float64 in (dtype, weight.dtype) else torch.float32

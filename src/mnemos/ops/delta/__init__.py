@@ -23,8 +23,9 @@ from torch import Tensor
 
 from mnemos._compat import forward_differentiated, transformed
 from mnemos.modes import reads_without_waiting
+from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
-from mnemos.ops.linear.feature_maps import nearest, zero_invalid
+from mnemos.ops.linear.feature_maps import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
@@ -60,24 +61,28 @@ def delta_rule(
     q, k [B, T, Hk, D], v [B, T, H, M], T ≥ 0; y [B, T, H, M] in v's dtype. Hk divides H: value head h has the query and
     key head h // (H / Hk), as transformers repeats them.
     beta [B, T, H], in 0 … 1, in some models up to 2. decay [B, T, H] or [B, T, H, D]: the natural logarithm of the
-    factor, ≤ 0; −inf forgets all.
-    state [B, H, D, M] float32 (float64 for float64), never changed; gradients flow through it. None: zeros.
+    factor, ≤ 0; −inf forgets all that is finite. None: no decay.
+    state [B, H, D, M], never changed; gradients flow through it. None: zeros. It is returned in float32, or in float64
+    if q, k or v is float64; one that is given in another floating dtype is converted to that first.
     mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever its k, v, beta and decay are; its
     y is what its q reads from that state.
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
-    packed sequences.
+    packed sequences. It is a decay of −inf, so a state or token that is not finite reaches past it: 0·∞ is NaN.
     scale: None is D^-½. normalise_keys: k becomes k·rsqrt(Σk² + 1e-6); normalise q outside.
-    backend: "auto", one of `mnemos.ops.backends("delta_rule")`, or "reference".
+    backend: "auto", one of `mnemos.ops.backends("delta_rule")`, or "reference". float64 is computed by "chunked", in
+    PyTorch's operations, which is several times slower than the kernels for float32.
 
     Keys: the state is bounded where 0 ≤ β‖k‖² ≤ 2, which β ≤ 2 and keys of length 1 ensure. Beyond it every token
     multiplies what the key reads by 1 − β‖k‖², so the state may grow exponentially until it is infinite. This is
     not refused: the result is what the equations say, as accurate as a loop over the tokens.
 
     Cost and kept memory: README.md. Differentiable once, but for backend "reference", and under `torch.func` and
-    forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, a decay above 0 (checked
-    on a CPU) or a backend that do not fit.
+    forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, a valid token's decay
+    above 0 or NaN (checked on a CPU) or a backend that do not fit.
     """
-    _check(q, k, v, {"beta": beta, "decay": decay}, state, mask, resets)
+    if beta is None:
+        raise InputError("expected a tensor beta [B, T, H], found None; use decayed_attention, or torch.ones")
+    _check(q, k, v, {"beta": beta, "decay": decay}, state, mask, resets, scale)
     k = zero_invalid(k, mask)
     if normalise_keys:
         with full_precision(k.device.type):
@@ -90,7 +95,7 @@ def decayed_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    decay: Tensor,
+    decay: Tensor | None,
     state: Tensor | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
@@ -102,9 +107,9 @@ def decayed_attention(
         S_t = e^{g_t} S_{t−1} + k_t v_tᵀ     y_t = scale · S_tᵀ q_t
 
     RetNet (g constant per head), Mamba-2 (g = −e^A·softplus(dt), v·dt, scale 1), GLA (g per channel: decay
-    [B, T, H, D]). Arguments and results as in `delta_rule`.
+    [B, T, H, D]). decay None: no decay, the state is the sum. Arguments, results and errors as in `delta_rule`.
     """
-    _check(q, k, v, {"decay": decay}, state, mask, resets)
+    _check(q, k, v, {"decay": decay}, state, mask, resets, scale)
     k = zero_invalid(k, mask)
     return _recurrence(q, k, v, None, decay, state, mask, scale, resets, backend)
 
@@ -135,8 +140,11 @@ def _recurrence(
         per_token = (slice(None), slice(None), *[None] * (decay.dim() - 2))
         if mask is not None:
             decay = decay.masked_fill(~mask[per_token], 0)
+        _check_decay(decay)
         if resets is not None:
             decay = decay.masked_fill(resets[per_token], -torch.inf)
+    elif decay is not None:
+        _check_decay(decay)
     if beta is not None and mask is not None:
         beta = beta.masked_fill(~mask[..., None], 0)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -167,7 +175,7 @@ def _again(
 
 def backends() -> list[str]:
     """The backends that can run on this machine, best first, without the slow "reference", which always can."""
-    return [name for name, module in BACKENDS.items() if module.runs_here() and module is not reference]
+    return choice.runnable(BACKENDS)
 
 
 def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
@@ -179,19 +187,7 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> str:
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
-    if backend == "auto":
-        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
-    if backend not in BACKENDS:
-        raise InputError(
-            f"delta_rule: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
-        )
-    module = BACKENDS[backend]
-    if not module.runs_here():
-        why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
-        raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
-    if not module.takes(q, k, v):
-        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type}; use 'auto'")
-    return backend
+    return choice.choose("delta_rule", BACKENDS, backend, (q, k, v))
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
@@ -209,16 +205,25 @@ def _check(
     state: Tensor | None,
     mask: Tensor | None,
     resets: Tensor | None,
+    scale: float | None,
 ) -> None:
+    given = [q, k, v, *[x for x in (*gates.values(), state, mask, resets) if x is not None]]
+    if not all([isinstance(x, Tensor) for x in given]):  # lists: faster
+        named = {"q": q, "k": k, "v": v, **gates, "state": state, "mask": mask, "resets": resets}
+        found = ", ".join(f"{name} {type(x).__name__}" for name, x in named.items() if x is not None or name in "qkv")
+        raise InputError(f"expected tensors, found {found}; use torch.as_tensor, a decay in full: [B, T, H]")
+    if scale is not None and not isinstance(scale, int | float):
+        raise InputError(f"expected a number or None as scale, found {scale!r}; None is D^-½")
     floating = q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
     if not (floating and q.dim() == k.dim() == v.dim() == 4):
         found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise InputError(f"expected floating q, k [B, T, Hk, D] and v [B, T, H, M], found {found}")
     (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
-    if k.shape != q.shape or v.shape[:2] != (b, t) or not shared or h % shared:
+    if k.shape != q.shape or v.shape[:2] != (b, t) or not shared or h % shared or not d:
+        found = f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
         raise InputError(
-            f"expected k {tuple(q.shape)} and v {(b, t)} + (H, M) with H a multiple of {shared} for q "
-            f"{tuple(q.shape)}, found {tuple(k.shape)} and {tuple(v.shape)}"
+            f"expected q, k [B, T, Hk, D] and v [B, T, H, M], H a multiple of Hk and D at least 1, found {found}; "
+            "of [B, H, T, D] use transpose(1, 2)"
         )
     for name, x in gates.items():
         if x is None or (x.shape == (b, t, h) and x.is_floating_point()):
@@ -226,21 +231,25 @@ def _check(
         shapes = [(b, t, h), (b, t, h, d)][: 2 if name == "decay" else 1]
         if x.shape not in shapes or not x.is_floating_point():
             wanted = " or ".join(map(str, shapes))
-            raise InputError(f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {tuple(x.shape)}")
+            raise InputError(
+                f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {tuple(x.shape)}; q, k, v are "
+                "[B, T, heads, width]: of [B, heads, T, width] use transpose(1, 2)"
+            )
     if state is not None and (state.shape != (b, h, d, m) or not state.is_floating_point()):
         raise InputError(f"expected a floating state {(b, h, d, m)}, found {state.dtype} {tuple(state.shape)}")
     check_mask(mask, (b, t))
     if resets is not None and (resets.shape != (b, t) or resets.dtype != torch.bool):
         raise InputError(f"expected resets of booleans {(b, t)}, found {resets.dtype} {tuple(resets.shape)}")
-    given = [x for x in (q, k, v, *gates.values(), state, mask, resets) if x is not None]
     place = v.device
-    if any([x.device != place for x in given]):  # a list: faster
+    if any([x.device != place for x in given]):
         where = ", ".join(str(x.device) for x in given)
         raise InputError(f"expected all tensors on one device, found {where}; move them with .to(device)")
-    decay = gates["decay"]
-    if decay is not None and decay.numel() and reads_without_waiting(decay) and not transformed():
-        largest = decay.max().item()
-        if largest > 0:
-            raise InputError(
-                f"expected a decay of at most 0, the logarithm of a factor, found {largest:.3g}; use factor.log()"
-            )
+
+
+def _check_decay(decay: Tensor) -> None:
+    """Refuse a decay above 0 or NaN, where it can be read without waiting for it."""
+    if decay.numel() and reads_without_waiting(decay) and not transformed():
+        largest = decay.max().item()  # NaN if any is
+        if not largest <= 0:
+            advice = "use factor.log()" if largest > 0 else "see what it is computed from"
+            raise InputError(f"expected a decay of at most 0, the logarithm of a factor, found {largest:.3g}; {advice}")

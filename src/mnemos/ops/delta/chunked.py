@@ -61,12 +61,10 @@ def recurrence(
     if s is None:
         wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
         s = v.new_zeros(b, h, d, m, dtype=wide)
-    if t == 0:
-        return v.clone(), s
     if t == 1:
         return _token(q, k, v, beta, decay, s, scale)
     if torch.compiler.is_compiling() or transformed() or forward_differentiated():
-        return _slab((q, k, v, beta, decay), s, scale)
+        return _slab((q, k, v, beta, decay), s, scale) if t else (v.clone(), s.clone())
     y, end = _Recomputed.apply(q, k, v, beta, decay, s, scale)
     return y, end
 
@@ -76,14 +74,14 @@ def _token(
 ) -> tuple[Tensor, Tensor]:
     """One token, in few operations, because their number determines the time of decoding."""
     b, h, d, m = s.shape
-    shared = k.shape[2]
-    state = s.unflatten(1, (shared, -1))  # [B, Hk, H / Hk, D, M]
+    shared, each = k.shape[2], h // k.shape[2]
+    state = s.unflatten(1, (shared, each))  # [B, Hk, H / Hk, D, M]
     key, query = k.to(s.dtype).view(b, shared, 1, d, 1), q.to(s.dtype).view(b, shared, 1, 1, d)
-    value = v.to(s.dtype).view(b, shared, -1, 1, m)
+    value = v.to(s.dtype).view(b, shared, each, 1, m)
     if decay is not None:
-        state = decay.exp().reshape(b, shared, h // shared, -1, 1) * state
+        state = decay.exp().reshape(b, shared, each, d if decay.dim() == 4 else 1, 1) * state
     if beta is not None:
-        value = beta.reshape(b, shared, -1, 1, 1) * (value - key.mT @ state)
+        value = beta.reshape(b, shared, each, 1, 1) * (value - key.mT @ state)
     state = state + key * value
     return (scale * (query @ state)).reshape(b, 1, h, m).to(v.dtype), state.flatten(1, 2)
 
@@ -110,7 +108,7 @@ class _Recomputed(torch.autograd.Function):
             y[:, a : a + length], s = _slab(_part(given, a, length), s, scale)
         ctx.save_for_backward(*given, *starts)
         ctx.scale = scale
-        return y, s
+        return y, s if starts else s.clone()
 
     @staticmethod
     @differentiable_once("delta_rule")
@@ -186,7 +184,7 @@ def _slab(given: Inputs, s: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         state = torch.baddbmm(state if factors is None else factors[i] * state, additions[i], values)
     y = masked_product(flat(reading).flatten(0, 1), torch.stack(written, 1).flatten(0, 1))
     y = torch.baddbmm(y, flat(queries).flatten(0, 1), torch.stack(states, 1).flatten(0, 1))
-    y = y.reshape(b, h, n * c, -1)[:, :, :t].transpose(1, 2)
+    y = y.reshape(b, h, n * c, v.shape[3])[:, :, :t].transpose(1, 2)
     return y.to(v.dtype), state.unflatten(0, (b, h))
 
 

@@ -48,7 +48,7 @@ def reference_delta_rule(
                 if normalise_keys:
                     key = key / torch.sqrt((key * key).sum(-1, keepdim=True) + 1e-6)
                 if decays is not None:
-                    s = decays[i].exp().reshape(h, -1, 1) * s
+                    s = decays[i].exp().reshape(h, d if decays[i].dim() == 2 else 1, 1) * s
                 if betas is not None:
                     value = betas[i][:, None] * (value - torch.einsum("hdm,hd->hm", s, key))
                 s = s + torch.einsum("hd,hm->hdm", key, value)
@@ -56,7 +56,7 @@ def reference_delta_rule(
             rows.append(scale * torch.einsum("hdm,hd->hm", s, query))
         ends.append(s)
     y = torch.stack(rows) if rows else v.double()
-    return y.reshape(b, t, h, m), torch.stack(ends).reshape(b, h, d, m)
+    return y.reshape(b, t, h, m), (torch.stack(ends) if ends else v.double()).reshape(b, h, d, m)
 
 
 def runs_here() -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.modes import reads_without_waiting
+from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
@@ -32,7 +33,7 @@ from mnemos.types import InputError
 
 from . import chunked, native, oracle, triton
 from .compensated import CompensatedState, carry
-from .feature_maps import FeatureMap, Pointwise, find, nearest, zero_invalid
+from .feature_maps import FeatureMap, Pointwise, find, zero_invalid
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
 
@@ -240,7 +241,7 @@ def _everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: floa
 
 def backends() -> list[str]:
     """The backends that can run on this machine, best first, without the slow "reference", which always can."""
-    return [name for name, module in BACKENDS.items() if module.runs_here() and module is not oracle]
+    return choice.runnable(BACKENDS)
 
 
 def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: str | FeatureMap = "elu") -> str:
@@ -257,20 +258,7 @@ def which(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto", feature_map: s
 
 def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
     """`which` for tensors after φ, unless φ is a `Pointwise` map, which backends apply."""
-    if backend == "auto":
-        return next(name for name, module in BACKENDS.items() if module.runs_here() and module.takes(q, k, v))
-    if backend not in BACKENDS:
-        raise InputError(
-            f"linear_attention: expected a known backend, found {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
-        )
-    module = BACKENDS[backend]
-    if not module.runs_here():
-        why = module.why_not() if hasattr(module, "why_not") else f"use 'auto' or one of {', '.join(backends())}"
-        raise InputError(f"backend {backend!r} cannot run on this machine; {why}")
-    if not module.takes(q, k, v):
-        widths = f"D = {q.shape[-1]} and M = {v.shape[-1]}"
-        raise InputError(f"backend {backend!r} does not take {v.dtype} on {v.device.type} with {widths}; use 'auto'")
-    return backend
+    return choice.choose("linear_attention", BACKENDS, backend, (q, k, v))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, eps: float) -> None:

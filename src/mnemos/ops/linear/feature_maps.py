@@ -4,14 +4,14 @@ A `Pointwise` map keeps the width, and its derivative is a function of its value
 chunk, and keeps only q and k for the backward. Any other map is a function [.., D] -> [.., D'].
 """
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.choice import nearest
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -111,9 +111,3 @@ def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
     φ(0) may differ from 0.
     """
     return x if mask is None else x.masked_fill(~mask[..., None, None], 0)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
