@@ -55,6 +55,16 @@ def test_a_recipe_is_shown_without_the_parser_of_fields(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["name"] == "short-listops"
 
 
+def test_sections_are_listed_and_attentions_shown(capsys):
+    assert main(["list", "attentions"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "attentions"
+    assert [line.split()[0] for line in lines[1:]] == registry.names("attention")
+    assert main(["show", "gated-delta"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["is"], shown["key_width"]) == ("gated-delta", None)
+
+
 def refused(capsys, *arguments: str) -> str:
     assert main(list(arguments)) == 2
     said = capsys.readouterr().err
@@ -169,6 +179,7 @@ def test_list_shows_a_task(capsys):
     found = listed(capsys, "photos")
     assert found.index("photos-vit") < found.index("imagenet-vit-s")
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
+    assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
     assert "--task: expected the name of a task" in refused(capsys, "list", "--task", "text-cached")
     assert "none of digits" in refused(capsys, "list", "demo", "--task", "digits")
 

@@ -34,6 +34,12 @@ def test_drafts_from_the_prompt_give_the_same_tokens(name):
     assert "_is_stateful" not in vars(model)
 
 
+@pytest.mark.skipif("Mamba2" in NAMES, reason="its cache has the common name")
+def test_a_model_that_takes_no_such_cache_is_refused():
+    with pytest.raises(InputError, match=r"found Mamba2ForCausalLM.*mnemos\.speculate"):
+        CroppableCache(build("Mamba2"))
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", ["Qwen3Next", "Bamba"])
 @torch.no_grad()

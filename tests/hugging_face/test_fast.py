@@ -195,6 +195,23 @@ def test_what_is_left_is_said():
         mnemos.fast(3)
 
 
+def test_where_nothing_was_changed_the_report_says_why():
+    model = build("Mamba2")
+    first = mnemos.fast(model)
+    again = mnemos.fast(model)
+    assert repr(again) == str(again)
+    assert str(again).startswith("nothing was changed: Mamba2ForCausalLM is fast already; the report of the first call")
+    first.undo()
+    ours = mnemos.Transformer(vocab_size=50, dim=16, num_heads=2, layers=1)
+    said = [(build("Llama"), "no recurrent layer"), (ours, "a model of mnemos"), (torch.nn.Linear(2, 2), "no model of")]
+    for other, reason in said:
+        report = str(mnemos.fast(other))
+        assert report.startswith("nothing was changed: ")
+        assert reason in report
+    with pytest.raises(InputError, match=r"functional: .*; mnemos\.fast\(model\) serves"):
+        mnemos.functional(build("KimiLinear"))
+
+
 @pytest.mark.parametrize("name", ["Qwen3Next", "Mamba2"])
 def test_packed_sequences_are_kept_apart(name):
     model, x = build(name), tokens(1, 14)

@@ -1,6 +1,7 @@
 """A cache of Transformers for its own recurrent models, from which assisted decoding can take rejected drafts back."""
 
 import functools
+import inspect
 from contextlib import ExitStack
 from typing import Any
 
@@ -33,10 +34,19 @@ class CroppableCache(DynamicCache):
     class declares itself stateful, which `generate` would refuse. As in Transformers, the batch is one row.
     Cost: the inputs of one call's operators are kept, until `crop`.
 
-    Raises InputError from `crop` for layers that run otherwise, and for going back further.
+    Raises InputError for a model whose forward takes no such cache (the model Mamba-2 in 5.23), and from `crop` for
+    layers that run otherwise, and for going back further.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        adapted: Any = model
+        base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+        if libraries.cache_name() not in inspect.signature(base.forward).parameters:
+            raise InputError(
+                f"CroppableCache: expected a model whose forward takes {libraries.cache_name()}, found "
+                f"{type(base).__name__}, to which generate cannot give this cache in this version of transformers; use "
+                "mnemos.speculate with mnemos.functional(model)"
+            )
         config: Any = model.config
         super().__init__(config=config)
         self._model = model

@@ -46,8 +46,10 @@ class FastReport:
     gradients are wanted.
     """
 
-    def __init__(self, layers: dict[str, nn.Module], changed: list[FastLayer], left: list[LeftLayer]) -> None:
-        self._layers = layers
+    def __init__(
+        self, model: nn.Module, layers: dict[str, nn.Module], changed: list[FastLayer], left: list[LeftLayer]
+    ) -> None:
+        self._layers, self._unchanged = layers, "" if layers else _why_unchanged(model)
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
 
@@ -73,9 +75,13 @@ class FastReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"]
+        if self._unchanged:
+            lines = [f"nothing was changed: {self._unchanged}"]
         lines += [f"  {x.name} ({x.kind}): {', '.join(x.functions)}" for x in self.changed]
         lines += [f"  {x.name} ({x.kind}), left: {x.reason}" for x in self.left]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def fast(model: nn.Module) -> FastReport:
@@ -99,7 +105,7 @@ def fast(model: nn.Module) -> FastReport:
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences
     (`seq_idx`, `cu_seq_lens_q`) are kept apart, which Transformers refuses without further packages.
 
-    Raises InputError for what is no module. A model without such layers is left as it is.
+    Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
@@ -115,12 +121,33 @@ def fast(model: nn.Module) -> FastReport:
         if functions or _is_norm(layer):
             layers[name] = layer
             _set_forward(layer, functions)
-    return FastReport(layers, changed, left)
+    return FastReport(model, layers, changed, left)
+
+
+def _why_unchanged(model: nn.Module) -> str:
+    """Why `fast` finds nothing to change in this model, and what to do."""
+    name, layers = type(model).__name__, list(model.modules())
+    if any(map(is_fast, layers)):
+        return f"{name} is fast already; the report of the first call has undo()"
+    packages = {type(layer).__module__.partition(".")[0] for layer in layers}
+    if "transformers" in packages:
+        return (
+            f"{name} has no recurrent layer or short convolution that the kernels of mnemos.fast compute "
+            "(docs/hugging-face.md has the list); use it as it is, or mnemos.functional(model) for explicit states"
+        )
+    if "mnemos" in packages:
+        return f"{name} is a model of mnemos, whose layers call its kernels themselves; use it as it is"
+    return f"{name} is no model of Hugging Face Transformers; pass one that from_pretrained returned"
 
 
 def is_fast(layer: nn.Module) -> bool:
     """Whether `fast` gave this layer its forward."""
     return hasattr(vars(layer).get("forward"), _MARK)
+
+
+def is_served(kind: type[nn.Module]) -> bool:
+    """Whether the forward of this class calls a function that `fast` replaces."""
+    return bool(_replaceable(kind)[0])
 
 
 def renew(model: nn.Module) -> None:

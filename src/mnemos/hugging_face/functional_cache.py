@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos import libraries
 from mnemos.memory.grc import GRC
@@ -97,6 +97,14 @@ def _widen(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
 
 
+def _other_way(model: nn.Module) -> str:
+    """What to do with a model that is refused."""
+    from .fast_model import is_served  # imports this module
+
+    served = any(map(is_served, {type(layer) for layer in model.modules()}))
+    return "mnemos.fast(model) serves its recurrent layers, in calls as before" if served else "use another model"
+
+
 class CacheLayout:
     """What a model's configuration says of its cache: per layer, its kind, whether it attends, and its window.
 
@@ -105,6 +113,7 @@ class CacheLayout:
 
     def __init__(self, model: Any) -> None:
         config, self.architecture = model.config, type(model).__name__
+        self.advice = _other_way(model)
         kinds = (
             DynamicLayer,
             DynamicSlidingWindowLayer,
@@ -119,7 +128,7 @@ class CacheLayout:
             if type(layer) not in kinds or name == "chunked_attention":
                 raise InputError(
                     "functional: expected layers of full or sliding attention or linear recurrences, found "
-                    f"{self.named(i)}; use another model"
+                    f"{self.named(i)}; {self.advice}"
                 )
         self.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
         self.sliding, self.linear, self.dummy = cache.is_sliding, cache.is_linear, cache.is_dummy
@@ -296,7 +305,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx
         raise InputError(
             "functional: expected recurrent layers whose step is known (docs/hugging-face.md has the list), found "
-            f"{self.layout.named(layer)}; use another model"
+            f"{self.layout.named(layer)}; {self.layout.advice}"
         )
 
     get_conv_state = get_recurrent_state = update_conv_state = update_recurrent_state = _unknown

@@ -1,6 +1,6 @@
 """`mnemos list`: the registered names, each with its line of description; recipes as families, by their tasks.
 
-`mnemos show`: a recipe with all its settings.
+`mnemos show`: a recipe with all its settings, or the settings of an attention.
 """
 
 import contextlib
@@ -17,8 +17,11 @@ from .parsers import CommandParser, RecipeParser, chosen_recipe, only
 
 ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings."
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
+_SECTIONS = {"attentions": "attention", "models": "model", "tasks": "data", "data": "data", "recipes": "recipe"}
+_SECTIONS |= {"preprocessing": "preprocessing"}
 _MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos list TASK` the recipes of a task,
-`mnemos list RECIPE` one with its variants, `mnemos list --all` every recipe."""
+`mnemos list RECIPE` one with its variants, `mnemos list --all` every recipe,
+`mnemos list attentions` one of the sections above."""
 _SHOWN = 3  # recipes of each family of a task but the first, which is shown whole
 _START = "Start with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings."
 
@@ -72,8 +75,10 @@ def _family(place: str, about: str, tasks: Mapping[str, Mapping[str, str]]) -> F
 def list_names(arguments: list[str]) -> int:
     """Print the names of each kind, recipes under their tasks; plugins that cannot be loaded are named on stderr."""
     parser = CommandParser("list", ABOUT)
-    about = "a task or a family, whose recipes are listed, or a recipe, which is listed with its variants"
-    parser.add_argument("name", nargs="?", metavar="TASK|FAMILY|RECIPE", help=about)
+    about = (
+        "a task or a family, whose recipes are listed, a recipe, with its variants, or a section, such as attentions"
+    )
+    parser.add_argument("name", nargs="?", metavar="TASK|FAMILY|RECIPE|SECTION", help=about)
     parser.add_argument("--task", help="list the recipes of this task only")
     parser.add_argument("--all", action="store_true", help="list every recipe on a line of its own")
     options = parser.parse_args(arguments)
@@ -83,27 +88,37 @@ def list_names(arguments: list[str]) -> int:
     tasks = {task for family in every for task in family.tasks} | {*registry.names("data")}
     if options.task not in (None, *tasks):
         raise InputError(f"--task: expected the name of a task, found {options.task!r}; {_near(options.task, tasks)}")
-    if options.name or options.task:
+    section = None if options.task else _SECTIONS.get(options.name)
+    if section is None and (options.name or options.task):
         _show_recipes(options.name, options.task, every, tasks, options.all)
         return 0
-    for kind in registry.KINDS:
+    for kind in [section] if section else registry.KINDS:
         print(_TITLES.get(kind, f"{kind}s"))
         if kind == "recipe":
             _show_families(every, options.all)
         else:
             _lines({name: registry.about(kind, name) for name in registry.names(kind)}, "  ")
+    if section:
+        return 0
     print(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
     return 0
 
 
 def show(arguments: list[str]) -> int:
-    """Print a recipe with all its settings."""
-    parser = RecipeParser("show", "Print a recipe with all its settings, as JSON.", "RECIPE [--field value ...]")
+    """Print a recipe, or an attention, with all its settings."""
+    about = "Print a recipe with all its settings, as JSON, or the settings of an attention."
+    parser = RecipeParser("show", about, "RECIPE [--field value ...] | ATTENTION")
     _, names, fields = parser.split(arguments)
     name = only("show", names)
 
     from mnemos.config import to_dict
 
+    if name in registry.names("attention") and name not in registry.names("recipe") and not fields:
+        print(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
+        of = registry.places("attention")[name]
+        hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
+        print(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
+        return 0
     found = chosen_recipe("show", name, fields)
     print(json.dumps(to_dict(found), indent=2))
     if place := registry.places("recipe").get(name):
@@ -140,8 +155,12 @@ def _show_recipes(name: str | None, task: str | None, every: list[Family], tasks
         elif name in known:
             found = [family.only([one for one in known if f"{one}-".startswith(f"{name}-")]) for family in found]
         else:
-            hint = _near(name, {*known, *tasks, *(family.name for family in every)})
-            raise InputError(f"list: expected the name of a task, a family or a recipe, found {name!r}; {hint}")
+            hint = _near(name, {*known, *tasks, *(family.name for family in every), *_SECTIONS})
+            if section := next((word for word, kind in _SECTIONS.items() if name in registry.names(kind)), None):
+                hint = f"mnemos list {section} has it"
+            raise InputError(
+                f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}"
+            )
     found = [family for family in found if family.tasks]
     if not found:
         raise InputError(f"list: expected a task with recipes, found none of {task or name}; see mnemos list")
