@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .hosts.known_hosts import register_host as register_host
     from .hosts.remembering import remember as remember
     from .hugging_face import fast as fast
+    from .hugging_face import fla_on_cpu as fla_on_cpu
     from .hugging_face import functional as functional
     from .lab.run.fit import fit as fit
     from .lab.run.recipe import OptimConfig as OptimConfig
@@ -125,7 +126,7 @@ _MODULES = {
     "hosts.attach": "cache uncache",
     "hosts.known_hosts": "register_host",
     "hosts.remembering": "remember",
-    "hugging_face": "fast functional",
+    "hugging_face": "fast fla_on_cpu functional",
     "memory.associations": "AssociationsConfig",
     "memory.grc": "GRC",
     "memory.memory_tokens": "TokensConfig",
