@@ -288,10 +288,10 @@ def test_which_backend_runs():
     with pytest.raises(InputError, match=r"does not take torch\.float64"):
         linear_attention(q.double(), k.double(), v.double(), backend="triton")
     wide, head = torch.zeros(1, 9, 1, 300, device=DEVICE), torch.zeros(1, 9, 1, 32, device=DEVICE)
-    with pytest.raises(InputError, match="D = 300 and M = 4"):
+    with pytest.raises(InputError, match=r"shapes \(1, 9, 1, 300\)"):
         linear_attention(wide, wide, v, backend="triton")
     for ask in (linear_attention, functools.partial(which, "linear_attention")):
-        with pytest.raises(InputError, match="D = 528"):  # the map's width counts, not the head's
+        with pytest.raises(InputError, match=r", 528\)"):  # the map's width counts, not the head's
             ask(head, head, v, feature_map="polynomial", backend="triton")
 
 
