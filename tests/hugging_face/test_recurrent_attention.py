@@ -13,6 +13,13 @@ hf = transformers()
 DIM = 24
 
 
+def draw(layer):
+    """Give each parameter random numbers: the constructors of transformers leave some of them uninitialised."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(0.4 * torch.randn_like(parameter))
+
+
 def modelling(name):
     return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
@@ -92,9 +99,7 @@ def test_a_layer_equals_that_of_transformers_with_its_weights(model):
     """Outputs, and gradients of the inputs and of every weight."""
     torch.manual_seed(0)
     _, theirs, layer, copied = model()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.copy_(0.4 * torch.randn_like(parameter))
+    draw(theirs)
     layer.load_state_dict(copied())
     x, probe = torch.randn(2, 21, DIM, requires_grad=True), torch.randn(2, 21, DIM)
     wanted = theirs(x)
@@ -116,6 +121,7 @@ def test_a_layer_equals_that_of_transformers_with_its_weights(model):
 def test_a_prefill_and_single_tokens_equal_those_of_transformers(model):
     torch.manual_seed(0)
     config, theirs, layer, copied = model()
+    draw(theirs)
     layer.load_state_dict(copied())
     x, cache, state = torch.randn(2, 15, DIM), hf.DynamicCache(config=config), None
     with torch.no_grad():
