@@ -51,9 +51,8 @@ class Rollback:
         self.model, self.step, self.state, self.limit = model, step, state, limit
         self.calls = self.again = 0
         self._waiting: Tensor | None = None  # [R, p]: tokens after `state`
-        self._last: tuple[Tensor, State, Calls] | None = (
-            None  # of the last call: tokens, the state after them, operators
-        )
+        # Of the last call: its tokens, the state after them, and its operators.
+        self._last: tuple[Tensor, State, Calls] | None = None
 
     def read(self, x: Tensor) -> Tensor:
         """The outputs [R, T, ·] of the tokens x [R, T]."""

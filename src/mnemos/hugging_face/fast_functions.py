@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemos.attention.recurrent import unit
 from mnemos.ops import decayed_attention, delta_rule, short_convolution
 from mnemos.ops.rewind import note_as
 
 Function = Callable[..., Any]
-_EPS = 1e-6  # added to the squared length of a query or key, as in Transformers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _UNLIMITED = (0.0, float("inf"))
 
@@ -22,16 +22,18 @@ def _is_ours(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in _DTYPES and not torch.compiler.is_exporting()
 
 
-def _normalise(x: Tensor) -> Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
-
-
 def _starts(x: Tensor, seq_idx: Tensor | None) -> Tensor | None:
     """[B, T] bool, the first tokens of packed sequences: where their number seq_idx [B, T] changes."""
     if seq_idx is None:
         return None
     return F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True).expand(x.shape[0], -1)
+
+
+def starts(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[1, T] bool: the first tokens of N sequences, some perhaps empty, in x [1, T, ..]; cu_seqlens [N + 1]."""
+    found = torch.zeros(x.shape[:2], dtype=torch.bool)
+    found[:, cu_seqlens[:-1][cu_seqlens.diff() > 0].long()] = True
+    return found
 
 
 def _convolve(theirs: Function) -> Function:
@@ -98,12 +100,9 @@ def _delta(theirs: Function) -> Function:
                 query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, **ignored,
             )  # fmt: skip
-        resets = None
-        if cu_seqlens is not None:
-            resets = torch.zeros(value.shape[:2], dtype=torch.bool)
-            resets[:, cu_seqlens[:-1].long()] = True
+        resets = None if cu_seqlens is None else starts(value, cu_seqlens)
         if use_qk_l2norm_in_kernel:
-            query, key = _normalise(query), _normalise(key)
+            query, key = unit(query), unit(key)
         y, end = delta_rule(query, key, value, beta, g, initial_state, resets=resets)
         return y, end if output_final_state else None
 

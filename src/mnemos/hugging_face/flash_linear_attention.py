@@ -17,6 +17,8 @@ from mnemos.attention.recurrent import unit
 from mnemos.ops import delta_rule, short_convolution
 from mnemos.types import InputError
 
+from .fast_functions import starts
+
 # Arguments of theirs that say how their kernels compute, and not what.
 _IGNORED = {"chunk_indices", "chunk_size", "cu_seqlens_cpu", "disable_recompute", "layout_fallback", "max_num_seqs"}
 _IGNORED |= {"residual_dtype", "safe_gate"}
@@ -38,8 +40,10 @@ class ServedFLA:
         _served.add(self)
 
     def undo(self) -> None:
-        """Let flash-linear-attention run as before, once every call of `fla_on_cpu` is undone. A second call does
-        nothing."""
+        """Let flash-linear-attention run as before, if no other call of `fla_on_cpu` is left to undo.
+
+        A second call does nothing.
+        """
         _served.discard(self)
 
     def __enter__(self) -> "ServedFLA":
@@ -105,7 +109,7 @@ def _delta(
     if cu_seqlens is None:
         y, end = delta_rule(q, k, v, beta, g, s, scale=scale)
     elif s is None and not output_final_state:
-        y, end = delta_rule(q, k, v, beta, g, scale=scale, resets=_starts(v, cu_seqlens))
+        y, end = delta_rule(q, k, v, beta, g, scale=scale, resets=starts(v, cu_seqlens))
     else:
         parts = []
         for n, (a, b) in enumerate(_pieces(cu_seqlens)):
@@ -125,15 +129,7 @@ def _decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound:
 
 
 def _pieces(cu_seqlens: Tensor) -> list[tuple[int, int]]:
-    ends = cu_seqlens.tolist()
-    return list(itertools.pairwise(ends))
-
-
-def _starts(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[1, T] bool, the first tokens of the sequences."""
-    starts = torch.zeros(x.shape[:2], dtype=torch.bool)
-    starts[:, [a for a, b in _pieces(cu_seqlens) if a < b]] = True
-    return starts
+    return list(itertools.pairwise(cu_seqlens.tolist()))
 
 
 def _row(state: Tensor | None, n: int) -> Tensor | None:
@@ -172,7 +168,7 @@ def _convolve(
     if cu_seqlens is None:
         y, _ = short_convolution(x, weight, bias, window, activation=activation)
     elif window is None:
-        y, _ = short_convolution(x, weight, bias, resets=_starts(x, cu_seqlens), activation=activation)
+        y, _ = short_convolution(x, weight, bias, resets=starts(x, cu_seqlens), activation=activation)
     else:
         y = torch.cat([
             short_convolution(x[:, a:b], weight, bias, window[n : n + 1], activation=activation)[0]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.attention.recurrent import unit
 from mnemos.ops import decayed_attention, delta_rule, short_convolution
 
 from .functional_cache import FunctionalCache, join_tokens
@@ -111,7 +112,7 @@ def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     inner, window = convolve(inner, given and given.window, layer.conv1d, cache, "silu")
     wide = memory_dtype(x)
     q, k, v = inner.to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-    q, k = (_normalise_length(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
+    q, k = (unit(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
     v = v.unflatten(-1, (layer.num_v_heads, -1))
     decay = -layer.A_log.to(wide).exp() * F.softplus(rate.to(wide) + layer.dt_bias)
     s = given and given.memory.to(wide)
@@ -135,10 +136,6 @@ def _project_delta(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         gate, rate = layer.g_proj(x), layer.a_proj(x)
         beta = layer.b_proj(x).sigmoid() * (2.0 if layer.allow_neg_eigval else 1.0)
     return inner, gate.unflatten(-1, (layer.num_v_heads, -1)), beta, rate
-
-
-def _normalise_length(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 class GriffinState(NamedTuple):

@@ -287,8 +287,8 @@ struct Work {
             std::memcpy(c.s_end + (b * kept + i) * c.C * size, ended ? nothing() : last[S - kept + i], c.C * size);
     }
 
-    // A unit's positions and channels. Rows of dz lie in `ring`, of which a part's first S are those that the part
-    // before computed.
+    // The positions and channels of one unit, in parts. `ring` holds the rows of dz of a part; its first S rows were
+    // computed by the part before.
     template <i64 S>
     void back(i64 b, i64 first, i64 end, i64 c0, i64 index, i64 worker) const {
         i64 c1 = least(c0 + CHANNELS, c.C), all = valid(b), kept = c.width - 1;

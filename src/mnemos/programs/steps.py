@@ -73,8 +73,8 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
 
     form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernels of linear attention and its kin. The
     state is the model's, with what has a bound, such as the keys of a window, as long as it becomes (`widened`): only
-    what grows for ever changes its size. A model that reads in segments, a gated cache, an LSTM and, with "operators",
-    a layer that forgets or corrects have a loop over tokens in their prefill, which costs as much as the steps.
+    a part without a bound changes its size. The prefill is a loop over tokens, as slow as single steps, for models that
+    read in segments, gated caches, LSTMs and, with "operators", layers that forget or correct.
     Cost: seconds.
     Raises InputError for a model without a causal state, and for one that is not exportable: it names the part.
     """

@@ -52,7 +52,7 @@ def short_convolution(
     x, y [B, T, C], T ≥ 0. weight [C, W], W ≥ 1. bias [C]. activation: None or "silu", z·σ(z).
     state [B, W − 1, C], the last W − 1 valid inputs, the latest one last, in x's dtype; never changed, and gradients
     flow through it. None: zeros, as the window is padded where a sequence starts.
-    mask [B, T] bool, True = valid: an invalid token does not enter the window, whatever it holds; its y is 0.
+    mask [B, T] bool, True = valid: an invalid token is not read, and its y is 0.
     resets [B, T] bool: True empties the window before the token, also before an invalid one: the first tokens of
     packed sequences.
     backend: "auto", one of `mnemos.ops.backends("short_convolution")`, or "reference".
