@@ -90,6 +90,7 @@ VERBS_OPTIONS = {
     "predict": "--top N",
     "detect": "--score S",
     "sample": "--top-k",
+    "chat": "--system TEXT",
     "report": "--out FILE",
     "train": "--resume RUN",
     "compare": "--seeds N",

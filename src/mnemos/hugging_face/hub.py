@@ -79,6 +79,27 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
     return model.state_dict()
 
 
+def language_model(source: str) -> tuple[nn.Module, Any]:
+    """A trained decoder of Transformers, or of this library, in eval mode, and its tokenizer.
+
+    source: see `is_source`. A decoder that was saved with gated caches has them. Raises InputError as `settings_of`,
+    and where there is no tokenizer.
+    """
+    from mnemos.hosts.pretrained import from_pretrained
+
+    from .registration import register
+
+    register()
+    library: Any = transformers()
+    with _from_hub(source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"):
+        tokenizer = library.AutoTokenizer.from_pretrained(_place(source))
+    auto = library.AutoModelForCausalLM
+    with _from_hub(source):
+        cached = "mnemos" in library.AutoConfig.from_pretrained(_place(source)).to_diff_dict()
+        model = from_pretrained(auto, _place(source)) if cached else auto.from_pretrained(_place(source))
+    return model.eval(), tokenizer
+
+
 def tokenizer_file(source: str) -> str:
     """The tokenizer.json of a host of Hugging Face. Raises InputError if it has none."""
     transformers()

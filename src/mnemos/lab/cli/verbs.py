@@ -30,6 +30,7 @@ VERBS = {
     "predict": "trained:predict",
     "detect": "trained:detect",
     "sample": "trained:sample",
+    "chat": "chat:chat",
     "translate": "translation:translate",
     "compare": "training:compare",
     "score": "translation:score",
@@ -60,6 +61,8 @@ USAGE = """mnemos: memory for transformers
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
                                                [--draft RUN|lookup] [--drafted N]
+  mnemos chat FOLDER                           chat with a language model of Transformers    [--system TEXT]
+                                               [--length N] [--temperature T] [--top-k K] [--top-p P] [--seed N]
   mnemos compare RECIPE [RECIPE ...] [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]

@@ -1,0 +1,308 @@
+"""`mnemos chat`: a chat with a language model in the terminal.
+
+The chat is a `Stream`, the model's state after all turns: so it forks, goes back, and is saved and loaded.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mnemos.errors import InputError
+
+from .parsers import CommandParser
+
+if TYPE_CHECKING:
+    import torch
+
+    from mnemos import Stream
+
+HELP = """/fork NAME    keep the chat as it is now under a name
+/back [NAME]  go back to before the last turn, or to the chat of that name
+/save FILE    write the chat's state to a file
+/load FILE    go on from a file that /save wrote with this model
+/new          begin a new chat
+/quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
+_MARK = "\ue000"  # an answer in a rendered template: what follows it there follows every answer
+_PIECE = 256  # tokens that are read together; Ctrl-C is heeded between pieces
+_TURNS = 8  # states to go back to: each has the size of the state, which may be constant
+
+
+def chat(arguments: list[str]) -> int:
+    """Chat with a language model of Transformers."""
+    about = "Chat with a language model of Hugging Face Transformers. A turn reads the new tokens alone, because the "
+    about += "chat is the model's state. Answers go to the standard output; without a terminal, each line of the "
+    parser = CommandParser("chat", f"{about}standard input is a turn.", epilog=f"In the chat: {_in_one_line(HELP)}")
+    parser.add_argument("folder", metavar="FOLDER", help="a saved model with its tokenizer, or hf:NAME of the hub")
+    parser.add_argument("--system", metavar="TEXT", help="the system message (the template's own)")
+    parser.add_argument("--length", type=int, default=512, metavar="N", help="most tokens of an answer (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, help="0: the most probable token (%(default)s)", metavar="T"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the k most probable (0: all)")
+    about = "draw from the most probable tokens of this total probability (%(default)s)"
+    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help=about)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (%(default)s)")
+    options = parser.parse_args(arguments)
+    import torch
+
+    from mnemos.hugging_face.hub import language_model
+
+    model, tokenizer = language_model(options.folder)
+    drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    drawn["generator"] = torch.Generator().manual_seed(options.seed)
+    talk = Chat(model, Turns(tokenizer, options.system), options.length, drawn)
+    with on_ctrl_c(signal.default_int_handler):
+        Terminal(talk).run()
+    return 0
+
+
+def _in_one_line(text: str) -> str:
+    return "; ".join(" ".join(line.split()) for line in text.splitlines())
+
+
+class Turns:
+    """The tokens of a turn: those of the tokenizer's chat template, or of plain text where it has none.
+
+    A chat template renders a whole chat. What it writes between an answer and the next one is the same after every
+    answer, so a turn is rendered after a mark in place of the answer, and only what follows the mark is read.
+    """
+
+    def __init__(self, tokenizer: Any, system: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.template = bool(getattr(tokenizer, "chat_template", None))
+        if system is not None and not self.template:
+            raise InputError(
+                f"--system: expected a tokenizer with a chat template, found none; leave {system!r:.40} out"
+            )
+        self.system = [] if system is None else [{"role": "system", "content": system}]
+        self.ends = {tokenizer.eos_token_id} - {None}
+        if self.template:  # the template's own end of an answer
+            self.ends |= {*self._encode(self._after_answer("."))[:1]} & {*tokenizer.all_special_ids}
+
+    def first(self, text: str) -> list[int]:
+        """The tokens [T] of a chat that begins with this turn, to where the answer begins."""
+        if not self.template:
+            return list(self.tokenizer(text)["input_ids"])
+        return self._encode(self._render([*self.system, {"role": "user", "content": text}]))
+
+    def following(self, text: str, last: int) -> list[int]:
+        """The tokens of a turn after an answer whose last token is `last`: its end, if it has none, and the turn."""
+        tokens = self._encode(self._after_answer(text) if self.template else f"\n{text}")
+        return tokens[1:] if tokens[:1] == [last] else tokens
+
+    def _after_answer(self, text: str) -> str:
+        turns = [("user", "."), ("assistant", _MARK), ("user", text)]
+        whole = self._render([*self.system, *({"role": role, "content": content} for role, content in turns)])
+        return whole.partition(_MARK)[2]
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise InputError(
+                f"chat template: expected one of system, user and assistant messages, found one that refuses them "
+                f"({error}); leave --system out, or change tokenizer.chat_template"
+            ) from None
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+class Answer(NamedTuple):
+    """What a turn has cost: tokens read and written, and seconds of both."""
+
+    read: int
+    written: int
+    reading: float
+    writing: float
+
+
+class Chat:
+    """A chat: the stream after all turns, the streams to go back to, and those with a name.
+
+    model: one of Transformers, in eval mode. turns: what it reads. length: the most tokens of an answer. drawn: the
+    settings of `Stream.tokens` for how they are drawn. Raises InputError for a model without a causal state.
+    """
+
+    def __init__(self, model: Any, turns: Turns, length: int, drawn: dict[str, Any]) -> None:
+        from mnemos import Stream
+        from mnemos.hugging_face import MnemosForCausalLM, functional
+
+        self.tokenizer, self.turns, self.length, self.drawn = turns.tokenizer, turns, length, drawn
+        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        self.ends = sorted(turns.ends | {*(ends if isinstance(ends, list) else [ends])} - {None})
+        self.new = Stream(model.model if isinstance(model, MnemosForCausalLM) else functional(model))
+        self.stream: Stream = self.new
+        self.before: deque[Stream] = deque(maxlen=_TURNS)
+        self.named: dict[str, Stream] = {}
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of the chat's state."""
+        from mnemos.types import leaves
+
+        return sum(x.numel() * x.element_size() for x in leaves(self.stream.state))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the state grows with the chat."""
+        return getattr(self.new.model, "state_kind", "growing") == "growing"
+
+    def answer(self, text: str, put: Callable[["torch.Tensor"], None], stopped: Callable[[], bool]) -> Answer | None:
+        """Read a turn and answer it; None if `stopped` while it was read, which leaves the chat as it was.
+
+        put: is given each token [1] of the answer. stopped: asked after each; the answer then ends with that token.
+        """
+        import torch
+
+        start, stream = time.perf_counter(), self.stream
+        last = None if stream.last is None else int(stream.last)
+        tokens = self.turns.first(text) if last is None else self.turns.following(text, last)
+        for part in torch.tensor([tokens]).split(_PIECE, 1):
+            stream = stream.prefill(part)
+            if stopped():
+                return None
+        reading, count = time.perf_counter() - start, 0
+        made = stream.tokens(self.length, **self.drawn, eos=self.ends or None)
+        for token in made:
+            count += 1
+            if token.item() not in self.ends:
+                put(token)
+            if stopped():
+                break
+        self.go(made.stream)
+        return Answer(len(tokens), count, reading, time.perf_counter() - start - reading)
+
+    def go(self, stream: "Stream") -> None:
+        """Go on from a stream; `back` undoes it."""
+        self.before.append(self.stream)
+        self.stream = stream
+
+    def back(self, name: str = "") -> None:
+        """Go back to before the last turn, or to the stream of a name."""
+        if name:
+            if name not in self.named:
+                known = ", ".join(sorted(self.named)) or "none; /fork NAME makes one"
+                raise InputError(f"/back: expected the name of a fork, found {name!r}; known: {known}")
+            self.go(self.named[name])
+        elif not self.before:
+            raise InputError("/back: expected a turn to take back, found none; /fork NAME keeps a chat for longer")
+        else:
+            self.stream = self.before.pop()
+
+    def save(self, file: str) -> None:
+        """Write the stream to a file."""
+        if self.stream.last is None:
+            raise InputError("/save: expected a chat that has begun, found a new one; write something first")
+        self.stream.save(file)
+
+    def load(self, file: str) -> None:
+        """Go on from a file that `save` wrote."""
+        self.go(type(self.new).restore(self.new.model, file, self.new.step))
+
+
+class Terminal:
+    """Reads turns and commands, a line each, and shows answers as they come; costs and errors go to standard error."""
+
+    def __init__(self, talk: Chat) -> None:
+        from rich.console import Console
+
+        self.talk = talk
+        self.terminal = sys.stdin.isatty()
+        self.notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+    def run(self) -> None:
+        """Chat until /quit or the end of the input."""
+        if self.terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - input() then edits lines and remembers them
+            self.note("/help lists the commands")
+        if not self.talk.turns.template:
+            self.note("the tokenizer has no chat template: the model continues the text")
+        while (line := self.read()) is not None and line.split()[:1] != ["/quit"]:
+            try:
+                if line.startswith("/"):
+                    self.command(*line[1:].split(maxsplit=1))
+                elif line:
+                    self.answer(line)
+            except InputError as error:
+                self.note(f"mnemos: {error}", "")
+
+    def read(self) -> str | None:
+        """The next line; None at the end. On a terminal, Ctrl-C drops what was typed."""
+        while True:
+            try:
+                return input("> " if self.terminal else "").strip()
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not self.terminal:
+                    raise
+                self.note("\n/quit or Ctrl-D ends the chat")
+
+    def command(self, name: str = "", given: str = "") -> None:
+        """A line that begins with /."""
+        needs = {"fork": "a name", "save": "a file", "load": "a file"}
+        if name in needs and not given:
+            raise InputError(f"/{name}: expected {needs[name]}, found none; add it")
+        talk, given = self.talk, given.strip()
+        if name == "fork":
+            talk.named[given] = talk.stream
+        elif name == "back":
+            talk.back(given)
+        elif name == "save":
+            talk.save(given)
+        elif name == "load":
+            talk.load(given)
+        elif name == "new":
+            talk.go(talk.new)
+        elif name == "help":
+            self.note(HELP)
+            return
+        else:
+            raise InputError(f"expected a command of the chat, found {f'/{name}'!r:.40}; /help lists them")
+        self.note(f"{f'/{name} {given}'.strip()}: state {_size(talk.state_bytes)}")
+
+    def answer(self, text: str) -> None:
+        """Answer a turn, and show what it has cost."""
+        from mnemos.libraries import transformers
+
+        shown = transformers().TextStreamer(self.talk.tokenizer, skip_special_tokens=True)
+        asked: list[int] = []
+        with on_ctrl_c(lambda number, frame: asked.append(number)):
+            found = self.talk.answer(text, shown.put, lambda: bool(asked))
+        if found is None:
+            self.note("interrupted: the turn was not read")
+            return
+        shown.end()
+        speed = f"{found.written / found.writing:,.1f} tokens/s" if found.writing else ""
+        said = f"read {found.read:,} tokens in {found.reading:.1f} s, wrote {found.written:,} at {speed}"
+        kind = "grows" if self.talk.grows else "constant"
+        self.note(f"[{said}; state {_size(self.talk.state_bytes)}, {kind}]")
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """A line that is no part of an answer."""
+        self.notes.print(text, style=style)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+
+@contextlib.contextmanager
+def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Inside the `with`, Ctrl-C calls the handler, unless the program was started with Ctrl-C ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,179 @@
+"""`mnemos chat`: what a turn reads, what its commands do to the state, Ctrl-C, and errors of one line."""
+
+import io
+import os
+import re
+import signal
+import sys
+
+import pytest
+import torch
+
+import mnemos
+from mnemos.lab.cli import chat as chats
+from mnemos.lab.cli import main
+
+library = mnemos.libraries.transformers()
+TEMPLATE = """{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system
+be brief<e>
+{% endif %}<s>{{ m.role }}
+{{ m.content | trim }}<e>
+{% endfor %}{% if add_generation_prompt %}<s>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama with new weights and a tokenizer of bytes with a chat template."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    at = tmp_path_factory.mktemp("chat") / "llama"
+    made = ByteLevelBPETokenizer()
+    special = ["<s>", "<e>"]
+    made.train_from_iterator(["so be it"], vocab_size=260, special_tokens=special, show_progress=False)
+    made = library.PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, eos_token="<e>", extra_special_tokens=["<s>"]
+    )
+    made.chat_template = TEMPLATE
+    made.save_pretrained(at)
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "initializer_range": 0.5,
+    }
+    config = library.LlamaConfig(vocab_size=len(made), bos_token_id=None, eos_token_id=made.eos_token_id, **sizes)
+    library.LlamaForCausalLM(config).save_pretrained(at)
+    return at
+
+
+def said(monkeypatch, capsys, folder, lines, *options):
+    """(exit code, standard output, lines of standard error) of a chat with these lines."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    code = main(["chat", str(folder), "--temperature", "0", "--length", "5", *options])
+    found = capsys.readouterr()
+    return code, found.out, found.err.splitlines()
+
+
+def talk_of(folder, **settings):
+    from mnemos.hugging_face.hub import language_model
+
+    model, tokenizer = language_model(str(folder))
+    return chats.Chat(model, chats.Turns(tokenizer, **settings), 5, {"temperature": 0}), tokenizer
+
+
+@pytest.mark.parametrize("system", [None, "be kind"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_turns_read_what_the_template_writes_of_the_whole_chat(folder, system, ended):
+    """Whether an answer has the end token of its own, or was stopped before it."""
+    talk, tokenizer = talk_of(folder, system=system)
+    turns = talk.turns
+    end = tokenizer.convert_tokens_to_ids("<e>")
+    answer = tokenizer("yes", add_special_tokens=False)["input_ids"]
+    read = turns.first("  so? ")
+    for text in ("and?", "<e> it"):
+        read += answer + [end] * ended
+        read += turns.following(text, read[-1])
+    begin = [{"role": "system", "content": system}] if system else []
+    words = ["so?", "yes", "and?", "yes", "<e> it"]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": word} for i, word in enumerate(words)]
+    whole = tokenizer.apply_chat_template(begin + messages, tokenize=False, add_generation_prompt=True)
+    assert read == tokenizer(whole, add_special_tokens=False)["input_ids"]
+    assert talk.ends == [end]
+
+
+def test_a_chat_forks_goes_back_and_is_saved(folder, tmp_path):
+    talk, _ = talk_of(folder)
+    answers = []
+
+    def say(text):
+        answers.append([])
+        return talk.answer(text, lambda token: answers[-1].append(int(token)), lambda: False)
+
+    first = say("so")
+    assert first.written == 5
+    talk.named["a"] = talk.stream
+    talk.save(str(tmp_path / "s"))
+    say("be it")
+    state, size = talk.stream, talk.state_bytes
+    talk.back()
+    assert talk.stream is talk.named["a"]
+    assert talk.state_bytes < size
+    say("other")
+    talk.back("a")
+    say("be it")
+    talk.load(str(tmp_path / "s"))
+    found = say("be it")
+    assert answers[1] == answers[3] == answers[4] != answers[2]
+    assert found.read < first.read  # the new tokens alone
+    assert torch.equal(talk.stream.state.seen, state.state.seen)
+
+
+def test_a_terminal_answers_lines_and_refuses_in_one(monkeypatch, capsys, folder, tmp_path):
+    lines = [
+        "/back",
+        "/save x",
+        "so",
+        "",
+        "/fork",
+        "/fork a",
+        "/nothing",
+        "/back b",
+        f"/load {tmp_path}/no",
+        "/new",
+        "so",
+    ]
+    code, out, err = said(monkeypatch, capsys, folder, [*lines, "/help", "/quit", "never"])
+    assert code == 0
+    first, second = out.splitlines()
+    assert first == second
+    refused = [line for line in err if line.startswith("mnemos: ")]
+    assert len(refused) == 6, err
+    costs = [line for line in err if line.startswith("[read ")]
+    assert len(costs) == 2
+    assert re.fullmatch(r"\[read \d+ tokens in .* s, wrote 5 at .* tokens/s; state .* KiB, grows\]", costs[0])
+    assert all(line in err for line in chats.HELP.splitlines())
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(monkeypatch, capsys, folder):
+    before = signal.getsignal(signal.SIGINT)
+    put = library.TextStreamer.put
+    monkeypatch.setattr(
+        library.TextStreamer, "put", lambda self, x: (put(self, x), os.kill(os.getpid(), signal.SIGINT))
+    )
+    code, out, err = said(monkeypatch, capsys, folder, ["so", "be it"])
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert [line.partition("wrote ")[2][:1] for line in err] == ["1", "1"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_while_a_turn_is_read_drops_it(folder):
+    talk, _ = talk_of(folder)
+    assert talk.answer("so", lambda token: None, lambda: True) is None
+    assert talk.stream is talk.new
+
+
+def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):
+    from shutil import copytree
+
+    plain = copytree(folder, tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    code, out, err = said(monkeypatch, capsys, plain, ["so", "it"])
+    assert (code, len(out.splitlines()), len(err)) == (0, 2, 3)
+    assert "no chat template" in err[0]
+    assert err[1].startswith("[read 2 tokens")
+    assert said(monkeypatch, capsys, plain, [], "--system", "be")[0] == 2
+
+
+@pytest.mark.parametrize("missing", ["tokenizer", "config.json", "a folder"])
+def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_path, missing):
+    from shutil import copytree
+
+    other = copytree(folder, tmp_path / "other") if missing != "a folder" else tmp_path / "none"
+    for path in other.glob(f"{missing}*"):
+        path.unlink()
+    code, out, err = said(monkeypatch, capsys, other, ["so"])
+    assert (code, out, len(err)) == (2, "", 1), err
+    assert err[0].startswith("mnemos: ")
