@@ -36,11 +36,13 @@ TESTS = [
     "tests/ops/test_delta_native.py",
     "tests/ops/test_short_convolution_native.py",
     "tests/ops/test_gated_cache_native.py",
+    "tests/hugging_face/test_fast.py",
     "tests/generate/test_fused.py",
     "tests/generate/test_fused_keys.py",
     "tests/generate/test_fused_weights.py",
 ]
-PART = "equals or half_precision or number_of_threads or rows or masked or state or pass_unchanged or fork"
+PART = "equals or wide_layers or single_tokens or half_precision or number_of_threads or rows or masked or state or "
+PART += "pass_unchanged or fork"
 TRIAL = """
 import sys, pathlib
 from mnemos.native import build

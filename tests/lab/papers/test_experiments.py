@@ -128,6 +128,7 @@ def test_memformers_pictures_are_14_by_14(tmp_path, monkeypatch):
 def test_memformers_experiment(tmp_path, monkeypatch):
     tiny = ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
     monkeypatch.setitem(memformer.SMALL_PICTURES, "digits", tiny)
+    monkeypatch.setattr(memformer, "task", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))
     (found,) = reproduce("memformer/experiment", Options(tmp_path, steps=2, seeds=2))
     arms, minus, seeds, slots = (table["rows"] for table in found["tables"])
     folder = tmp_path / "runs" / "experiment-digits-2"

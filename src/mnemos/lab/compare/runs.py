@@ -124,8 +124,9 @@ def train_several(
     folder = os.path.commonpath([place for _, place in runs])
     interrupted = Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
     with raising(interrupted), ThreadPoolExecutor(jobs) as pool:
-        waiting: list[Future[None]] = [pool.submit(job, *run) for run in runs]
+        waiting: list[Future[None]] = []
         try:
+            waiting.extend(pool.submit(job, *run) for run in runs)  # a signal may come before the last has begun
             for future in as_completed(waiting):
                 future.result()
         except BaseException:
