@@ -145,14 +145,14 @@ class ModelCase:
         config = config(**{k: v for k, v in {**SMALL, **fields}.items() if has(config, k)})
         if has(config, "cache"):
             config = dataclasses.replace(config, cache=self.cache)
-        if not self.causal:
+        if not self.causal and has(config, "causal"):
             config = dataclasses.replace(config, causal=False, head=dataclasses.replace(config.head, classes=5))
         return scatter(config.build())
 
 
 # Sizes of a model of tokens; each takes the fields that it has.
 SMALL = {"vocab_size": VOCABULARY, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16, "max_length": 12}
-SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4}
+SMALL |= {"encoder_layers": 1, "decoder_layers": 2, "segment": 4, "classes": 5}
 
 
 def has(config: object, field: str) -> bool:
@@ -171,7 +171,8 @@ def _models() -> list[ModelCase]:
             stores = stores[:2]
         scopes = getattr(config, "cache_scopes", ("shared", "stream"))
         stores = tuple(store for store in stores if store is None or store.scope in scopes)
-        modes = (True, False) if has(config, "causal") else (config.inputs in ("tokens", "pairs"),)
+        predicts = config.inputs in ("tokens", "pairs") and not has(config, "classes")
+        modes = (True, False) if has(config, "causal") else (predicts,)
         cases += [ModelCase(name, cache, causal) for cache, causal in itertools.product(stores, modes)]
     return cases
 

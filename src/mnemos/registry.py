@@ -64,6 +64,7 @@ _CLASSES = {
         "rmt": "models.memory_tokens:RMTConfig",
         "transformer": "models.transformer:TransformerConfig",
         "hosted-decoder": "hugging_face.hosted_decoder:HostedDecoderConfig",
+        "hosted-encoder": "hugging_face.hosted_encoder:HostedEncoderConfig",
         "hosted-classifier": "lab.vision.hosted:HostedClassifierConfig",
         "pvt": "lab.vision.classifiers:PVTConfig",
         "swin": "lab.vision.classifiers:SwinConfig",
@@ -92,6 +93,7 @@ _CLASSES = {
         "pixels": "lab.tasks.pixels:PixelsConfig",
         "recall": "lab.tasks.recall:RecallConfig",
         "text": "lab.tasks.text:TextConfig",
+        "text-classes": "lab.tasks.text_classes:TextClassesConfig",
         "told": "lab.tasks.told:ToldConfig",
         "shapes": "lab.vision.detection.shapes:ShapesConfig",
         "coco": "lab.vision.detection.files:COCOConfig",
@@ -102,6 +104,7 @@ _CLASSES = {
     "preprocessing": {
         "images": "lab.tasks.image_task:ImagePreprocessing",
         "text": "lab.tasks.text:TextPreprocessing",
+        "text-classes": "lab.tasks.text_classes:TextClassesPreprocessing",
         "detection": "lab.vision.detection.preprocessing:DetectionPreprocessing",
         "translation": "lab.translation.translate:TranslationPreprocessing",
         "recordings": "lab.speech.spoken:SpeechPreprocessing",

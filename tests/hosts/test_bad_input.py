@@ -87,7 +87,6 @@ def test_what_is_no_model_and_what_is_no_cache():
 @pytest.mark.parametrize(
     ("grc", "match"),
     [
-        ({"scope": "stream"}, 'found scope="stream"'),
         ({"ratio": 0.1}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
         ({"length": 18}, "blocks.0.attn: expected 17 slots at most.*found 18"),
         ({"length": (3, 4)}, "one cache length for each of 1 stages, found 2"),

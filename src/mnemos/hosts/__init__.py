@@ -1,11 +1,13 @@
 """Memories in existing models of torch.nn, timm and Hugging Face.
 
-`cache` adds gated caches and `uncache` takes them out; `remember` adds memory tokens. `save`, `load` and
+`cache` adds gated caches and `uncache` takes them out; `carry` reads segments with a cache per row; `remember` adds
+memory tokens. `save`, `load` and
 `from_pretrained` are for cached models, `parameter_groups` for learning rates, `register_host` for more attentions.
 """
 
 from .attach import cache, uncache
 from .branch import HostBranch
+from .encoder_segments import carry
 from .groups import parameter_groups
 from .host import Call, DecoderHost, Host
 from .known_hosts import register_host
@@ -23,6 +25,7 @@ __all__ = [
     "Segmented",
     "SegmentedState",
     "cache",
+    "carry",
     "from_pretrained",
     "load",
     "parameter_groups",

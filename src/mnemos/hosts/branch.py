@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos.attention.gated_branch import GatedBranch
-from mnemos.memory.gated_cache import begin_forward, end_forward, promote
+from mnemos.memory.gated_cache import begin_forward, end_forward, promote, recomputing
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
 from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
@@ -20,6 +20,7 @@ from mnemos.types import InputError
 from .grids import Grid, GridReader, Grids, ValidPart
 from .host import AttentionInput, Host
 from .masks import combine
+from .row_caches import carrying, rows_before, rows_written
 
 
 class HostBranch(GatedBranch):
@@ -31,22 +32,23 @@ class HostBranch(GatedBranch):
     x [B, T, D_in] is the attention's input; mask [B, T] bool, True = valid. y [B, T, D] is its heads, which its
     projection is then applied to (mix="heads"), or its output, which in most hosts is projected already. With the gate
     closed (λ → −∞) the result is y, bit for bit. With `place.windows` (Swin, length="paper") x and y are rows of
-    windows, and all windows of a sample write and read one cache.
+    windows, and all windows of a sample write and read one cache. With scope="stream" each row has a cache of its own,
+    which `carry` takes from call to call; in a call without it rows are new, and their caches zeros.
 
     Cost of a training forward per sample, in multiply-adds: update 4·Tm·Dm² (and 2·Tm·Dm² once per batch), keys and
     values 2·Tm·Dm², queries T·Dm², scores and values 2·T·Tm·Dm, lift T·Dm·D; mix="heads" has values of D channels and
     no lift. Frozen (`inference="frozen"`, eval()): only the last three. See mnemos/ops/gated_cache/cost.py.
     """
 
-    carries = False  # whether the branch of a host gets the state of its rows, as scope="stream" needs
     linear = Projection
     # No name of an attention's own parts: adapters (LoRA) choose the modules that they wrap by the ends of names.
     maps = "to_query", "to_key", "to_value"
 
     def __init__(self, host: Host, place: AttentionInput, grc: GRC, dim: int, out_dim: int, num_heads: int) -> None:
-        if grc.scope == "stream" and not self.carries:
+        if grc.scope == "stream" and (place.rows != 1 or place.padded is not None or place.windows is not None):
             raise InputError(
-                'expected GRC(scope="shared"), found scope="stream"; a host passes no state from call to call'
+                'expected GRC(scope="shared"), found scope="stream"; the windows of this attention are rows, and only '
+                "the rows of a batch carry a cache"
             )
         grc = replace(grc, mix=grc.mix or "channels")
         projected = out_dim if grc.mix == "channels" else None
@@ -131,6 +133,21 @@ class HostBranch(GatedBranch):
             found = self.frozen(self.queries(asking))
             found = found if own is None else self.mix_heads(own, found)
         return found if windows is None else found.reshape(*x.shape[:2], *found.shape[2:])
+
+    def current(self, source: Tensor, mask: Tensor | None) -> Tensor:
+        """The cache that these tokens update and read; scope="stream": each row's own, [B, Tm, Dm]."""
+        if self.grc.scope == "shared":
+            return super().current(source, mask)
+        if recomputing() and not carrying():  # what the first time read is not known here
+            raise InputError(
+                'GRC(scope="stream") in an encoder: expected activation checkpointing around mnemos.hosts.carry, found '
+                "it inside; use it around, or mnemos.replay, which keeps the state of every segment"
+            )
+        zeros = torch.zeros_like(self.cache)
+        before = rows_before(self, len(source), zeros)
+        new = self.update(source, before if self.grc.write else zeros, mask, self.grid)
+        rows_written(self, new if self.grc.write else before)
+        return new
 
     def summarised(self, source: Tensor, mask: Tensor | None, grid: Grid | None = None) -> tuple[Tensor, Tensor | None]:
         """The tokens that the cache summarises: all but class tokens and padding, in the grid's order.

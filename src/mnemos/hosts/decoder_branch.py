@@ -67,7 +67,6 @@ class DecoderBranch(HostBranch):
     """
 
     host: DecoderHost
-    carries = True
 
     @property
     def block(self) -> int:

@@ -18,7 +18,8 @@ from mnemos.types import InputError
 
 NEAR = 0.05  # parameters that differ by no more than this share are equal
 CACHE = "cache"  # the memory of a row with a gated cache
-_WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios")  # fields of models that set the width of their MLPs
+_ADAPTER = "adapter"  # the width of MLPs that are added, which may be 0
+_WIDTHS = ("mlp", "mlp_ratio", "mlp_ratios", _ADAPTER)  # fields of models that set the width of their MLPs
 
 
 def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -189,15 +190,15 @@ def _widen(model: ModelConfig, wanted: int, option: str) -> ModelConfig:
     value: Any = getattr(model, name)
     if isinstance(value, tuple):
         return _widen_stages(model, name, value, wanted)
-    if not value:
+    if not value and name != _ADAPTER:
         raise InputError(
             f"{option}: expected a model with an MLP, to make it wider, found {name} 0; write the "
             "baseline of equal parameters as a recipe"
         )
     unit = 1 if isinstance(value, int) else 1 / model.dim  # type: ignore[attr-defined]  # one hidden channel
     start, channels = parameters(model), round(value / unit)
-    slope = parameters(replace(model, **{name: _width(2 * channels, unit)})) - start
-    more = round((wanted - start) / (slope / channels))
+    slope = parameters(replace(model, **{name: _width(2 * channels or 1, unit)})) - start
+    more = round((wanted - start) / (slope / (channels or 1)))
     return replace(model, **{name: _width(max(1, channels + more), unit)})
 
 

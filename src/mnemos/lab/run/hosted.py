@@ -5,8 +5,10 @@ from dataclasses import replace
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
+from mnemos.hugging_face.hosted_encoder import HostedEncoderConfig
 from mnemos.hugging_face.hub import TIMM, is_source, settings_of, tokenizer_file
 from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.lab.vision.hosted import HostedClassifierConfig
 from mnemos.models.transformer import TransformerConfig
@@ -22,8 +24,9 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
 
     source: hf:NAME, timm:NAME or the folder of a saved model of Hugging Face. The recipe's cache is given to it, and
     the learning rate becomes `RATE`; `--optim.lr` comes later and wins. A recipe of images takes an image classifier,
-    one of text a causal decoder, whose tokenizer then reads the text; own_tokens: the text's tokens are chosen
-    otherwise. Raises InputError for other recipes, for one whose memory is part of its model, and as `settings_of`.
+    one of text a causal decoder, and one of texts in classes an encoder, whose tokenizer then reads the text;
+    own_tokens: the text's tokens are chosen otherwise. Raises InputError for other recipes, for one whose memory is
+    part of its model, and as `settings_of`.
     """
     if not is_source(source):
         raise InputError(
@@ -43,6 +46,9 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
                 f"attention {model.attention.name}, which a host does not have; use text or text-cached"
             )
         new = HostedDecoderConfig(host=settings_of(source), vocab_size=0, max_length=0, cache=model.cache)
+        data = data if own_tokens else replace(data, tokens=tokenizer_file(source))
+    elif isinstance(model, HostedEncoderConfig) and isinstance(data, TextClassesConfig) and not source.startswith(TIMM):
+        new = replace(model, host=settings_of(source), vocab_size=0)
         data = data if own_tokens else replace(data, tokens=tokenizer_file(source))
     else:
         text = isinstance(data, TextConfig) and source.startswith(TIMM)

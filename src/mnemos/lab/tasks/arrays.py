@@ -1,4 +1,4 @@
-"""Classification of token sequences held in memory: rows with one byte per token, and the task over three splits."""
+"""Classification of token sequences held in memory: rows of integers, and the task over three splits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ from .token_task import TokenTask
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N labelled sequences, concatenated: tokens [total] uint8, starts [N + 1] int64, labels [N] uint8.
+    """N labelled sequences, concatenated: integers tokens [total] and labels [N], starts [N + 1] int64.
 
     Row i is tokens[starts[i] : starts[i + 1]].
     """
 
-    tokens: NDArray[np.uint8]
+    tokens: NDArray[np.integer]
     starts: NDArray[np.int64]
-    labels: NDArray[np.uint8]
+    labels: NDArray[np.integer]
 
     @classmethod
-    def ragged(cls, tokens: NDArray[np.uint8], lengths: NDArray[np.int64], labels: NDArray[np.uint8]) -> "Rows":
+    def ragged(cls, tokens: NDArray[np.integer], lengths: NDArray[np.int64], labels: NDArray[np.integer]) -> "Rows":
         """Rows of different lengths [N]: `tokens` holds them one after the other."""
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
 
     @classmethod
-    def fixed(cls, tokens: NDArray[np.uint8], labels: NDArray[np.uint8]) -> "Rows":
+    def fixed(cls, tokens: NDArray[np.integer], labels: NDArray[np.integer]) -> "Rows":
         """Rows of equal length, from tokens [N, T]."""
         return cls.ragged(tokens.reshape(-1), np.full(len(tokens), tokens.shape[1]), labels)
 
@@ -55,7 +55,7 @@ class Rows:
         """The number of tokens in each row, [N]."""
         return np.diff(self.starts)
 
-    def row(self, index: int) -> NDArray[np.uint8]:
+    def row(self, index: int) -> NDArray[np.integer]:
         """The tokens of row `index`, as a view."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 

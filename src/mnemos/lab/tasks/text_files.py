@@ -27,7 +27,7 @@ from .task import Split
 from .vocabulary import as_characters
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
-_SPLIT_OF: dict[str, Split] = {
+SPLIT_OF: dict[str, Split] = {
     "train": "train",
     "training": "train",
     "valid": "valid",
@@ -36,7 +36,7 @@ _SPLIT_OF: dict[str, Split] = {
     "dev": "valid",
     "test": "test",
 }
-_WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(_SPLIT_OF)})(?![a-z0-9])")
+_WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(SPLIT_OF)})(?![a-z0-9])")
 # Files that lie beside a corpus and are not part of it.
 _BESIDE = re.compile(
     r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
@@ -191,9 +191,9 @@ def _several(splits: Collection[Split], scoring: bool) -> bool:
 def _split_folders(folder: Path, every: Sequence[Path], pattern: str | None, scoring: bool) -> dict[Split, list[Path]]:
     """The files of each split's folder; {} without several splits, and where none of their folders holds text."""
     found: dict[Split, Path] = {}
-    below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in _SPLIT_OF)
+    below = sorted(here for here in folder.iterdir() if here.is_dir() and here.name.lower() in SPLIT_OF)
     for here in below:
-        split = _SPLIT_OF[here.name.lower()]
+        split = SPLIT_OF[here.name.lower()]
         if split in found:
             raise _two(folder, split, found[split].name, here.name)
         found[split] = here
@@ -223,14 +223,14 @@ def _split_names(files: Sequence[Path], scoring: bool) -> dict[Split, list[Path]
             groups.setdefault(around, {}).setdefault(words[0].group(), []).append(file)
     given: dict[Split, list[Path]] = {}
     for group in groups.values():
-        splits = [_SPLIT_OF[word] for word in group]
+        splits = [SPLIT_OF[word] for word in group]
         if not _several(splits, scoring):
             continue
         if twice := next((split for split in splits if splits.count(split) > 1), None):
-            first, second, *_ = (group[word][0].name for word in group if _SPLIT_OF[word] == twice)
+            first, second, *_ = (group[word][0].name for word in group if SPLIT_OF[word] == twice)
             raise _two(files[0].parent, twice, first, second)
         for word, files in group.items():
-            given.setdefault(_SPLIT_OF[word], []).extend(files)
+            given.setdefault(SPLIT_OF[word], []).extend(files)
     return given
 
 

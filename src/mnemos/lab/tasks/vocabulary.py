@@ -247,6 +247,14 @@ class SubWords(Vocabulary):
         """The vocabulary of a file."""
         return cls(as_characters(read_bytes(path), str(path)), str(path))
 
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the file puts before and after a text, such as [CLS] and [SEP]."""
+        whole, bare = self._tokenizer.encode("a"), self._tokenizer.encode("a", add_special_tokens=False)
+        inside = [i for i, special in enumerate(whole.special_tokens_mask) if not special] or [0]
+        if [whole.ids[i] for i in inside] != bare.ids:
+            return [], []
+        return whole.ids[: inside[0]], whole.ids[inside[-1] + 1 :]
+
     def encode(self, text: bytes, where: str) -> Tokens:
         """The tokens of UTF-8 text."""
         found = [

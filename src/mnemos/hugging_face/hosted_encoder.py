@@ -1,0 +1,246 @@
+"""An encoder of Transformers that classifies texts of any length, read in segments, with or without a gated cache."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.config import ModelConfig
+from mnemos.hosts.attach import cache, uncache
+from mnemos.hosts.encoder_segments import RowState, carry
+from mnemos.hosts.hooks import keep_handle
+from mnemos.hosts.host import argument
+from mnemos.memory.grc import GRC
+from mnemos.models.blocks import Stateless
+from mnemos.registry import register
+from mnemos.types import InputError, check_token_ids, select
+
+from .hub import TIMM, host_config, host_of, host_weights
+
+_AUTO = "AutoModel"
+_SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+_SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_DEFAULT = json.dumps({"model_type": "bert", "vocab_size": 256, **_SMALL})
+
+
+@register
+@dataclass(frozen=True)
+class HostedEncoderConfig(ModelConfig):
+    """An encoder of Hugging Face that classifies texts in segments, with or without a gated cache per text.
+
+    `--model hf:NAME` chooses the encoder. `build` makes new weights; `train.init_from` names those to start with.
+
+    Attributes:
+        host: the settings of the encoder as JSON (`hub.settings_of`).
+        vocab_size: the tokens of the data; a smaller vocabulary of the host is enlarged.
+        classes: the number of classes.
+        segment: L, the tokens that the encoder reads together; its positions begin again with each segment.
+        read: what the class is read from. "mean": the logits, averaged over the segments. "last": the last segment.
+        frozen: the embeddings and so many lower layers keep their weights, and run without dropout.
+        adapter: hidden channels h of an MLP beside each attention that could have a cache, y + W₂·gelu(W₁·x + b), which
+            starts at W₂ = 0: the baseline of equal parameters, h·(2·D + 1) in each layer. 0: none.
+        cache: a gated cache in each attention above the frozen layers, of scope "stream": the text's own, which goes on
+            from segment to segment.
+    """
+
+    name: ClassVar[str] = "hosted-encoder"
+    cache_scopes: ClassVar[tuple[str, ...]] = ("stream",)
+    host: str = _DEFAULT
+    vocab_size: int = 256
+    classes: int = 2
+    segment: int = 128
+    read: Literal["mean", "last"] = "mean"
+    frozen: int = 0
+    adapter: int = 0
+    cache: GRC | None = None
+
+    def build(self) -> "HostedEncoder":
+        """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
+        for name, least in (("vocab_size", 1), ("classes", 1), ("segment", 1), ("frozen", 0), ("adapter", 0)):
+            if getattr(self, name) < least:
+                raise InputError(
+                    f"{self.name}: {name}: expected at least {least}, found {getattr(self, name)}; raise it"
+                )
+        if self.cache is not None and self.cache.scope not in self.cache_scopes:
+            raise InputError(
+                f"{self.name}: cache.scope: expected stream, a cache per text, found {self.cache.scope}; use "
+                "--model.cache.scope stream"
+            )
+        config = host_config(self.host)
+        most = getattr(config, "max_position_embeddings", None)
+        if isinstance(most, int) and 0 < most < self.segment:
+            raise InputError(
+                f"{self.name}: segment: expected at most the {most} positions of the host, found {self.segment}; lower "
+                "data.segment"
+            )
+        if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+            raise InputError(
+                f"{self.name}: host: expected an encoder, found {config.model_type}; choose one such as BERT"
+            )
+        config.vocab_size = max(config.vocab_size, self.vocab_size)
+        host = host_of(_AUTO, config)
+        if getattr(host, "pooler", None) is not None:  # the class is read from the tokens' mean
+            host.__setattr__("pooler", None)
+        return HostedEncoder(self, host)
+
+
+class HostedEncoder(Stateless, nn.Module):
+    """`logits, None = model(x, mask=None)`: texts as tokens [B, T] -> [B, classes], by the encoder `model.host`.
+
+    mask [B, T] bool, True = valid. A text is cut into segments of L tokens. The embedding of a segment is the mean of
+    its valid tokens' last hidden states, and the head is one linear map of it, so that averaged logits are the logits
+    of averaged embeddings. A segment without a valid token is not read. Cost: the host's for each segment; with
+    read="last" and no cache that is written, for one segment.
+    """
+
+    def __init__(self, config: HostedEncoderConfig, host: Any) -> None:
+        super().__init__()
+        self.config, self.host = config, host
+        self.head = nn.Linear(
+            host.config.hidden_size, config.classes
+        )  # before the caches: the same start with and without them
+        self._kept: list[nn.Module] = []
+        frozen = self._freeze(config.frozen) if config.frozen else ()
+
+        def above(name: str, module: nn.Module) -> bool:
+            return not name.startswith(frozen) if frozen else True
+
+        if config.cache is not None:
+            cache(host, config.cache, where=above)
+        if config.adapter:
+            _add_adapters(host, config.adapter, above)
+
+    def _freeze(self, count: int) -> tuple[str, ...]:
+        """Freeze the embeddings and `count` layers; returns the beginnings of the layers' names."""
+        host: Any = self.host
+        total = getattr(host.config, "num_hidden_layers", 0)
+        lists = ((n, m) for n, m in host.named_modules() if isinstance(m, nn.ModuleList) and len(m) == total)
+        name, layers = next(lists, ("", None))
+        if layers is None or count >= total:
+            raise InputError(
+                f"{self.config.name}: frozen: expected fewer layers than the {total} of the host, each with weights of "
+                f"its own, found {count}; lower it"
+            )
+        self._kept = [getattr(host, "embeddings", None) or host.get_input_embeddings(), *layers[:count]]
+        for module in self._kept:
+            module.requires_grad_(False)
+        return tuple(f"{name}.{i}." for i in range(count))
+
+    def train(self, mode: bool = True) -> Self:
+        """Like `nn.Module.train`; what is frozen stays in eval mode."""
+        super().train(mode)
+        for module in self._kept:
+            module.eval()
+        return self
+
+    @property
+    def carries(self) -> bool:
+        """Whether anything goes from segment to segment."""
+        return self.config.cache is not None and self.config.cache.write
+
+    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """See the class."""
+        if state is not None:
+            raise InputError(f"{self.config.name}: expected no state, found one; pass whole texts")
+        check_token_ids(x, self.config.vocab_size, mask, "use the vocabulary of the data")
+        tokens, valid = self._cut(x, mask)
+        used = valid.any(2)
+        last = (used * torch.arange(1, used.shape[1] + 1, device=x.device)).argmax(1)
+        rows = torch.arange(len(x), device=x.device)
+        if self.config.read == "last" and not self.carries:
+            return self.head(self._embed(tokens[rows, last], valid[rows, last], None)[0]), None
+        found = self._carried(tokens, valid, used) if self.carries else self._apart(tokens, valid, used)
+        if self.config.read == "last":
+            return self.head(found[rows, last]), None
+        return self.head(found.sum(1) / used.sum(1, keepdim=True).clamp(min=1)), None
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _cut(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens and whether they are valid, by segment: [B, S, L]."""
+        more = -x.shape[1] % self.config.segment
+        valid = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        cut = (-1, self.config.segment)
+        return F.pad(x, (0, more)).unflatten(1, cut), F.pad(valid, (0, more)).unflatten(1, cut)
+
+    def _embed(self, tokens: Tensor, valid: Tensor, state: RowState | None) -> tuple[Tensor, RowState | None]:
+        """The embeddings [n, D] of segments [n, L], and the state of their rows after them, if it is carried."""
+        given = {"input_ids": tokens, "attention_mask": None if bool(valid.all()) else valid.long()}
+        if self.carries:
+            output, state = carry(self.host, state, **given)
+        else:
+            output = self.host(**given)
+        weight = valid[..., None].to(output.last_hidden_state.dtype)
+        return (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1), state
+
+    def _apart(self, tokens: Tensor, valid: Tensor, used: Tensor) -> Tensor:
+        """The embeddings [B, S, D] of all segments, each read alone; zeros where there is none."""
+        found, _ = self._embed(tokens[used], valid[used], None)
+        return found.new_zeros(*used.shape, found.shape[-1]).index_put((used,), found)
+
+    def _carried(self, tokens: Tensor, valid: Tensor, used: Tensor) -> Tensor:
+        """The same, with the caches of each row carried from segment to segment."""
+        found, state = [], None
+        for i in range(used.shape[1]):
+            rows = used[:, i]
+            if bool(rows.all()):
+                embedding, state = self._embed(tokens[:, i], valid[:, i], state)
+            elif not bool(rows.any()):
+                embedding = self.head.weight.new_zeros(len(rows), self.head.in_features)
+            else:
+                at = rows.nonzero()[:, 0]
+                part, new = self._embed(tokens[at, i], valid[at, i], None if state is None else select(state, at))
+                embedding, state = _put(None, part, at, len(rows)), _merged(state, new or {}, at, len(rows))
+            found.append(embedding)
+        return torch.stack(found, 1)
+
+    def pretrained(self, source: str) -> dict[str, Tensor]:
+        """The trained weights of a host (`hub.is_source`) by this model's names."""
+        if source.startswith(TIMM):
+            raise InputError(f"{source}: expected an encoder of Hugging Face, found a model of timm; use hf:NAME")
+        return {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
+
+
+def _put(whole: Tensor | None, part: Tensor, at: Tensor, rows: int) -> Tensor:
+    """`whole` [rows, …], zeros if it is None, with `part` in the rows `at`."""
+    whole = part.new_zeros(rows, *part.shape[1:]) if whole is None else whole
+    return whole.index_copy(0, at, part)
+
+
+def _merged(state: RowState | None, new: RowState, at: Tensor, rows: int) -> RowState:
+    return {name: _put((state or {}).get(name), caches, at, rows) for name, caches in new.items()}
+
+
+class Adapter(nn.Module):
+    """W₂·gelu(W₁·x + b), [B, T, D] -> [B, T, D_out], which is 0 at the start."""
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, out, bias=False)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        found: Tensor = self.second(F.gelu(self.first(x)))
+        return found
+
+
+def _add_adapters(host: nn.Module, hidden: int, where: Callable[[str, nn.Module], bool]) -> None:
+    """An adapter beside each attention of the host that `mnemos.cache` would give a cache."""
+    with torch.random.fork_rng(devices=[]):
+        report = cache(host, replace(GRC(), length=1, ratio=1.0, scope="stream"), where=where)
+        uncache(host)
+    for one in report.swapped:
+        attention: Any = host.get_submodule(one.name)
+        attention.adapter = Adapter(one.width, hidden, one.out_width)
+        keep_handle(attention, attention.register_forward_hook(_add_adapter, with_kwargs=True))
+
+
+def _add_adapter(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
+    more = module.adapter(argument(args, kwargs, 0, "hidden_states"))
+    return (output[0] + more, *output[1:]) if isinstance(output, tuple) else output + more

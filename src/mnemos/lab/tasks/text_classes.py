@@ -1,0 +1,205 @@
+"""Classification of texts in class folders, of any length, in segments for an encoder."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mnemos.config import DataConfig
+from mnemos.generators import ORDER, generator
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .arrays import ArrayTask, Rows
+from .files import first_names, read_bytes
+from .preprocessing import Predicted, Preprocessing, files_below
+from .task import Split
+from .text_files import SPLIT_OF, SPLITS, TextFiles, find_text, split_documents
+from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
+
+_FEW = 2  # classes at least
+_ENDINGS = (".txt", ".txt.gz", ".md", ".text")
+
+
+@register
+@dataclass(frozen=True)
+class TextClassesConfig(DataConfig):
+    """Texts in class folders: FOLDER/CLASS/*.txt, or FOLDER/train/CLASS/*.txt with valid and test beside train.
+
+    Classes are the folder names, sorted. FOLDER/CLASS/train.txt beside valid.txt and test.txt give the splits too. A
+    split that the folder does not give takes a share `held_out` of the files of each class, or the ends of its files
+    where there is none to spare (`text_files.split_documents`). Files are UTF-8 and may be gzipped.
+    A text becomes rows of `length` tokens, the last one shorter: each is classified by itself. A row consists of
+    segments of `segment` tokens, with the special tokens of the vocabulary around each: [CLS] … [SEP] [CLS] … [SEP].
+    `tokens`: "bytes", or a tokenizer.json of the library tokenizers. Held-out rows are in a fixed random order.
+    """
+
+    name: ClassVar[str] = "text-classes"
+
+    path: str = "texts"
+    length: int = 512
+    segment: int = 128
+    held_out: float = 0.1
+    tokens: str = "bytes"
+
+    def files(self) -> list[Path]:
+        """All texts, and the file of the vocabulary."""
+        named = [] if self.tokens == "bytes" else [Path(self.tokens)]
+        return [*find_text(self.path).read, *named]
+
+    def build(self) -> "TextClassesTask":
+        """The task. Raises InputError for folders without classes, settings out of range, and text that is not UTF-8.
+
+        Cost: all texts are encoded, which holds them and their tokens in memory.
+        """
+        if not 0 < self.held_out < 0.5:
+            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
+        classes = _by_class(find_text(self.path))
+        layout = TextClassesPreprocessing.of(self, tuple(classes))
+        vocabulary = layout.vocabulary()
+        rows: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
+        for label, (name, found) in enumerate(classes.items()):
+            splits = split_documents(found, self.held_out, characters=True)
+            for split in SPLITS:
+                texts = ((text.tobytes(), file) for file, text in splits[split].items())
+                made = [row for text, file in texts for row in layout.rows(text, file, vocabulary)]
+                if not made:
+                    raise InputError(
+                        f"{self.path}: {split} split: expected text of the class {name}, found none; add some to it"
+                    )
+                lengths = np.array([len(row) for row in made])
+                rows[split].append(Rows.ragged(np.concatenate(made), lengths, np.full(len(made), label)))
+        size = vocabulary.start if isinstance(vocabulary, SubWords) else vocabulary.size
+        task = TextClassesTask({split: Rows.joined(each) for split, each in rows.items()}, layout, size)
+        names = first_names(list(classes))
+        task.about = tuple(
+            f"{split:5}  {task.size(split):,} rows of {len(classes)} classes: {names}" for split in SPLITS
+        )
+        return task
+
+
+def _by_class(found: TextFiles) -> dict[str, TextFiles]:
+    """The files of each class, sorted by the classes' names."""
+    classes: dict[str, TextFiles] = {}
+    splits: Mapping[Split | None, list[Path]] = {**found.given} or {None: found.undivided}
+    for split, files in splits.items():
+        for file in files:
+            parts = file.relative_to(found.folder).parts if file != found.folder else ()
+            parts = parts[1:] if split is not None and parts[0].lower() in SPLIT_OF else parts
+            if len(parts) < 2:
+                raise InputError(f"{file}: expected texts in folders of classes, found one outside; move it")
+            own = classes.setdefault(parts[0], TextFiles(found.folder, {}, [], []))
+            (own.undivided if split is None else own.given.setdefault(split, [])).append(file)
+    if len(classes) < _FEW:
+        raise InputError(
+            f"{found.folder}: expected at least two folders of texts, one per class, found {len(classes)}; check "
+            "data.path"
+        )
+    for name, own in classes.items():
+        if missing := sorted({*found.given} - {*own.given}):
+            raise InputError(
+                f"{found.folder}: {missing[0]} split: expected text of the class {name}, found none; add some to it"
+            )
+    return dict(sorted(classes.items()))
+
+
+class TextClassesTask(ArrayTask):
+    """An `ArrayTask` over segments of texts."""
+
+    shuffled = True
+
+    def __init__(self, rows: Mapping[Split, Rows], layout: "TextClassesPreprocessing", vocab_size: int) -> None:
+        self.layout = layout
+        valid, test = _shuffled(rows["valid"]), _shuffled(rows["test"])
+        super().__init__(rows["train"], valid, test, vocab_size, len(layout.names), layout.length)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those of every task, and the tokens of a segment."""
+        return {**super().sizes, "segment": self.layout.segment}
+
+    def preprocessing(self) -> "TextClassesPreprocessing":
+        """The segments, the vocabulary and the names of the classes."""
+        return self.layout
+
+
+def _shuffled(rows: Rows) -> Rows:
+    order = generator(0, ORDER).permutation(len(rows))
+    tokens = np.concatenate([rows.row(i) for i in order])
+    return Rows.ragged(tokens, rows.lengths[order], rows.labels[order])
+
+
+@register
+@dataclass(frozen=True)
+class TextClassesPreprocessing(Preprocessing):
+    """The most probable classes of text files, by the mean of the logits of their rows; a folder stands for its texts.
+
+    Attributes:
+        segment: tokens per segment, with the special tokens around it.
+        length: tokens per row, a multiple of `segment`.
+        tokens: what a token is, as the run's `TextClassesConfig.tokens` says.
+        tokenizer: the content of the file of sub-words; "" for bytes.
+    """
+
+    name: ClassVar[str] = "text-classes"
+    options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 3})
+
+    segment: int
+    length: int
+    tokens: str = "bytes"
+    tokenizer: str = ""
+
+    @classmethod
+    def of(cls, config: TextClassesConfig, names: tuple[str, ...]) -> "TextClassesPreprocessing":
+        """The layout of the rows. Raises InputError if no text fits into a segment."""
+        vocabulary = Bytes() if config.tokens == "bytes" else SubWords.read(config.tokens)
+        content = vocabulary.content if isinstance(vocabulary, SubWords) else ""
+        before, after = _around(vocabulary)
+        if config.segment <= len(before) + len(after) or config.length < 1 or config.length % config.segment:
+            raise InputError(
+                f"data.segment: expected more than {len(before) + len(after)} special tokens, and data.length a "
+                f"multiple of it, found segment {config.segment} and length {config.length}; change one"
+            )
+        return cls(config.segment, config.length, config.tokens, content, names=names)
+
+    def vocabulary(self) -> Vocabulary:
+        """The run's vocabulary. Raises InputError for sub-words where the library tokenizers is missing."""
+        return SubWords(self.tokenizer, self.tokens) if self.tokenizer else Bytes()
+
+    def rows(self, text: bytes, where: str, vocabulary: Vocabulary) -> Iterator[Tokens]:
+        """The rows of a text, each of at most `length` tokens; there is none of a text without tokens."""
+        before, after = (np.array(part, np.int32) for part in _around(vocabulary))
+        inside = self.segment - len(before) - len(after)
+        tokens, together = vocabulary.encode(text, where), inside * (self.length // self.segment)
+        for first in range(0, len(tokens), together):
+            row = tokens[first : first + together]
+            cut = [row[i : i + inside] for i in range(0, len(row), inside)]
+            yield np.concatenate([part for piece in cut for part in (before, piece.astype(np.int32), after)])
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The `top` most probable classes of each text: {"classes": [{"name", "probability"}, …]}."""
+        vocabulary, top = self.vocabulary(), min(options["top"], len(self.names))
+        for path in files_below(files, _ENDINGS, "texts"):
+            try:
+                rows = list(self.rows(read_bytes(path), str(path), vocabulary))
+                if not rows:
+                    raise InputError(f"{path}: expected text, found none; add text to it")
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            with torch.no_grad():
+                logits = [model(torch.from_numpy(row.astype(np.int64))[None])[0] for row in rows]
+            best = torch.cat(logits).mean(0).softmax(0).topk(top)
+            named = [
+                (self.names[i], value) for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+            details = {"classes": [{"name": name, "probability": value} for name, value in named]}
+            yield Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in named), details)
+
+
+def _around(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+    return vocabulary.around() if isinstance(vocabulary, SubWords) else ([], [])

@@ -1,0 +1,94 @@
+"""An encoder that reads texts in segments: what the class is read from, what is carried, frozen and added."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mnemos import GRC, libraries
+from mnemos.hosts import carry
+from mnemos.hugging_face.hosted_encoder import HostedEncoderConfig
+from mnemos.lab.compare.baselines import equal_parameters, parameters
+from mnemos.lab.run.recipe import Recipe, unwritten
+from mnemos.lab.tasks.text_classes import TextClassesConfig
+from mnemos.memory import caches
+from mnemos.types import InputError
+
+libraries.transformers()
+PLAIN = HostedEncoderConfig(vocab_size=30, classes=3, segment=4)
+CACHED = replace(PLAIN, cache=GRC(length=3, scope="stream"))
+
+
+def built(config):
+    """The model with weights that matter: a new head and gates hide what is carried."""
+    torch.manual_seed(0)
+    model = config.build().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("config", [PLAIN, CACHED, unwritten(Recipe(CACHED, TextClassesConfig())).model])
+@pytest.mark.each_value
+def test_rows_are_read_segment_by_segment_whatever_their_lengths(config):
+    x = torch.randint(30, (3, 11))
+    lengths = (11, 7, 3)
+    mask = torch.arange(11) < torch.tensor(lengths)[:, None]
+    for read in ("mean", "last"):
+        model = built(replace(config, read=read))
+        logits = model(x, mask=mask)[0]
+        for row, n in enumerate(lengths):
+            state, found = None, []
+            for segment in x[row : row + 1, :n].split(4, 1):
+                if config.cache is None:
+                    output = model.host(segment)
+                else:
+                    output, state = carry(model.host, state, segment)
+                found.append(model.head(output.last_hidden_state.mean(1)))
+            expected = found[-1] if read == "last" else torch.stack(found).mean(0)
+            torch.testing.assert_close(logits[row : row + 1], expected)
+
+
+def test_what_is_frozen_gets_no_gradient_no_dropout_and_no_cache():
+    model = replace(CACHED, frozen=1).build().train()
+    model(torch.randint(30, (2, 9)))[0].sum().backward()
+    kept = [name for name, p in model.named_parameters() if p.grad is None]
+    assert {name.split(".")[1] for name in kept} == {"embeddings", "encoder"}
+    assert not any(".layer.1." in name for name in kept)
+    assert len(caches(model)) == 1
+    assert not model.host.encoder.layer[0].training
+    assert model.host.encoder.layer[1].training
+    with pytest.raises(InputError, match=r"fewer layers than the 2 of the host.*found 2"):
+        replace(CACHED, frozen=2).build()
+
+
+def test_the_baseline_of_equal_parameters_has_adapters_that_start_as_nothing():
+    wider = equal_parameters(Recipe(replace(CACHED, frozen=1), TextClassesConfig(), name="cached"))
+    assert wider.model.cache is None
+    assert wider.model.adapter > 0
+    assert abs(parameters(wider.model) / parameters(replace(CACHED, frozen=1)) - 1) < 0.001
+    x = torch.randint(30, (2, 9))
+    torch.manual_seed(0)
+    adapted = wider.model.build().eval()
+    torch.manual_seed(0)
+    plain = PLAIN.build().eval()
+    assert torch.equal(adapted(x)[0], plain(x)[0])
+    adapted(x)[0].square().sum().backward()
+    assert adapted.host.encoder.layer[1].attention.self.adapter.second.weight.grad.abs().max() > 0
+    assert not hasattr(adapted.host.encoder.layer[0].attention.self, "adapter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"cache": GRC(length=3)}, r"cache\.scope: expected stream"),
+        ({"segment": 600}, "at most the 512 positions of the host, found 600"),
+        ({"host": '{"model_type": "t5"}'}, "expected an encoder, found t5"),
+        ({"adapter": -1}, "adapter: expected at least 0"),
+    ],
+)
+@pytest.mark.each_value
+def test_settings_that_do_not_fit(fields, match):
+    with pytest.raises(InputError, match=match):
+        replace(PLAIN, **fields).build()
