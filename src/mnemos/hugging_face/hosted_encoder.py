@@ -82,9 +82,9 @@ class HostedEncoderConfig(ModelConfig):
                 f"{self.name}: host: expected an encoder, found {config.model_type}; choose one such as BERT"
             )
         config.vocab_size = max(config.vocab_size, self.vocab_size)
-        host = host_of(_AUTO, config)
+        host: Any = host_of(_AUTO, config)
         if getattr(host, "pooler", None) is not None:  # the class is read from the tokens' mean
-            host.__setattr__("pooler", None)
+            host.pooler = None
         return HostedEncoder(self, host)
 
 

@@ -158,7 +158,7 @@ class NoMLP(ModelConfig):
 
 def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
     recipe = registry.load("recipe", "short-listops-cached")()
-    with pytest.raises(InputError, match="one of the fields mlp, mlp_ratio, mlp_ratios, found no-mlp; write"):
+    with pytest.raises(InputError, match="one of the fields mlp, mlp_ratio, mlp_ratios, adapter, found no-mlp; write"):
         equal_parameters(replace(recipe, model=NoMLP()))
     assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
     narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))

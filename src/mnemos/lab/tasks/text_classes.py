@@ -85,8 +85,8 @@ class TextClassesConfig(DataConfig):
 def _by_class(found: TextFiles) -> dict[str, TextFiles]:
     """The files of each class, sorted by the classes' names."""
     classes: dict[str, TextFiles] = {}
-    splits: Mapping[Split | None, list[Path]] = {**found.given} or {None: found.undivided}
-    for split, files in splits.items():
+    splits: list[tuple[Split | None, list[Path]]] = [*found.given.items()] or [(None, found.undivided)]
+    for split, files in splits:
         for file in files:
             parts = file.relative_to(found.folder).parts if file != found.folder else ()
             parts = parts[1:] if split is not None and parts[0].lower() in SPLIT_OF else parts
