@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .hosts.attach import cache as cache
     from .hosts.attach import uncache as uncache
     from .hosts.known_hosts import register_host as register_host
+    from .hosts.linearising import linearise as linearise
+    from .hosts.linearising import unlinearise as unlinearise
     from .hosts.remembering import remember as remember
     from .hugging_face import fast as fast
     from .hugging_face import fla_on_cpu as fla_on_cpu
@@ -125,6 +127,7 @@ _MODULES = {
     "generate.stream": "Stream",
     "hosts.attach": "cache uncache",
     "hosts.known_hosts": "register_host",
+    "hosts.linearising": "linearise unlinearise",
     "hosts.remembering": "remember",
     "hugging_face": "fast fla_on_cpu functional",
     "memory.associations": "AssociationsConfig",

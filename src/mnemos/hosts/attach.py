@@ -166,8 +166,8 @@ def _plan(
     """Which attentions get a cache and which do not. Changes nothing."""
     sites = list(list_sites(model))
     known_hosts = registered_hosts()
-    hosts = {site.name: host for site in sites if (host := _find_host(site.module, known_hosts)) is not None}
-    named, others = _select(sites, set(hosts), where)
+    hosts = {site.name: host for site in sites if (host := find_host(site.module, known_hosts)) is not None}
+    named, others = select_sites(sites, set(hosts), where)
     chosen: list[Site] = []
     left = []
     for site in sites:
@@ -220,11 +220,12 @@ def _has_cache(site: Site, host: Host | None) -> bool:
     return isinstance(getattr(carrier, "grc", None), HostBranch)
 
 
-def _find_host(module: nn.Module, known: Sequence[Host]) -> Host | None:
+def find_host(module: nn.Module, known: Sequence[Host]) -> Host | None:
+    """The adapter of a module's class; None: it is of no known class."""
     return next((host for host in known if (cls := host.cls()) is not None and isinstance(module, cls)), None)
 
 
-def _select(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+def select_sites(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
     """The names that `where` selects (None: no selection), and those among them that no adapter knows.
 
     If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
@@ -265,7 +266,7 @@ def _list_unknown(sites: list[Site], known: set[str]) -> list[Left]:
         site
         for site in sites
         if site.name
-        and _is_called_attention(site)
+        and is_called_attention(site)
         and any(True for _ in site.module.parameters())
         and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in known)
     ]
@@ -280,7 +281,8 @@ def _list_unknown(sites: list[Site], known: set[str]) -> list[Left]:
     ]
 
 
-def _is_called_attention(site: Site) -> bool:
+def is_called_attention(site: Site) -> bool:
+    """Whether a module is called attention, by its class or its name."""
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
     named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
     named = named and any(True for _ in site.module.children())  # no linear map or dropout

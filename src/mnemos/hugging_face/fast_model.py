@@ -4,12 +4,13 @@ import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mnemos.hosts.copied import with_globals
 from mnemos.native import library
 from mnemos.types import InputError
 
@@ -218,7 +219,7 @@ def _names(code: CodeType) -> Iterator[str]:
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     forward, name = type(layer).forward, type(layer).__name__
     if functions:
-        forward = _copy(forward, functions)
+        forward = with_globals(forward, functions)
     if kind := LAYERS.get(name):
         forward = _with_tokens(forward, kind)
     elif name in NORMS:
@@ -252,22 +253,3 @@ def _with_tokens(forward: Any, kind: Kind) -> Any:
         return forward(self, hidden_states, *args, **options)
 
     return with_tokens
-
-
-def _copy(function: Any, functions: dict[str, Function]) -> Any:
-    """A copy of the function whose global names mean these functions; one that wraps another wraps a copy of it."""
-    wrapped, names, cells = getattr(function, "__wrapped__", None), function.__globals__, function.__closure__
-    if wrapped is None:
-        # Without its name torch.compile reads the names from these globals, and not from the module of that name.
-        names = {name: x for name, x in names.items() if name != "__name__"} | functions
-    else:
-        inner = _copy(wrapped, functions)
-        cells = tuple(CellType(inner) if cell.cell_contents is wrapped else cell for cell in cells)
-    copy: Any = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(copy, function)
-    if wrapped is None:
-        del copy.__wrapped__
-    else:
-        copy.__wrapped__ = inner
-    return copy

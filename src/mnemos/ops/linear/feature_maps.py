@@ -66,6 +66,17 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     return torch.exp(scores - x.square().sum(-1, keepdim=True) / 2) * projection.shape[0] ** -0.5
 
 
+def hedgehog(x: Tensor, weight: Tensor) -> Tensor:
+    """Hedgehog (Zhang et al. 2024): [e^{Wx − m}, e^{−Wx − m}] with m = max |Wx|, a learned map per head.
+
+    x [B, H, T, D], weight [H, D', D] -> [B, H, T, 2·D'], from 0 to 1: nothing overflows, and the scale of a token is
+    that of its largest feature.
+    """
+    y = x @ weight.to(x.dtype).mT
+    y = torch.cat([y, -y], -1)
+    return torch.exp(y - y.amax(-1, keepdim=True))
+
+
 def random_projection(features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     """Rows [F, D] for `favor`: orthogonal in blocks of D, for less variance than independent rows."""
     blocks = [torch.empty(0, dim, dtype=torch.float64)]

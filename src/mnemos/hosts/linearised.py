@@ -1,0 +1,350 @@
+"""What a linearised attention of a decoder has and does: feature maps, low-rank updates, and its calls.
+
+`linearising` puts it into a model. The attention runs a copy of its class's forward, in which the functions of
+Transformers for attention and rotary positions are those of this file.
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.libraries import CACHE_NAMES
+from mnemos.ops.linear.feature_maps import elu, hedgehog
+from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
+from mnemos.types import InputError
+
+from .copied import with_globals
+from .masks import own_tokens, refuse_lengths
+
+StateName = Literal["none", "linear", "hedgehog", "delta"]
+ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
+_PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
+_UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, which is a module of its attention
+_OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers that share it
+# ln γ at the start: weights at which the untrained maps of SmolLM2-135M did least harm (docs/linearise.md).
+START = {"linear": -9.0, "hedgehog": -9.0, "delta": -9.0}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `linearise` was called with."""
+
+    window: int
+    sinks: int
+    state: StateName
+    rank: int
+    rotary: bool
+
+
+class LinearisedState(NamedTuple):
+    """The state of an attention: `window`, and turn [B, 2, R], cos and sin of the position w + s − 1 of each row."""
+
+    window: WindowState
+    turn: Tensor
+
+
+class LowRank(nn.Module):
+    """x -> up·down·x, which is 0 at the start: down [r, D], up [D', r]."""
+
+    def __init__(self, width: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
+        self.up = nn.Parameter(torch.zeros(out, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The change of a projection's output for its input x."""
+        return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+
+
+def add_update(projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    """A forward hook: the output of a projection with its low-rank update."""
+    changed: Tensor = output + projection.__dict__[_UPDATE](args[0])
+    return changed
+
+
+def hook_update(projection: nn.Module, update: LowRank) -> Any:
+    """Let a projection add an update. It stays no module of the projection, whose weights keep their names."""
+    projection.__dict__[_UPDATE] = update
+    return projection.register_forward_hook(add_update)
+
+
+class Rotation(NamedTuple):
+    """A call of Transformers' function for rotary positions: queries and keys before it, cos, sin, and itself."""
+
+    q: Tensor
+    k: Tensor
+    cos: Tensor
+    sin: Tensor
+    apply: Callable[..., tuple[Tensor, Tensor]]
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, H, N, D] rotated; of x wider than what is rotated the rest stays."""
+        width = self.q.shape[-1]
+        found = self.apply(x[..., :width], x[:, :1, ..., :width], cos, sin)[0]
+        return found if x.shape[-1] == width else torch.cat([found, x[..., width:]], -1)
+
+
+class _Call:
+    """One call of an attention: its cache, and what was noted inside."""
+
+    def __init__(self, past: Any) -> None:
+        self.past, self.answered = past, False
+        self.rotation: Rotation | None = None
+
+
+class _Present(threading.local):
+    """The calls that are being made. Threads may share a model."""
+
+    calls: tuple[_Call, ...] = ()
+
+
+_present = _Present()
+
+
+class _Passing:
+    """The cache that the forward of an attention gets: its update returns what it is given."""
+
+    def __init__(self, past: Any) -> None:
+        self._past = past
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values of the call alone."""
+        return keys, values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._past, name)
+
+
+class _Functions:
+    """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def get_interface(self, name: str, default: Any) -> Any:
+        """What the forward calls with (module, query, key, value, mask, …)."""
+        return functools.partial(_attend, self._table.get_interface(name, default))
+
+
+def copy_forward(kind: type[nn.Module]) -> Any:
+    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
+    function = inspect.unwrap(kind.forward)
+    names = function.__globals__
+    used = set(function.__code__.co_names)
+    if ATTENTIONS not in used or ATTENTIONS not in names:
+        return None
+    others: dict[str, Any] = {ATTENTIONS: _Functions(names[ATTENTIONS])}
+    if ROTARY in used:
+        others[ROTARY] = functools.partial(_rotate, names[ROTARY])
+    return with_globals(kind.forward, others)
+
+
+def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
+    apply = functools.partial(function, **options) if options else function
+    _present.calls[-1].rotation = Rotation(q, k, cos, sin, apply)
+    return function(q, k, cos, sin, *args, **options)
+
+
+def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
+    """A call of the linearised attention `module`."""
+    refuse_lengths(options)
+    past = None
+    names = list(inspect.signature(type(module).forward).parameters)[1:] if len(args) > 1 else []
+    for i, name in enumerate(names[: len(args)]):
+        if name in _PASTS and args[i] is not None:
+            past = args[i]
+            args = (*args[:i], _Passing(past), *args[i + 1 :])
+    for name in _PASTS:
+        if options.get(name) is not None:
+            past = options[name]
+            options = {**options, name: _Passing(past)}
+    call = _Call(past)
+    _present.calls = *_present.calls, call
+    try:
+        found = forward(module, *args, **options)
+    finally:
+        _present.calls = _present.calls[:-1]
+    if not call.answered:
+        raise InputError(
+            f"{type(module).__name__}: expected a forward that calls its attention function, found one that computes "
+            "attention itself; leave it out of where="
+        )
+    return found
+
+
+def _attend(
+    function: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What the forward gets: attention [B, T, H, M], from q [B, H, T, D] and the keys and values of T tokens."""
+    call = _present.calls[-1]
+    call.answered = True
+    own: Linearised = module.linearised
+    t = q.shape[2]
+    scale = options.get("scaling")
+    sizes = Sizes(
+        own.settings.window,
+        own.settings.sinks,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        options.get("softcap"),
+    )
+    if call.past is None:
+        if t <= sizes.window:
+            found: tuple[Tensor, Tensor | None] = function(module, q, k, v, mask, **options)
+            return found
+        return own.read(q, k, v, sizes, call.rotation, None, find_valid(mask, q))[0], None
+    if hasattr(call.past, "gated"):  # that of `mnemos.functional`, which has the state itself
+        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(), call.past.valid)
+        call.past.new.append(state)
+        return y, None
+    from .linearised_cache import find_layer
+
+    layer = find_layer(call.past, module.layer_idx, own)
+    valid = find_valid(mask, q)
+    if layer.is_croppable and layer.get_seq_length() + t <= sizes.window:
+        k, v = layer.extend(k, v, call.rotation if own.raw else None, valid)
+        found = function(module, q, k, v, mask, **options)
+        return found
+    return layer.read(own, q, k, v, sizes, call.rotation, valid), None
+
+
+def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """Which of the tokens of q [B, H, T, D] are valid, [B, T]; None: all. It is found once for a mask."""
+    if mask is None:
+        return None
+    kept = getattr(mask, _OWN, None)
+    if kept is None or kept[0] != q.shape[2]:
+        found = own_tokens(mask, q[:, 0], mask.shape[-1])
+        kept = q.shape[2], None if found is None or bool(found.all()) else found
+        setattr(mask, _OWN, kept)
+    valid: Tensor | None = kept[1]
+    return valid
+
+
+class Linearised(nn.Module):
+    """The child `linearised` of an attention: its settings and its new parameters.
+
+    query_map [H, d, d], key_map [Hk, d, d]: W of the feature maps ("hedgehog", "delta"), the identity at the start.
+    log_gamma [H]: γ = e^log_gamma. rate [Hk]: β = sigmoid(rate) ("delta"), ½ at the start. updates: a `LowRank` for
+    each projection, by its name.
+    """
+
+    def __init__(self, settings: Settings, heads: int, kv_heads: int, width: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.whole_masks = False  # whether other layers of the model keep all keys, so that masks have them all
+        self.updates = nn.ModuleDict()
+        if settings.state == "none":
+            return
+        self.log_gamma = nn.Parameter(torch.full((heads,), START[settings.state]))
+        if settings.state != "linear":
+            self.query_map = nn.Parameter(torch.eye(width).repeat(heads, 1, 1))
+            self.key_map = nn.Parameter(torch.eye(width).repeat(kv_heads, 1, 1))
+        if settings.state == "delta":
+            self.rate = nn.Parameter(torch.zeros(kv_heads))
+
+    @property
+    def raw(self) -> bool:
+        """Whether features are computed of queries and keys before rotary positions."""
+        return not self.settings.rotary and self.settings.state != "none"
+
+    def far(self) -> Far | None:
+        """The feature maps with their weights, as the operator takes them."""
+        state = self.settings.state
+        if state == "none":
+            return None
+        gamma = self.log_gamma.exp()
+        if state == "linear":
+            return Far(elu, elu, gamma)
+        beta = torch.sigmoid(self.rate) if state == "delta" else None
+        return Far(self._map_queries, self._map_keys, gamma, beta)
+
+    def _map_queries(self, x: Tensor) -> Tensor:
+        return hedgehog(x, self.query_map)
+
+    def _map_keys(self, x: Tensor) -> Tensor:
+        return hedgehog(x, self.key_map)
+
+    def before_rotation(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor] | None:
+        """What features are computed of, [B, H, T, D]; None: of q and k."""
+        if not self.raw:
+            return None
+        if rotation is None:
+            return q, k
+        width = rotation.q.shape[-1]
+        if width == q.shape[-1]:
+            return rotation.q, rotation.k
+        return torch.cat([rotation.q, q[..., width:]], -1), torch.cat([rotation.k, k[..., width:]], -1)
+
+    def read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sizes: Sizes,
+        rotation: Rotation | None,
+        state: LinearisedState | None,
+        valid: Tensor | None,
+    ) -> tuple[Tensor, LinearisedState]:
+        """y [B, T, H, M] and the state after a call, from q [B, H, T, D], k [B, Hk, T, D], v; valid [B, T]."""
+        raw, far = self.before_rotation(q, k, rotation), self.far()
+        if state is None:
+            turn = q.new_zeros(len(q), 2, rotation.cos.shape[-1] if rotation is not None and sizes.sinks else 0)
+            state = LinearisedState(new_state(k, v, None if raw is None else raw[1], sizes, far), turn)
+        sink_q, turn = None, state.turn
+        if rotation is not None and sizes.sinks:
+            sink_q, turn = _meet_sinks(q, rotation, sizes, state, valid)
+        y, window = window_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            sizes,
+            far,
+            state.window,
+            valid,
+            None if sink_q is None else sink_q.transpose(1, 2),
+            None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2)),
+        )
+        return y, LinearisedState(window, turn)
+
+    def start_ring(self, state: LinearisedState, sizes: Sizes, rotation: Rotation | None) -> Ring:
+        """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""
+        keys = state.window.sink_k
+        if rotation is not None and sizes.sinks:
+            cos, sin = state.turn[:, :1], state.turn[:, 1:]
+            keys = rotation.turn(keys, cos, -sin)
+        return Ring(state.window, sizes, keys)
+
+    def step(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+        """y [B, 1, H, M] of one token; the ring is changed."""
+        sink_q = None
+        if rotation is not None and ring.sizes.sinks:
+            sink_q, width = rotation.q, rotation.q.shape[-1]
+            sink_q = sink_q if width == q.shape[-1] else torch.cat([sink_q, q[..., width:]], -1)
+        return ring.step(q, k, v, self.far(), sink_q, self.before_rotation(q, k, rotation)).transpose(1, 2)
+
+
+def _meet_sinks(
+    q: Tensor, rotation: Rotation, sizes: Sizes, state: LinearisedState, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The queries [B, H, T, D] rotated to the positions min(i, w + s − 1), and cos and sin of the last of these."""
+    b, t, last = len(q), q.shape[2], sizes.window + sizes.sinks - 1
+    cos, sin = (x.expand(b, t, -1) for x in (rotation.cos, rotation.sin))
+    seen = state.window.seen[:, None]
+    number = seen + (torch.arange(t, device=q.device) if valid is None else valid.cumsum(1) - 1)
+    here = number == last if valid is None else (number == last) & valid
+    found = here.any(1)
+    place = here.to(torch.uint8).argmax(1)
+    rows = torch.arange(b, device=q.device)
+    both = torch.stack([cos[rows, place], sin[rows, place]], 1).to(state.turn.dtype)
+    turn = torch.where(found[:, None, None], both, state.turn)
+    beyond = (number > last)[..., None]
+    cos = torch.where(beyond, turn[:, :1].to(cos.dtype), cos)
+    sin = torch.where(beyond, turn[:, 1:].to(sin.dtype), sin)
+    plain = torch.cat([rotation.q, q[..., rotation.q.shape[-1] :]], -1)
+    return rotation.turn(plain, cos, sin), turn

@@ -1,0 +1,176 @@
+"""The layer of a cache of Transformers that holds the state of a linearised attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from mnemos.ops.window_state import Ring, Sizes
+from mnemos.types import InputError, map_state
+
+from .linearised import Linearised, LinearisedState, Rotation
+
+
+class LinearisedLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values while they fit into the window, then a `LinearisedState`, of constant size.
+
+    Where gradients are off, single tokens change buffers in place (`Ring`). Else the state is never changed.
+    """
+
+    def __init__(self, own: Linearised) -> None:
+        super().__init__()
+        self.window, self.whole_masks, self.least = own.settings.window, own.whole_masks, 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.columns = 0  # of all calls, with padding
+        self.raw: Tensor | None = None  # keys before rotary positions
+        self.valid: Tensor | None = None  # [B, columns]; None: all
+        self.state: LinearisedState | None = None
+        self.ring: tuple[Ring, Tensor] | None = None  # in place of `state`: its window, and its `turn`
+
+    @property
+    def is_croppable(self) -> bool:
+        """Only while the tokens fit into the window."""
+        return self.state is None and self.ring is None
+
+    def get_seq_length(self) -> int:
+        """The tokens read, with padding."""
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Of the mask: all keys while there are all; then those of the call."""
+        if self.whole_masks or self.columns + query_length <= self.window:
+            return self.columns + query_length, 0
+        return query_length, self.columns
+
+    def extend(self, k: Tensor, v: Tensor, rotation: Rotation | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All keys and values, with those of a call that fits into the window."""
+        if rotation is not None:
+            self.raw = rotation.k if self.raw is None else torch.cat([self.raw, rotation.k], -2)
+        if valid is not None or self.valid is not None:
+            new = k.new_ones(len(k), k.shape[2], dtype=torch.bool) if valid is None else valid
+            if self.valid is None:
+                self.valid = new.new_ones(len(k), self.columns)
+            self.valid = torch.cat([self.valid, new], 1)
+        self.columns += k.shape[2]
+        found: tuple[Tensor, Tensor] = super().update(k, v)
+        return found
+
+    def read(
+        self,
+        own: Linearised,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sizes: Sizes,
+        rotation: Rotation | None,
+        valid: Tensor | None,
+    ) -> Tensor:
+        """y [B, T, H, M] of a call beyond the window."""
+        t = q.shape[2]
+        one = t == 1 and valid is None and not torch.is_grad_enabled()
+        if one and self.least >= sizes.window + sizes.sinks:
+            if self.state is not None:
+                self.ring, self.state = (own.start_ring(self.state, sizes, rotation), self.state.turn), None
+            if self.ring is not None:
+                self.columns += 1
+                self.least += 1
+                return own.step(self.ring[0], q, k, v, rotation)
+        state = self.current()
+        if state is None and self.columns:
+            state = self._begin(own, q, sizes, rotation)
+        y, self.state = own.read(q, k, v, sizes, rotation, state, valid)
+        self.keys = self.values = self.raw = self.valid = None
+        self.is_initialized = True
+        self.columns += t
+        self.least = int(self.state.window.seen.min())
+        return y
+
+    def current(self) -> LinearisedState | None:
+        """The state, with what the ring has read."""
+        if self.ring is not None:
+            self.state, self.ring = LinearisedState(self.ring[0].state(), self.ring[1]), None
+        return self.state
+
+    def _begin(self, own: Linearised, q: Tensor, sizes: Sizes, rotation: Rotation | None) -> LinearisedState:
+        """The state after the tokens that were kept whole. Their positions are before the one that `turn` is of."""
+        b, n = len(q), self.columns
+        zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
+        cos = None if rotation is None else rotation.cos.new_zeros(b, n, rotation.cos.shape[-1])
+        k = self.keys
+        before = None
+        if rotation is not None and cos is not None:
+            width = rotation.q.shape[-1]
+            raw = k[..., :width] if self.raw is None else self.raw
+            before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
+        return own.read(zeros, k, self.values, sizes, before, None, self.valid)[1]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the last tokens back while all fit into the window. Raises InputError later."""
+        if not tokens_to_remove:
+            return
+        if not self.is_croppable:
+            raise InputError(
+                f"crop: expected tokens within the window of {self.window}, found {self.columns} read tokens, whose "
+                "state has no way back; keep a copy.deepcopy of the cache, or use mnemos.speculate with "
+                "mnemos.functional(model), for drafts"
+            )
+        super().crop(tokens_to_remove)
+        self.columns -= abs(tokens_to_remove)
+        self.raw = None if self.raw is None else self.raw[..., : self.columns, :]
+        self.valid = None if self.valid is None else self.valid[:, : self.columns]
+
+    def reset(self) -> None:
+        """Start new rows."""
+        super().reset()
+        self._clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the rows `beam_idx`."""
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self._map(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Any) -> None:
+        """Take the rows `indices`."""
+        self._map(lambda x: x[indices.to(x.device) if isinstance(indices, Tensor) else indices])
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
+        for name in ("keys", "values", "raw", "valid"):
+            if getattr(self, name) is not None:
+                setattr(self, name, fn(getattr(self, name)))
+        if self.ring is not None:
+            self.ring[0].map(fn)
+            self.ring = self.ring[0], fn(self.ring[1])
+        if self.state is not None:
+            self.state = map_state(fn, self.state)
+
+
+def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
+    """Layer `number` of a cache; it takes the place of an empty layer of Transformers. Raises InputError for others."""
+    past = getattr(past, "self_attention_cache", past)  # of an encoder and a decoder
+    layers = getattr(past, "layers", None)
+    if not isinstance(layers, list):
+        raise InputError(
+            f"expected a cache with a layer for each attention, found a {type(past).__name__}; give a "
+            "transformers.DynamicCache, or none"
+        )
+    if getattr(past, "layer_class_to_replicate", None) is DynamicLayer:
+        layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
+    layer = layers[number] if number < len(layers) else None
+    if isinstance(layer, LinearisedLayer):
+        return layer
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():
+        found = "none" if layer is None else type(layer).__name__
+        found += f" of {layer.get_seq_length()} tokens" if layer is not None else ""
+        raise InputError(
+            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {found}; give a new "
+            "transformers.DynamicCache, or none"
+        )
+    layers[number] = LinearisedLayer(own)
+    return layers[number]

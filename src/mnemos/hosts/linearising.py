@@ -1,0 +1,311 @@
+"""linearise(model) and unlinearise(model): a trained decoder with a state of constant size, and back."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from mnemos.types import InputError
+
+from .attach import Where, find_host, is_called_attention, list_sites, select_sites
+from .host import DecoderHost, Site
+from .known_hosts import hosts as registered_hosts
+from .linearised import Linearised, LowRank, Settings, StateName, add_update, copy_forward, hook_update, run
+
+RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
+_HOOKS = "_mnemos_update_hooks"  # attribute of an attention: the handles of its projections' hooks
+_STATES = ("none", "linear", "hedgehog", "delta")
+
+
+@dataclass(frozen=True)
+class LinearisedAttention:
+    """An attention with a state: its name, its class, H, Hk, and the bytes of state of a row in float32."""
+
+    name: str
+    kind: str
+    heads: int
+    kv_heads: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class LeftAttention:
+    """An attention that is as before, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class LineariseReport:
+    """What `linearise` changed and what it left.
+
+    maps: the new parameters of feature maps, γ and β, by their names in the model; updates: those of the low-rank
+    updates. Together they are what there is to train.
+    """
+
+    changed: tuple[LinearisedAttention, ...]
+    left: tuple[LeftAttention, ...]
+    settings: Settings
+    maps: Mapping[str, nn.Parameter]
+    updates: Mapping[str, nn.Parameter]
+
+    def __str__(self) -> str:
+        kinds: dict[str, int] = {}
+        for one in self.changed:
+            key = f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads"
+            kinds[key] = kinds.get(key, 0) + 1
+        count, own = len(self.changed), self.settings
+        lines = [
+            f"{count} attention{'s have' if count > 1 else ' has'} a window of {own.window} tokens, {own.sinks} sinks "
+            f"and state={own.state!r} now:"
+        ]
+        lines += [f"  {n} x {key}" for key, n in kinds.items()]
+        lines += [f"  left {one.name} ({one.kind}): {one.reason}" for one in self.left]
+        sizes = [sum(p.numel() for p in found.values()) for found in (self.maps, self.updates)]
+        state = sum(one.state_bytes for one in self.changed)
+        lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
+        lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook and the prompt of Python show
+
+
+def linearise(
+    model: nn.Module,
+    window: int = 64,
+    sinks: int = 4,
+    state: StateName = "hedgehog",
+    where: Where = None,
+    rank: int = 0,
+    rotary: bool = True,
+) -> LineariseReport:
+    """Give the attentions of a trained decoder of Transformers a state of constant size, in place: an RNN.
+
+        report = mnemos.linearise(model, window=64, sinks=4)     # report.changed, report.left
+        model.generate(ids, max_new_tokens=100_000)              # constant memory and time a token
+        mnemos.unlinearise(model)                                # bit for bit as before
+
+    Softmax attention over the last `window` tokens w and the first `sinks` s, and a linear-attention state of all
+    tokens between, in one normaliser (LoLCATs; Zhang et al. 2024):
+
+        y_i = [Σ_near e^{a_ij − m_i} v_j + γ_h Σ_far φ_q(q_i)·φ_k(k_j) v_j] / [the same sums without v]
+        near(i) = {j : i − w < j ≤ i} ∪ {j < s}, far(i) the other j ≤ i, a_ij = q_i·k_j·scale, m_i = max a_ij of near(i)
+
+    Rotary positions: a sink j that has left the window is met by the query at the position min(i, w + s − 1), as
+    StreamingLLM numbers them, so that no distance exceeds w + s − 1, however long a sequence is. While a call and what
+    its cache holds fit into the window (i < w), the model's own attention function is called: its outputs are those of
+    the model, bit for bit.
+
+    state: "none" (window and sinks alone), "linear" (φ = elu + 1), "hedgehog" (φ(x) = [e^{Wx − m}, e^{−Wx − m}],
+    m = max |Wx|, W [d, d] per head, the identity at the start), "delta" (these maps, keys of length 1, and the delta
+    rule on [v, 1] with a rate β per key head in place of the sums; a negative far sum counts 0 in the denominator).
+    γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
+    that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
+    keys after rotary positions; False: before.
+    where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
+
+    Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
+    weights keep their names. `generate`, beams, left padding, `past_key_values=DynamicCache()`, `mnemos.functional`,
+    and gradients through a carried cache work. Padding takes no place in the state. Dropout of attention weights is
+    applied within the window alone. Assisted decoding of `generate` is refused beyond the window; `mnemos.speculate`
+    serves drafts. Further calls may linearise other attentions with other settings.
+
+    Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d + Hk·2d·d
+    numbers. Raises InputError, and leaves the model unchanged, for settings out of range and if no attention can be
+    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, and of classes whose
+    forward calls no attention function of Transformers (Falcon).
+    """
+    settings = Settings(window, sinks, state, rank, rotary)
+    _check(model, settings)
+    sites = list(list_sites(model))
+    chosen, left = _plan(sites, settings, where, model)
+    changed = [_apply(site, host, settings) for site, host in chosen]
+    _note_masks(model, bool(left))
+    _record(model, settings, [one.name for one in changed])
+    maps: dict[str, nn.Parameter] = {}
+    updates: dict[str, nn.Parameter] = {}
+    for site, _ in chosen:
+        for name, parameter in site.module.linearised.named_parameters():
+            found = updates if name.startswith("updates.") else maps
+            found[f"{site.name}.linearised.{name}".removeprefix(".")] = parameter
+    return LineariseReport(tuple(changed), tuple(left), settings, maps, updates)
+
+
+def unlinearise(model: nn.Module) -> nn.Module:
+    """Undo `linearise`: every attention is as before, and the new parameters are gone. Returns the model.
+
+    Raises InputError if the model has no linearised attention.
+    """
+    found = [module for module in model.modules() if is_linearised(module)]
+    if not found:
+        raise InputError(
+            "expected a model that mnemos.linearise() was called on, found none of its states; nothing to undo"
+        )
+    for module in found:
+        for child in module.children():
+            if "_mnemos_update" in child.__dict__:
+                del child.__dict__["_mnemos_update"]
+                hooks = child._forward_hooks
+                for key in [key for key, hook in hooks.items() if hook is add_update]:
+                    del hooks[key]
+        del module.linearised
+        module.__class__ = type(module).__mro__[1]
+    for module in model.modules():
+        if hasattr(config := getattr(module, "config", None), RECORD):
+            delattr(config, RECORD)
+    return model
+
+
+def is_linearised(module: nn.Module) -> bool:
+    """Whether `linearise` changed this attention."""
+    return isinstance(getattr(module, "linearised", None), Linearised)
+
+
+def _check(model: nn.Module, settings: Settings) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
+        )
+    for name, least in (("window", 1), ("sinks", 0), ("rank", 0)):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
+    if settings.state not in _STATES:
+        raise InputError(f"linearise: expected a state of {', '.join(_STATES)}, found {settings.state!r}")
+
+
+def _plan(
+    sites: list[Site], settings: Settings, where: Where, model: nn.Module
+) -> tuple[list[tuple[Site, DecoderHost]], list[LeftAttention]]:
+    known = registered_hosts()
+    hosts = {site.name: host for site in sites if (host := find_host(site.module, known)) is not None}
+    named, _ = select_sites(sites, set(hosts), where)
+    chosen, left = [], []
+    for site in sites:
+        host = hosts.get(site.name)
+        kind = type(site.module).__name__
+        inside = any(site.name.startswith(f"{name}.") for name in hosts if name)
+        if host is None:
+            if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
+                left.append(LeftAttention(site.name, kind, "its class is not known to mnemos.linearise"))
+            continue
+        reason = _find_reason(site, host, settings)
+        if reason is None and named is not None and site.name not in named:
+            reason = "not named by where="
+        if reason is None and isinstance(host, DecoderHost):
+            host.check(site.module)
+            chosen.append((site, host))
+        elif reason is not None:
+            left.append(LeftAttention(site.name, kind, reason))
+    if not chosen:
+        first = next((one for one in left if not one.reason.startswith("not named")), left[0] if left else None)
+        found = f"where={where!r} chose nothing" if where is not None and first is None else "none"
+        found = found if first is None else f"none: {first.name} was left ({first.reason})"
+        raise InputError(
+            f"linearise: expected causal self-attentions of a decoder of Transformers, found {found}; see "
+            "docs/linearise.md"
+        )
+    return chosen, left
+
+
+def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
+    """Why an attention of a known class cannot be linearised."""
+    module = site.module
+    if not isinstance(host, DecoderHost):
+        return host.left(site) or "it is no causal self-attention of a decoder"
+    if is_linearised(module):
+        return "it is linearised already; mnemos.unlinearise(model) undoes that"
+    if (why := host.left(site)) is not None:
+        return why
+    if _copied(type(module)) is None:
+        return "its forward calls no attention function of Transformers, but computes attention itself"
+    if getattr(module, "reorder_and_upcast_attn", False):
+        return "reorder_and_upcast_attn=True computes attention itself"
+    own = _sliding_window(module)
+    if own is not None and own <= settings.window:
+        return f"its own sliding window of {own} tokens is not longer than window={settings.window}"
+    return None
+
+
+def _sliding_window(module: Any) -> int | None:
+    """The sliding window of an attention itself; None: it sees all tokens."""
+    if hasattr(module, "sliding_window"):
+        own = module.sliding_window
+    else:
+        kinds, number = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
+        slides = not kinds or number is None or kinds[number] == "sliding_attention"
+        own = getattr(module.config, "sliding_window", None) if slides else None
+    return own if isinstance(own, int) and own > 0 else None
+
+
+_copied = functools.cache(copy_forward)
+
+
+@functools.cache
+def _make_kind(kind: type[nn.Module]) -> Any:
+    """The subclass of a class of attentions that is linearised."""
+    forward = _copied(kind)
+
+    class LinearisedKind(kind):  # type: ignore[misc, valid-type]
+        @functools.wraps(kind.forward)
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return run(forward, self, args, options)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # Pickle finds a class by its name, and this class is made when it is needed.
+            return _make_empty, (kind,), self.__dict__
+
+    LinearisedKind.__name__, LinearisedKind.__qualname__ = kind.__name__, kind.__qualname__
+    LinearisedKind.__module__ = kind.__module__
+    return LinearisedKind
+
+
+def _make_empty(kind: type[nn.Module]) -> Any:
+    made = _make_kind(kind)
+    return made.__new__(made)
+
+
+def _apply(site: Site, host: DecoderHost, settings: Settings) -> LinearisedAttention:
+    module, kind = site.module, type(site.module)
+    heads = host.sizes(module)[2]
+    kv_heads = heads // getattr(module, "num_key_value_groups", 1)
+    width = getattr(module, "head_dim", None) or module.head_size
+    own = Linearised(settings, heads, kv_heads, width)
+    for name, child in list(module.named_children()) if settings.rank else ():
+        if (sizes := _sizes(child)) is not None:
+            own.updates[name] = update = LowRank(*sizes, settings.rank)
+            hook_update(child, update)
+    like = next(p for p in module.parameters() if p.is_floating_point())
+    own.to(device=like.device, dtype=like.dtype).train(module.training)
+    module.__class__ = _make_kind(kind)
+    module.linearised = own
+    features = {"none": 0, "linear": width}.get(settings.state, 2 * width)
+    size = 2 * (settings.window + settings.sinks) * width + features * (width + 1)
+    size += settings.window * width if own.raw else 0
+    return LinearisedAttention(site.name, kind.__name__, heads, kv_heads, 4 * kv_heads * size)
+
+
+def _sizes(child: Any) -> tuple[int, int] | None:
+    """The widths of a projection: of nn.Linear, or of Conv1D of Transformers; None: it is none."""
+    if isinstance(child, nn.Linear):
+        return child.in_features, child.out_features
+    return (child.nx, child.nf) if hasattr(child, "nx") and hasattr(child, "nf") else None
+
+
+def _note_masks(model: nn.Module, left: bool) -> None:
+    """Whether masks must have all keys: where layers keep them all, or windows differ."""
+    found = [module.linearised for module in model.modules() if is_linearised(module)]
+    whole = left or len({own.settings.window for own in found}) > 1
+    for own in found:
+        own.whole_masks = whole
+
+
+def _record(model: Any, settings: Settings, names: list[str]) -> None:
+    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again."""
+    config = getattr(model, "config", None)
+    if hasattr(model, "save_pretrained") and config is not None:
+        setattr(config, RECORD, [*getattr(config, RECORD, ()), {"settings": asdict(settings), "names": names}])

@@ -1,0 +1,95 @@
+"""One token at a time without gradients: `Ring` keeps a state in buffers that it changes in place."""
+
+import torch
+from torch import Tensor
+
+from mnemos.ops.delta import KEY_EPS
+
+from .state import Far, Sizes, WindowState
+
+
+class Ring:
+    """The state of rows that have read w + s tokens or more, for single tokens: the oldest gives its place to the new.
+
+    sink_k: the sinks' keys as the queries that `step` gets for them meet them; None: those of the state.
+    `state()` is the state as `window_attention` has it. Cost of a step: O(w + s + F·M) per head, about 25 calls of
+    PyTorch, and no copies.
+    """
+
+    def __init__(self, state: WindowState, sizes: Sizes, sink_k: Tensor | None = None) -> None:
+        self.sizes, self.place = sizes, 0
+        wide = state.s.dtype
+        self._sinks, self._types = state.sink_k, (state.k.dtype, state.v.dtype)
+        # As large as its state and no view of what a longer call kept.
+        self.keys, self.raw = state.k.to(wide, copy=True), state.raw.to(wide, copy=True)
+        self.values = torch.cat([state.sink_v.to(wide), state.v.to(wide)], -2)
+        self.sink_k = (state.sink_k if sink_k is None else sink_k).to(wide, copy=True)
+        self.s, self.z, self.seen = state.s.clone(), state.z.clone(), state.seen.clone()
+        self.steps = 0
+
+    def state(self) -> WindowState:
+        """The state after the tokens read."""
+        keys, values = self._types
+        k, v, raw = (x.roll(-self.place, -2) for x in (self.keys, self.values[..., self.sizes.sinks :, :], self.raw))
+        sinks = self.values[..., : self.sizes.sinks, :].to(values, copy=True)
+        found = k.to(keys), v.to(values), raw.to(keys), self._sinks, sinks
+        return WindowState(*found, self.s.clone(), self.z.clone(), self.seen + self.steps)
+
+    def map(self, fn: "object") -> None:
+        """Apply `fn` to every tensor, as to select rows."""
+        for name in ("keys", "raw", "values", "sink_k", "s", "z", "seen", "_sinks"):
+            setattr(self, name, fn(getattr(self, name)))  # type: ignore[operator]
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """y [B, H, 1, M] of one token: q [B, H, 1, D], k [B, Hk, 1, D], v [B, Hk, 1, M], sink_q as q, raw q and k."""
+        wide, dtype, place, sinks = self.s.dtype, v.dtype, self.place, self.sizes.sinks
+        if dtype != wide:
+            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+            sink_q = None if sink_q is None else sink_q.to(wide)
+            raw = None if raw is None else (raw[0].to(wide), raw[1].to(wide))
+        b, heads = q.shape[:2]
+        kv_heads = k.shape[1]
+        slot = slice(place, place + 1)
+        if far is not None:
+            old = (self.keys if raw is None else self.raw)[:, :, slot]
+            fq = far.query(q if raw is None else raw[0]) * far.gamma[:, None, None]
+            self._leave(far.key(old), self.values[:, :, sinks + place], far)
+            fq = fq.view(b, kv_heads, heads // kv_heads, -1)
+        self.keys[:, :, slot] = k
+        self.values[:, :, sinks + place] = v[:, :, 0]
+        if raw is not None:
+            self.raw[:, :, slot] = raw[1]
+        self.place, self.steps = (place + 1) % self.sizes.window, self.steps + 1
+        grouped = q.reshape(b, kv_heads, heads // kv_heads, -1)
+        scores = grouped @ self.keys.mT
+        if sinks:
+            meeting = grouped if sink_q is None else sink_q.reshape(grouped.shape)
+            scores = torch.cat([meeting @ self.sink_k.mT, scores], -1)
+        scores *= self.sizes.scale
+        if (cap := self.sizes.softcap) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if far is None:
+            y = torch.softmax(scores, -1) @ self.values
+        else:
+            weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+            norm = fq @ self.z[..., None]
+            if far.beta is not None:
+                norm.clamp_(min=0)
+            y = (weights @ self.values + fq @ self.s) / (weights.sum(-1, keepdim=True) + norm)
+        return y.view(b, heads, 1, -1).to(dtype)
+
+    def _leave(self, fk: Tensor, v: Tensor, far: Far) -> None:
+        """The token with features fk [B, Hk, 1, F] and value v [B, Hk, M] leaves the window."""
+        fk = fk[:, :, 0]
+        if far.beta is None:
+            self.s.addcmul_(fk[..., None], v[:, :, None])
+            self.z += fk
+            return
+        fk = fk * torch.rsqrt(fk.square().sum(-1, keepdim=True) + KEY_EPS)
+        rate = far.beta.to(fk)[:, None]
+        u = rate * (v - (fk[:, :, None] @ self.s)[:, :, 0])
+        one = rate * (1 - (fk * self.z).sum(-1, keepdim=True))
+        self.s.addcmul_(fk[..., None], u[:, :, None])
+        self.z.addcmul_(fk, one)

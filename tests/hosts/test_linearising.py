@@ -1,0 +1,212 @@
+"""Linearised decoders of Hugging Face: the window is the model bit for bit, and any cut of a text gives the same."""
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from decoder_models import FAMILIES, FURTHER, plain
+from torch import Tensor, nn
+
+import mnemos
+from mnemos import InputError
+from mnemos.hosts.linearised_cache import LinearisedLayer
+from mnemos.libraries import cache_name, transformers
+from mnemos.types import leaves
+
+SERVED = [name for name in (*FAMILIES, *FURTHER) if not name.startswith("falcon")]
+DIFFERENT = ("llama", "phi", "gemma3", "opt", "Cohere2", "Glm4")  # families whose rotary positions or layers differ
+
+
+def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
+    """A decoder in float32; linearised if γ is given."""
+    model = plain(name, **({"sliding_window": 20} if name == "mistral" else {})).float()
+    if gamma is not None:
+        report = mnemos.linearise(model, **{"window": 7, "sinks": 2, **options})
+        with torch.no_grad():
+            for key, parameter in report.maps.items():
+                if key.endswith("log_gamma"):
+                    parameter.fill_(gamma)
+                elif key.endswith("_map"):
+                    parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    return model
+
+
+def ids(rows: int = 2, t: int = 33, seed: int = 2) -> Tensor:
+    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
+def call(model: nn.Module, x: Tensor, cache: Any = None, mask: Tensor | None = None) -> Tensor:
+    options = {} if cache is None else {cache_name(): cache}
+    if mask is not None:
+        options["attention_mask"] = mask.long()
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
+    logits: Tensor = model(x, **options).logits
+    return logits
+
+
+def new_cache(model: Any = None) -> Any:
+    return transformers().DynamicCache(**({} if model is None else {"config": model.config}))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", SERVED)
+@torch.no_grad()
+def test_within_the_window_the_model_is_as_before(name: str) -> None:
+    """Outputs, also of padded rows, of a call and of calls with a cache: bit for bit, and without it again."""
+    model = decoder(name)
+    if "Moe" in name or name == "Mixtral":
+        model.set_experts_implementation("eager")
+    x, mask = ids(t=19), torch.ones(2, 19, dtype=torch.bool)
+    mask[1, :4] = False
+    names = [key for key, _ in model.named_parameters()]
+
+    def outputs() -> list[Tensor]:
+        cache = new_cache(model)
+        parts = [call(model, x[:, part], cache) for part in (slice(0, 9), slice(9, 10), slice(10, 19))]
+        return [call(model, x), call(model, x, mask=mask), *parts]
+
+    before = outputs()
+    report = mnemos.linearise(model, window=19, sinks=3, rank=2, state="hedgehog" if len(name) % 2 else "delta")
+    after = outputs()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert len(report.changed) + len(report.left) == 2
+    mnemos.unlinearise(model)
+    assert all(torch.equal(a, b) for a, b in zip(before, outputs(), strict=True))
+    assert names == [key for key, _ in model.named_parameters()]
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
+@pytest.mark.parametrize("rotary", [True, False])
+@torch.no_grad()
+def test_any_cut_and_left_padding(name: str, state: str, rotary: bool) -> None:
+    model = decoder(name, -1.0 if state != "delta" else 0.5, state=state, rotary=rotary)
+    x = ids()
+    whole = call(model, x)
+    cache = new_cache(model)
+    pieces = (slice(0, 3), slice(3, 5), slice(5, 17), *(slice(t, t + 1) for t in range(17, 30)), slice(30, 33))
+    parts = [call(model, x[:, part], cache) for part in pieces]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
+    shifted = torch.cat([x[1:, :4], x[1:, :-4]], 1)
+    mask = torch.ones(2, 33, dtype=torch.bool)
+    mask[1, :4] = False
+    padded = torch.cat([x[:1], shifted])
+    torch.testing.assert_close(call(model, padded, mask=mask)[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
+    cache = new_cache()
+    pieces = (slice(0, 6), slice(6, 20), *(slice(t, t + 1) for t in range(20, 33)))
+    parts = [call(model, padded[:, part], cache, mask[:, : part.stop]) for part in pieces]
+    torch.testing.assert_close(torch.cat(parts, 1)[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
+
+
+def test_gradients_flow_through_a_carried_cache() -> None:
+    model = decoder("llama", -1.0, rank=2)
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "linearised"):
+                for update in module.linearised.updates.values():
+                    update.up += 0.1 * torch.randn(update.up.shape, generator=torch.Generator().manual_seed(4))
+    x, found = ids(), []
+    for cuts in ((33,), (2, 9, 10, 33)):
+        cache, start, loss = new_cache(model), 0, torch.zeros(())
+        for end in cuts:
+            loss = loss + call(model, x[:, start:end], cache).square().sum()
+            start = end
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        found.append(torch.autograd.grad(loss, parameters, allow_unused=True))
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5 * float(b.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}], ids=["greedy", "beams"]
+)
+@torch.no_grad()
+def test_generate(options: dict[str, Any]) -> None:
+    """Beyond the window, with padded rows: the tokens of a model that reads everything again for each token."""
+    model = decoder("llama", -1.0)
+    x, mask = ids(t=12), torch.ones(2, 12, dtype=torch.bool)
+    mask[1, :5] = False
+    short = model.generate(x, attention_mask=mask.long(), max_new_tokens=20, min_new_tokens=20, **options)
+    again = model.generate(
+        x, attention_mask=mask.long(), max_new_tokens=20, min_new_tokens=20, use_cache=False, **options
+    )
+    assert torch.equal(short, again)
+
+
+@torch.no_grad()
+def test_the_cache_has_constant_size_and_survives_copies() -> None:
+    model = decoder("llama", -1.0)
+    x, sizes, cache = ids(t=60), [], new_cache(model)
+
+    def size(cache: Any) -> int:
+        tensors = [value for layer in cache.layers for value in (layer.keys, layer.values, layer.raw, layer.state)]
+        tensors += [vars(layer.ring[0]) for layer in cache.layers if layer.ring is not None]
+        found = [
+            leaf
+            for value in tensors
+            for leaf in leaves(
+                [v for v in value.values() if isinstance(v, Tensor)] if isinstance(value, dict) else value
+            )
+        ]
+        return sum({leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in found}.values())
+
+    for part in (slice(0, 20), slice(20, 40), *(slice(t, t + 1) for t in range(40, 50))):
+        call(model, x[:, part], cache)
+        sizes.append(size(cache))
+    assert len(set(sizes[:2])) == 1
+    assert len(set(sizes[2:])) == 1
+    other = copy.deepcopy(cache)
+    assert type(other.layers[0]) is LinearisedLayer
+    expected = call(model, x[:, 50:], cache)
+    assert torch.equal(call(model, x[:, 50:], other), expected)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(call(clone, x), call(model, x))
+        clone.get_decoder().layers[0].self_attn.linearised.log_gamma += 1
+        assert not torch.equal(call(clone, x), call(model, x))
+
+
+@torch.no_grad()
+def test_what_is_refused_and_left() -> None:
+    model = decoder("llama", -1.0)
+    report = mnemos.linearise(decoder("gemma3"), window=7)
+    assert [one.reason for one in report.left] == ["its own sliding window of 6 tokens is not longer than window=7"]
+    with pytest.raises(InputError, match="computes attention itself"):
+        mnemos.linearise(plain("falcon"))
+    with pytest.raises(InputError, match="linearised already"):
+        mnemos.linearise(model, window=7)
+    with pytest.raises(InputError, match="a state of none"):
+        mnemos.linearise(plain("llama"), state="mamba")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="window, a whole number"):
+        mnemos.linearise(plain("llama"), window=0)
+    with pytest.raises(InputError, match="nothing to undo"):
+        mnemos.unlinearise(plain("llama"))
+    model, cache = decoder("llama", -1.0), new_cache()
+    call(decoder("llama"), ids(), cache)
+    with pytest.raises(InputError, match="empty layer 0"):
+        call(model, ids(), cache)
+    cache = new_cache()
+    call(model, ids(), cache)
+    with pytest.raises(InputError, match="no way back"):
+        cache.crop(-1)
+
+
+def test_where_and_the_report() -> None:
+    model = decoder("llama")
+    report = mnemos.linearise(model, window=7, sinks=1, where="model.layers.1.self_attn", rank=3)
+    assert [one.name for one in report.changed] == ["model.layers.1.self_attn"]
+    assert [one.reason for one in report.left] == ["not named by where="]
+    known = dict(model.named_parameters())
+    assert all(known[name] is parameter for name, parameter in {**report.maps, **report.updates}.items())
+    assert len(report.updates) == 8
+    text = str(report)
+    assert "1 attention has a window of 7 tokens, 1 sinks and state='hedgehog' now" in text
+    x, cache = ids(), new_cache()  # a layer that keeps all keys beside one that does not
+    with torch.no_grad():
+        parts = [call(model, x[:, part], cache) for part in (slice(0, 5), slice(5, 20), slice(20, 21), slice(21, 33))]
+        torch.testing.assert_close(torch.cat(parts, 1), call(model, x), rtol=2e-5, atol=2e-5)

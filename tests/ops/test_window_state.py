@@ -1,0 +1,164 @@
+"""Attention with a window, sinks and a state: oracle, blocks and single tokens agree in values and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mnemos import InputError
+from mnemos.ops.linear.feature_maps import elu, hedgehog
+from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, window_attention
+from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
+from mnemos.types import leaves
+
+STATES = ("none", "linear", "hedgehog", "delta")
+SCALE = 0.4
+
+
+def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Inputs with gradients; q, k, v are no contiguous tensors."""
+    torch.manual_seed(t + d)
+    shapes = {"q": (heads, d), "sink_q": (heads, d), "raw_q": (heads, d), "k": (kv, d), "raw_k": (kv, d), "v": (kv, m)}
+    found = {name: torch.randn(b, h, t, width).transpose(1, 2) for name, (h, width) in shapes.items()}
+    found |= {"query_map": torch.randn(heads, d, d), "key_map": torch.randn(kv, d, d)}
+    found |= {"gamma": torch.rand(heads), "beta": torch.rand(kv)}
+    return {name: x.to(dtype).requires_grad_() for name, x in found.items()}
+
+
+def far_of(state: str, x: dict[str, Tensor]) -> Far | None:
+    if state == "linear":
+        return Far(elu, elu, x["gamma"])
+    beta = x["beta"] if state == "delta" else None
+    maps = (lambda y: hedgehog(y, x["query_map"])), (lambda y: hedgehog(y, x["key_map"]))
+    return None if state == "none" else Far(*maps, x["gamma"], beta)
+
+
+def oracle_maps(state: str, x: dict[str, Tensor]) -> Any:
+    def by(weight: Tensor) -> Any:
+        def features(vector: Tensor, head: int) -> Tensor:
+            if state == "linear":
+                return torch.where(vector > 0, vector + 1, torch.exp(vector.clamp(max=0)))
+            y = weight[head].double() @ vector
+            return torch.cat([torch.exp(y - y.abs().amax()), torch.exp(-y - y.abs().amax())])
+
+        return features
+
+    return None if state == "none" else (by(x["query_map"]), by(x["key_map"]), x["gamma"])
+
+
+def read(
+    x: dict[str, Tensor], sizes: Sizes, far: Far | None, cuts: tuple[int, ...], mask: Tensor | None
+) -> tuple[Tensor, WindowState]:
+    """The operator over calls that end at the cuts."""
+    outputs, state, start = [], None, 0
+    for end in (*cuts, x["q"].shape[1]):
+        q, k, v, sink_q, raw_q, raw_k = (x[n][:, start:end] for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k"))
+        part = None if mask is None else mask[:, start:end]
+        y, state = window_attention(q, k, v, sizes, far, state, part, sink_q, (raw_q, raw_k))
+        outputs.append(y)
+        start = end
+    assert state is not None
+    return torch.cat(outputs, 1), state
+
+
+def oracle(
+    x: dict[str, Tensor], sizes: Sizes, maps: Any, beta: Tensor | None, width: int, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, S and z token by token."""
+    (b, t, heads, _), (kv, m) = x["q"].shape, x["v"].shape[2:]
+    outputs, rows = [], []
+    for r in range(b):
+        row = ReferenceRow(sizes[:2], torch.zeros(kv, width, m), torch.zeros(kv, width))
+        for i in range(t):
+            valid = mask is None or bool(mask[r, i])
+            token = tuple(x[n][r, i] for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k"))
+            y = row.read(token, sizes.scale, sizes.softcap, maps, beta) if valid else torch.zeros(heads, m).double()
+            outputs.append(y)
+        rows.append(row)
+    y = torch.stack(outputs).unflatten(0, (b, t))
+    return y, torch.stack([row.s for row in rows]), torch.stack([row.z for row in rows])
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    ("sizes", "t", "cuts", "padded"),
+    [
+        (Sizes(4, 2, SCALE), 19, (1, 7, 8), False),
+        (Sizes(6, 3, SCALE, 1.5), 23, (10, 11), True),
+        (Sizes(1, 0, SCALE), 9, (4,), True),
+    ],
+)
+def test_blocks_are_the_oracle(state: str, sizes: Sizes, t: int, cuts: tuple[int, ...], padded: bool) -> None:
+    x = draw(2, t, 4, 2, 3, 2)
+    mask = torch.rand(2, t, generator=torch.Generator().manual_seed(1)) > 0.35 if padded else None
+    beta, maps = (x["beta"] if state == "delta" else None), oracle_maps(state, x)
+    y, end = read(x, sizes, far_of(state, x), cuts, mask)
+    expected, s, z = oracle(x, sizes, maps, beta, end.s.shape[2], mask)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close((end.s, end.z), (s, z), rtol=1e-11, atol=1e-11)
+    weight, upstream = torch.randn_like(expected), torch.randn_like(s)
+    losses = [(a * weight).sum() + (b * upstream).sum() + c.sum() for a, b, c in ((y, end.s, end.z), (expected, s, z))]
+    for found, wanted in zip(
+        *(torch.autograd.grad(loss, list(x.values()), allow_unused=True) for loss in losses), strict=True
+    ):
+        if found is None or wanted is None:
+            assert found is None or not found.any()
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_the_recurrence_is_the_equation_of_double_sums() -> None:
+    x = draw(1, 17, 4, 2, 3, 2)
+    x |= {"raw_q": x["q"], "raw_k": x["k"]}
+    sizes, maps = Sizes(5, 2, SCALE), oracle_maps("hedgehog", x)
+    y, _, _ = oracle(x, sizes, maps, None, 6, None)
+    found = reference_sums(x["q"][0], x["k"][0], x["v"][0], sizes[:2], SCALE, None, maps, x["sink_q"][0])
+    torch.testing.assert_close(y[0], found)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_many_blocks_and_single_tokens_in_float32(state: str) -> None:
+    """Blocks of 64, far more tokens than a window, and the buffers that change in place."""
+    x = {name: value.detach() for name, value in draw(1, 140, 2, 1, 5, 3, torch.float32).items()}
+    sizes, far = Sizes(9, 2, SCALE), far_of(state, x)
+    beta, maps = (x["beta"] if state == "delta" else None), oracle_maps(state, x)
+    y, end = read(x, sizes, far, (), None)
+    expected, s, _ = oracle(x, sizes, maps, beta, end.s.shape[2], None)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(end.s.double(), s, rtol=2e-5, atol=2e-5)
+    first = {name: value[:, :31] if value.dim() == 4 else value for name, value in x.items()}
+    before = read(first, sizes, far, (), None)[1]
+    kept = [leaf.clone() for leaf in leaves(before)]
+    ring = Ring(before, sizes)
+    for i in range(31, 60):
+        q, k, v, sink_q, raw_q, raw_k = (
+            x[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")
+        )
+        one = ring.step(q, k, v, far, sink_q, (raw_q, raw_k))
+        torch.testing.assert_close(one.transpose(1, 2), y[:, i : i + 1], rtol=2e-5, atol=2e-5)
+    first = {name: value[:, :60] if value.dim() == 4 else value for name, value in x.items()}
+    for a, b in zip(leaves(ring.state()), leaves(read(first, sizes, far, (40,), None)[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+    assert all(map(torch.equal, leaves(before), kept))
+
+
+def test_scores_that_would_overflow_and_padding_that_is_not_finite() -> None:
+    x = {name: value.detach() for name, value in draw(1, 12, 2, 1, 3, 2, torch.float32).items()}
+    x["q"], x["k"] = 100 * x["q"], 100 * x["k"]
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    mask[0, 3] = False
+    sizes, far = Sizes(4, 1, 1.0), far_of("hedgehog", x)
+    y, _ = read(x, sizes, far, (), mask)
+    for name in ("q", "k", "v", "sink_q", "raw_q", "raw_k"):
+        x[name] = torch.where(mask[..., None, None], x[name], torch.nan)
+    assert torch.equal(read(x, sizes, far, (), mask)[0], y)
+    assert bool(y.isfinite().all())
+
+
+def test_sizes_that_do_not_fit() -> None:
+    x = draw(1, 3, 4, 2, 3, 2)
+    with pytest.raises(InputError, match="window of at least 1"):
+        window_attention(x["q"], x["k"], x["v"], Sizes(0, 0, 1.0))
+    with pytest.raises(InputError, match="multiple of Hk"):
+        window_attention(x["k"], x["q"], x["v"], Sizes(1, 0, 1.0))
