@@ -25,10 +25,10 @@ from .masks import own_tokens, refuse_lengths
 StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
-_UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, which is a module of its attention
+_UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
 _OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers that share it
 # ln γ at the start: weights at which the untrained maps of SmolLM2-135M did least harm (docs/linearise.md).
-START = {"linear": -9.0, "hedgehog": -9.0, "delta": -9.0}
+START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,19 @@ class LowRank(nn.Module):
 
 def add_update(projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
     """A forward hook: the output of a projection with its low-rank update."""
-    changed: Tensor = output + projection.__dict__[_UPDATE](args[0])
+    changed: Tensor = output + projection.__dict__[_UPDATE][0](args[0])
     return changed
 
 
-def hook_update(projection: nn.Module, update: LowRank) -> Any:
-    """Let a projection add an update. It stays no module of the projection, whose weights keep their names."""
-    projection.__dict__[_UPDATE] = update
-    return projection.register_forward_hook(add_update)
+def hook_update(projection: nn.Module, update: LowRank) -> None:
+    """Let a projection add an update, which is no module of the projection: its weights keep their names."""
+    projection.__dict__[_UPDATE] = update, projection.register_forward_hook(add_update)
+
+
+def unhook_update(projection: nn.Module) -> None:
+    """Undo `hook_update`, if there is one."""
+    if (found := projection.__dict__.pop(_UPDATE, None)) is not None:
+        found[1].remove()
 
 
 class Rotation(NamedTuple):

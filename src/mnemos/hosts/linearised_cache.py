@@ -13,7 +13,7 @@ from mnemos.types import InputError, map_state
 from .linearised import Linearised, LinearisedState, Rotation
 
 
-class LinearisedLayer(DynamicLayer):  # type: ignore[misc]
+class LinearisedLayer(DynamicLayer):
     """Keys and values while they fit into the window, then a `LinearisedState`, of constant size.
 
     Where gradients are off, single tokens change buffers in place (`Ring`). Else the state is never changed.
@@ -32,7 +32,7 @@ class LinearisedLayer(DynamicLayer):  # type: ignore[misc]
         self.ring: tuple[Ring, Tensor] | None = None  # in place of `state`: its window, and its `turn`
 
     @property
-    def is_croppable(self) -> bool:
+    def is_croppable(self) -> bool:  # type: ignore[override]
         """Only while the tokens fit into the window."""
         return self.state is None and self.ring is None
 
@@ -100,13 +100,14 @@ class LinearisedLayer(DynamicLayer):  # type: ignore[misc]
         b, n = len(q), self.columns
         zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
         cos = None if rotation is None else rotation.cos.new_zeros(b, n, rotation.cos.shape[-1])
-        k = self.keys
+        k: Any = self.keys
+        v: Any = self.values
         before = None
         if rotation is not None and cos is not None:
             width = rotation.q.shape[-1]
             raw = k[..., :width] if self.raw is None else self.raw
             before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-        return own.read(zeros, k, self.values, sizes, before, None, self.valid)[1]
+        return own.read(zeros, k, v, sizes, before, None, self.valid)[1]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back while all fit into the window. Raises InputError later."""
@@ -162,7 +163,7 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
         )
     if getattr(past, "layer_class_to_replicate", None) is DynamicLayer:
         layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
-    layer = layers[number] if number < len(layers) else None
+    layer: Any = layers[number] if number < len(layers) else None
     if isinstance(layer, LinearisedLayer):
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():

@@ -12,10 +12,9 @@ from mnemos.types import InputError
 from .attach import Where, find_host, is_called_attention, list_sites, select_sites
 from .host import DecoderHost, Site
 from .known_hosts import hosts as registered_hosts
-from .linearised import Linearised, LowRank, Settings, StateName, add_update, copy_forward, hook_update, run
+from .linearised import Linearised, LowRank, Settings, StateName, copy_forward, hook_update, run, unhook_update
 
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
-_HOOKS = "_mnemos_update_hooks"  # attribute of an attention: the handles of its projections' hooks
 _STATES = ("none", "linear", "hedgehog", "delta")
 
 
@@ -146,14 +145,11 @@ def unlinearise(model: nn.Module) -> nn.Module:
             "expected a model that mnemos.linearise() was called on, found none of its states; nothing to undo"
         )
     for module in found:
+        kind: Any = type(module)
         for child in module.children():
-            if "_mnemos_update" in child.__dict__:
-                del child.__dict__["_mnemos_update"]
-                hooks = child._forward_hooks
-                for key in [key for key, hook in hooks.items() if hook is add_update]:
-                    del hooks[key]
+            unhook_update(child)
         del module.linearised
-        module.__class__ = type(module).__mro__[1]
+        module.__class__ = kind.__mro__[1]
     for module in model.modules():
         if hasattr(config := getattr(module, "config", None), RECORD):
             delattr(config, RECORD)
@@ -214,14 +210,14 @@ def _plan(
 
 def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
     """Why an attention of a known class cannot be linearised."""
-    module = site.module
+    module, cls = site.module, site.module.__class__
     if not isinstance(host, DecoderHost):
         return host.left(site) or "it is no causal self-attention of a decoder"
     if is_linearised(module):
         return "it is linearised already; mnemos.unlinearise(model) undoes that"
     if (why := host.left(site)) is not None:
         return why
-    if _copied(type(module)) is None:
+    if _copied(cls) is None:
         return "its forward calls no attention function of Transformers, but computes attention itself"
     if getattr(module, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn=True computes attention itself"
@@ -242,15 +238,17 @@ def _sliding_window(module: Any) -> int | None:
     return own if isinstance(own, int) and own > 0 else None
 
 
-_copied = functools.cache(copy_forward)
+@functools.cache
+def _copied(kind: Any) -> Any:
+    return copy_forward(kind)
 
 
 @functools.cache
-def _make_kind(kind: type[nn.Module]) -> Any:
+def _make_kind(kind: Any) -> Any:
     """The subclass of a class of attentions that is linearised."""
     forward = _copied(kind)
 
-    class LinearisedKind(kind):  # type: ignore[misc, valid-type]
+    class LinearisedKind(kind):
         @functools.wraps(kind.forward)
         def forward(self, *args: Any, **options: Any) -> Any:
             return run(forward, self, args, options)
@@ -264,13 +262,13 @@ def _make_kind(kind: type[nn.Module]) -> Any:
     return LinearisedKind
 
 
-def _make_empty(kind: type[nn.Module]) -> Any:
+def _make_empty(kind: Any) -> Any:
     made = _make_kind(kind)
     return made.__new__(made)
 
 
 def _apply(site: Site, host: DecoderHost, settings: Settings) -> LinearisedAttention:
-    module, kind = site.module, type(site.module)
+    module, kind = site.module, site.module.__class__
     heads = host.sizes(module)[2]
     kv_heads = heads // getattr(module, "num_key_value_groups", 1)
     width = getattr(module, "head_dim", None) or module.head_size
@@ -298,7 +296,7 @@ def _sizes(child: Any) -> tuple[int, int] | None:
 
 def _note_masks(model: nn.Module, left: bool) -> None:
     """Whether masks must have all keys: where layers keep them all, or windows differ."""
-    found = [module.linearised for module in model.modules() if is_linearised(module)]
+    found: list[Linearised] = [module.linearised for module in model.modules() if is_linearised(module)]  # type: ignore[misc]
     whole = left or len({own.settings.window for own in found}) > 1
     for own in found:
         own.whole_masks = whole

@@ -52,8 +52,8 @@ def window_attention(
         if len(state.seen) != b:
             raise InputError(f"expected a state of {b} rows, found {len(state.seen)}; use mnemos.select")
         shape = k.shape[1], heads // k.shape[1]
-        q, sink_q, raw_q = (x if x is None else x.unflatten(1, shape) for x in (q, sink_q, raw_q))
-        y, state = read(Tokens(q, k, v, sink_q, raw_q, raw_k), sizes, far, state, mask)
+        sink_q, raw_q = (x if x is None else x.unflatten(1, shape) for x in (sink_q, raw_q))
+        y, state = read(Tokens(q.unflatten(1, shape), k, v, sink_q, raw_q, raw_k), sizes, far, state, mask)
     return y.flatten(1, 2).transpose(1, 2), state
 
 

@@ -4,6 +4,7 @@ Key columns are those of the window that the state brings, then those of the cal
 i + 1 … i + w near; columns up to i are far, of which those of earlier blocks are in sums S and z at the block's start.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,11 +34,16 @@ class Tokens(NamedTuple):
 
     def part(self, piece: slice) -> "Tokens":
         """Those of some columns."""
-        return Tokens(*[x if x is None else x[..., piece, :] for x in self])
+        return self.map(lambda x: x[..., piece, :])
 
     def take(self, order: Tensor) -> "Tokens":
         """The columns `order` [B, T]."""
-        return Tokens(*[x if x is None else gather(x, order) for x in self])
+        return self.map(lambda x: gather(x, order))
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "Tokens":
+        """The same with `fn` of each tensor."""
+        sink_q, raw_q, raw_k = (x if x is None else fn(x) for x in self[3:])
+        return Tokens(fn(self.q), fn(self.k), fn(self.v), sink_q, raw_q, raw_k)
 
 
 def gather(x: Tensor, order: Tensor) -> Tensor:
@@ -61,9 +67,7 @@ def read(
     if mask is None:
         return _read(tokens, sizes, far, state, None)
     padding = ~mask[:, None, :, None]  # may be NaN, which 0 times it stays
-    tokens = Tokens(
-        *[x if x is None else x.masked_fill(padding if x.dim() == 4 else padding[:, :, None], 0) for x in tokens]
-    )
+    tokens = tokens.map(lambda x: x.masked_fill(padding if x.dim() == 4 else padding[:, :, None], 0))
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # valid tokens first
     y, state = _read(tokens.take(order), sizes, far, state, mask.sum(1))
     y = gather(y, order.argsort(1))

@@ -48,10 +48,9 @@ def reference_sums(
                 [_score((q if j > i - window else meeting)[i, h], k[j, c], scale, softcap) for j in near]
             )
             weights = torch.exp(scores - scores.amax())
-            top = sum(weight * v[j, c] for weight, j in zip(weights, near, strict=True))
-            bottom = weights.sum()
-            for j in range(i + 1) if far is not None else ():
-                if j not in near:
+            top, bottom = weights @ v[near, c], weights.sum()
+            for j in range(i + 1):
+                if far is not None and j not in near:
                     weight = far[2][h].double() * (far[0](q[i, h], h) * far[1](k[j, c], c)).sum()
                     top, bottom = top + weight * v[j, c], bottom + weight
             outputs.append(top / bottom)
@@ -99,8 +98,8 @@ class ReferenceRow:
                 if number < first
             ]
             largest = torch.stack([score for score, _ in near]).amax()
-            top = sum(torch.exp(score - largest) * value for score, value in near)
-            bottom = sum(torch.exp(score - largest) for score, _ in near)
+            weights = torch.exp(torch.stack([score for score, _ in near]) - largest)
+            top, bottom = weights @ torch.stack([value for _, value in near]), weights.sum()
             if far is not None:
                 features = far[0](raw_q[h], h)
                 norm = features @ self.z[c]
@@ -125,8 +124,7 @@ class ReferenceRow:
             return
         states, norms = [], []
         for c in range(len(k)):
-            features = far[1](raw[c], c)
-            value, one = v[c], torch.ones((), dtype=torch.float64)
+            features, value, one = far[1](raw[c], c), v[c], torch.ones((), dtype=torch.float64)
             if beta is not None:
                 features = features / torch.sqrt((features * features).sum() + 1e-6)
                 value = beta[c].double() * (value - features @ self.s[c])
