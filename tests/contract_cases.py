@@ -15,6 +15,7 @@ from pairwise import pairwise
 
 from mnemos import GRC, registry
 from mnemos.attention import BlockSparseConfig, CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
+from mnemos.testing.laws import LAWS, Probe
 from mnemos.types import HeadAttention, leaves
 
 DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13
@@ -192,6 +193,15 @@ def scatter(module: torch.nn.Module) -> torch.nn.Module:
 
 def tokens(seed: int = 2, t: int = TOKENS, rows: int = ROWS) -> torch.Tensor:
     return torch.randn(rows, t, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def holds(law: str, layer: torch.nn.Module) -> None:
+    """Fail with the counterexample, if there is one, of what the layer declares."""
+    declared = {name: value for name in Probe.__dataclass_fields__ if (value := getattr(layer, name, None)) is not None}
+    probe = Probe(layer, DIM, **{name: value for name, value in declared.items() if name not in ("layer", "width")})
+    assert LAWS[law].needs(probe) == ""
+    found = LAWS[law].counterexample(probe)
+    assert found is None, found
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:

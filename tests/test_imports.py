@@ -33,6 +33,7 @@ LIBRARY = [
     "native",
     "ops",
     "memory",
+    "testing",
     "attention",
     "models",
     "generate",

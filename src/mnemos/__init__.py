@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import ops as ops
     from . import programs as programs
     from . import registry as registry
+    from . import testing as testing
     from . import trainers as trainers
     from . import types as types
     from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
@@ -157,7 +158,7 @@ _MODULES = {
 _NAMES = {name: f"mnemos.{module}" for module, names in _MODULES.items() for name in names.split()}
 _ROOMS = {
     *("attention", "generate", "hosts", "hugging_face", "lab", "libraries", "memory", "models", "ops", "programs"),
-    *("registry", "trainers", "types"),
+    *("registry", "testing", "trainers", "types"),
 }
 # What earlier versions called a room.
 _MOVED = {

@@ -1,0 +1,184 @@
+"""`check_memory(layer)`: which laws of a memory a layer of anyone keeps, and a counterexample where it does not."""
+
+import copy
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mnemos.errors import InputError
+from mnemos.types import leaves
+
+from .laws import AFTER, LAWS, Law, Probe, numbers, resuming_step
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found of one law.
+
+    Attributes:
+        law: its name.
+        about: what it says.
+        holds: True or False; None where it does not apply.
+        detail: the counterexample in words, or why the law does not apply.
+        tokens: the smallest number of tokens T at which it does not hold.
+        position: the first output that is wrong, where there is one.
+        difference: the largest difference found there.
+    """
+
+    law: str
+    about: str
+    holds: bool | None
+    detail: str = ""
+    tokens: int | None = None
+    position: int | None = None
+    difference: float | None = None
+
+    def __str__(self) -> str:
+        word = {True: "holds", False: "FAILS", None: "-"}[self.holds]
+        at = f"T = {self.tokens}: " if self.tokens else ""
+        return f"{self.law:12} {word:6} {f'{at}{self.detail}' if self.detail else self.about}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check_memory` found; printed, it is a table.
+
+    Attributes:
+        results: one for each law.
+        checked: the layer and how it was run, in words.
+        assumed: what the layer does not declare, and what was taken instead.
+    """
+
+    results: tuple[Result, ...]
+    checked: str
+    assumed: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no law fails. Those that do not apply count as held."""
+        return all(result.holds is not False for result in self.results)
+
+    def __str__(self) -> str:
+        lines = [self.checked, *([f"assumed: {', '.join(self.assumed)}"] if self.assumed else [])]
+        return "\n".join([*lines, *map(str, self.results)])
+
+
+def examine(law: Law, probe: Probe) -> Result:
+    """What is found of one law."""
+    if reason := law.needs(probe):
+        return Result(law.name, law.about, None, reason)
+    found = law.counterexample(probe)
+    if found is None:
+        return Result(law.name, law.about, True)
+    t, fault = found
+    text = fault.text
+    if law.name == "resumes" and probe.splits == "anywhere" and (step := resuming_step(probe)):
+        text += f"; with cuts before multiples of {step} it holds"
+    return Result(law.name, law.about, False, text, t, fault.position, fault.difference)
+
+
+def check_memory(layer: nn.Module, width: int | None = None, laws: Iterable[str] | None = None) -> Report:
+    """Check the laws of a memory on any module `y, state = layer(x, state)`, x and y [B, T, width].
+
+        report = mnemos.testing.check_memory(layer)
+        print(report)                                 # a table
+        assert report.passed
+
+    state is None at the beginning of a sequence; its tensors are found in tuples, lists and dicts, and in classes that
+    are registered as pytrees. A forward with an argument `mask` [B, T] bool, True = valid, is also given padding.
+
+    What the layer declares as an attribute is respected, and checked: splits ("anywhere", "segments" or "never"),
+    state_kind ("none", "constant" or "growing"), causal, rows_independent, state_gradient, future_free, padding_free
+    (`mnemos.types`). What it does not declare is assumed to hold, and `report.assumed` says so.
+
+    A copy of the layer is run, with its weights and in its mode: call layer.eval() first if it has dropout. Numbers are
+    compared in float64 where the whole layer computes in it, to 1e-9, and else in float32, to 1e-4.
+
+    width: by default layer.dim. laws: the names of those that are checked, by default all of `mnemos.testing.LAWS`.
+    Cost: some hundred forwards of 1 to 80 tokens and 3 rows, and a compilation; a few seconds.
+    Raises InputError if the width is unknown, or the layer cannot be called in this way.
+    """
+    chosen = [_law(name) for name in (LAWS if laws is None else laws)]
+    probe = _probe(layer, width)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers of others, in every call
+        exact = examine(LAWS["float64"], probe)
+        if not exact.holds:
+            own = next((x.dtype for x in layer.parameters() if x.is_floating_point()), torch.float32)
+            probe = _probe(layer, width, own, 1e-4 if own in (torch.float32, torch.float64) else 5e-2)
+        results: dict[str, Result] = {}
+        for law in chosen:
+            failed = [
+                name
+                for name in ("repeats", AFTER.get(law.name, ""))
+                if name in results and results[name].holds is False
+            ]
+            if failed and law.name != "float64":
+                results[law.name] = Result(law.name, law.about, None, f"says nothing more, because {failed[0]} fails")
+            else:
+                results[law.name] = exact if law.name == "float64" else examine(law, probe)
+    mode = "training" if layer.training else "eval"
+    dtype = str(probe.dtype).removeprefix("torch.")
+    rounded = f"differences above {probe.tolerance:.0e} count"
+    size = ""
+    if probe.state_kind != "none":
+        with torch.no_grad():
+            first, last = (numbers(probe(probe.tokens(t, rows=1))[1]) for t in (1, 80))
+        size = f"; state: {first:,} numbers a row" + (f" after 1 token, {last:,} after 80" if last != first else "")
+    checked = f"{type(layer).__name__} of width {probe.width} in {mode} mode, {dtype}, {rounded}{size}"
+    return Report(tuple(results.values()), checked, probe.assumed)
+
+
+def _law(name: str) -> Law:
+    if name not in LAWS:
+        raise InputError(f"check_memory: expected names of laws, found {name!r}; known: {', '.join(LAWS)}")
+    return LAWS[name]
+
+
+def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9) -> Probe:
+    """The layer in a precision, with what it declares; what it does not is tried or assumed."""
+    width = getattr(layer, "dim", None) if width is None else width
+    if not isinstance(layer, nn.Module) or not isinstance(width, int):
+        raise InputError(
+            f"check_memory: expected a module and the width of its inputs, found {type(layer).__name__} and {width!r}; "
+            "give check_memory(layer, width=…)"
+        )
+    copied = copy.deepcopy(layer).to(dtype)
+    x = torch.randn(3, 4, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    try:
+        found = copied(x, None)
+    except Exception as error:
+        if dtype == torch.float64:  # it may run in its own precision
+            return _probe(layer, width, torch.float32, 1e-4)
+        line = next(iter(str(error).splitlines()), "")
+        raise InputError(
+            f"check_memory: expected a layer that takes layer(x, None) with x [3, 4, {width}], found that it raises "
+            f"{type(error).__name__}: {line}; give its width, or put a module around it"
+        ) from error
+    if not isinstance(found, tuple) or len(found) != 2 or getattr(found[0], "shape", None) != x.shape:
+        shown = f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+        raise InputError(
+            f"check_memory: expected y, state = layer(x, state) with y {list(x.shape)} as x, found {shown} with "
+            f"{getattr(found[0], 'shape', 'no tensor')}; put a module around it that returns both"
+        )
+    state = found[1]
+    tensors = len(leaves(state))
+    if state is not None and not tensors:
+        raise InputError(
+            f"check_memory: expected a state of tensors, found {type(state).__name__}, in which none are found; return "
+            "tensors in tuples, lists or dicts"
+        )
+    measured: dict[str, Any] = {"splits": "anywhere" if tensors else "never", "state_kind": "none"}
+    if tensors:
+        with torch.no_grad():
+            first, last = (numbers(copied(x[:1, :1].expand(1, t, width), None)[1]) for t in (40, 80))
+        measured["state_kind"] = "growing" if last > first else "constant"
+    flags = ("causal", "rows_independent", "state_gradient", "future_free", "padding_free")
+    given = {name: getattr(layer, name) for name in (*measured, *flags) if hasattr(layer, name)}
+    defaults = measured | dict.fromkeys(flags, True)
+    assumed = tuple(f"{name} = {defaults[name]!r}" for name in (*measured, *flags[:3]) if name not in given)
+    return Probe(copied, width, **defaults | given, dtype=dtype, tolerance=tolerance, assumed=assumed)
