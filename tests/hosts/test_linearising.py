@@ -171,6 +171,71 @@ def test_the_cache_has_constant_size_and_survives_copies() -> None:
         assert not torch.equal(call(clone, x), call(model, x))
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama", {"state": "delta"}), ("gemma3", {}), ("phi", {"rotary": False}), ("gpt2", {"state": "none"})],
+)
+def test_functional_streams_replay_and_going_back(name: str, options: dict[str, Any]) -> None:
+    """A state that is an argument: any cut, any padding, drafts whose rejected tokens leave no trace."""
+    model = decoder(name, -1.0, **options)
+    step, x = mnemos.functional(model), ids(t=30)
+    assert step.state_kind == "constant"
+    with torch.no_grad():
+        whole, mask = call(model, x), torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
+        parts, state = [], None
+        for part in (slice(0, 3), slice(3, 20), slice(20, 21), slice(21, 30)):
+            y, state = step(x[:, part], state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
+        y, _ = step(x, None, mask)
+        torch.testing.assert_close(y[1][mask[1]], call(model, x[1:, mask[1]])[0], rtol=2e-5, atol=2e-5)
+        stream = mnemos.Stream(step).prefill(x)
+        tokens, _ = stream.generate(8, temperature=0)
+        drafts = mnemos.Lookup(torch.cat([x, tokens[:, :3], x], 1))
+        found = mnemos.speculate(stream, drafts, 8, temperature=0)
+        assert torch.equal(found.tokens, tokens)
+        with mnemos.ops.rewindable() as calls:
+            _, end = step(x[:, 20:], step(x[:, :20])[1])
+        earlier = calls.rewind(end.parts[-1], [4, 0])
+        for r, kept in enumerate((4, 0)):
+            wanted = step(x[r : r + 1, : 20 + kept])[1].parts[-1]
+            for a, b in zip(leaves(earlier), leaves(wanted), strict=True):
+                torch.testing.assert_close(a[r : r + 1], b, rtol=2e-5, atol=2e-5)
+
+    def advance(segment: Tensor, state: Any) -> Any:
+        y, state = step(segment, state)
+        return y.square().mean(), state
+
+    mnemos.replay(advance, list(x.split(10, 1)), None)
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    loss, state = torch.zeros(()), None
+    for segment in x.split(10, 1):
+        part, state = advance(segment, state)
+        loss = loss + part / 3
+    loss.backward()
+    for a, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(a, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", ["AutoModelForCausalLM", "LlamaForCausalLM"])
+@torch.no_grad()
+def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
+    model = decoder("llama", -1.0, where="model.layers.0.self_attn", rank=2)
+    mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
+    x = ids()
+    expected = call(model, x)
+    for _ in range(2):
+        model.save_pretrained(tmp_path)
+        model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path).eval()
+        assert torch.equal(call(model, x), expected)
+    mnemos.unlinearise(model)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="saved with its caches or linearised"):
+        mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path)
+
+
 @torch.no_grad()
 def test_what_is_refused_and_left() -> None:
     model = decoder("llama", -1.0)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from mnemos.libraries import CACHE_NAMES
 from mnemos.ops.linear.feature_maps import elu, hedgehog
+from mnemos.ops.rewind import note
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
-from mnemos.types import InputError
+from mnemos.types import InputError, leaves
 
 from .copied import with_globals
-from .masks import own_tokens, refuse_lengths
+from .masks import combine, own_tokens, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
@@ -87,6 +88,11 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
     apply: Callable[..., tuple[Tensor, Tensor]]
+
+    def part(self, tokens: slice) -> "Rotation":
+        """That of some tokens of the call."""
+        q, k = self.q[:, :, tokens], self.k[:, :, tokens]
+        return self._replace(q=q, k=k, cos=self.cos[:, tokens], sin=self.sin[:, tokens])
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, H, N, D] rotated; of x wider than what is rotated the rest stays."""
@@ -297,7 +303,7 @@ class Linearised(nn.Module):
         valid: Tensor | None,
     ) -> tuple[Tensor, LinearisedState]:
         """y [B, T, H, M] and the state after a call, from q [B, H, T, D], k [B, Hk, T, D], v; valid [B, T]."""
-        raw, far = self.before_rotation(q, k, rotation), self.far()
+        raw, far, t = self.before_rotation(q, k, rotation), self.far(), q.shape[2]
         if state is None:
             turn = q.new_zeros(len(q), 2, rotation.cos.shape[-1] if rotation is not None and sizes.sinks else 0)
             state = LinearisedState(new_state(k, v, None if raw is None else raw[1], sizes, far), turn)
@@ -315,7 +321,18 @@ class Linearised(nn.Module):
             None if sink_q is None else sink_q.transpose(1, 2),
             None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2)),
         )
-        return y, LinearisedState(window, turn)
+        end = LinearisedState(window, turn)
+
+        def again(n: int, kept: Tensor | None) -> list[Tensor]:
+            part = slice(n)
+            first = None if rotation is None else rotation.part(part)
+            given = q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state
+            return leaves(
+                self.read(*given, combine(kept, None if valid is None else valid[:, part]))[1] if n else state
+            )
+
+        note(leaves(end), t, again)
+        return y, end
 
     def start_ring(self, state: LinearisedState, sizes: Sizes, rotation: Rotation | None) -> Ring:
         """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""

@@ -1,4 +1,4 @@
-"""Cached models on disk: `from_pretrained` for those of Hugging Face, `save` and `load` for any."""
+"""Models with memories on disk: `from_pretrained` for Hugging Face's, `save` and `load` for cached ones of any."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -17,6 +17,9 @@ from mnemos.types import InputError
 from .attach import Known, apply
 from .branch import HostBranch
 from .hooks import RECORD
+from .linearised import Linearised
+from .linearising import RECORD as LINEARISED
+from .linearising import linearise
 
 _EXPECTED = "_keys_to_ignore_on_load_unexpected"  # of Hugging Face's model classes: patterns of names
 _INHERITED = object()
@@ -24,30 +27,35 @@ _RECORD = "caches.json"
 
 
 def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
-    """`cls.from_pretrained(folder, **options)` for a model that was saved with its caches.
+    """`cls.from_pretrained(folder, **options)` for a model that was saved with its caches, or linearised.
 
-        model.save_pretrained(folder)                                 # a model that mnemos.cache() was called on
+        model.save_pretrained(folder)                   # a model that mnemos.cache() or linearise() was called on
         model = mnemos.hosts.from_pretrained(ViTForImageClassification, folder)
 
-    The class's own from_pretrained also reads the folder: it returns the host without caches and warns of their unused
+    The class's own from_pretrained also reads the folder: it returns the host without these and warns of their unused
     weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
-    if the folder has no cached model, or lacks the weights of its caches.
+    if the folder has no such model, or lacks the weights of its caches or states.
     """
     with _expect_branches(_find_class(cls, folder, options)):
         model = cls.from_pretrained(folder, **options)
     if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder
         return model
-    record = getattr(model.config, "mnemos", None)
-    if record is None:
+    record, states = getattr(model.config, "mnemos", None), model.config.__dict__.pop(LINEARISED, ())
+    if record is None and not states:
         raise InputError(
-            f"{folder}: expected a model saved with its caches, found none recorded in config.json; "
+            f"{folder}: expected a model saved with its caches or linearised, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    apply_record(model, record, folder)
+    if record is not None:
+        apply_record(model, record, folder)
+    names = [name for name, _ in model.named_modules()]
+    for one in states:
+        linearise(model, **one["settings"], where=[_find_module(name, names, folder) for name in one["names"]])
     stored = _read_stored(Path(folder))
     for name, module in model.named_modules():
-        if isinstance(module, HostBranch):
-            module.load_state_dict(stored[_find_stored(name, stored, folder)])
+        if isinstance(module, HostBranch | Linearised) and module.state_dict():
+            alike = [one for one in stored if one.endswith(f".{_split_name(name)[1][-1]}")]
+            module.load_state_dict(stored[_find_stored(name, alike, folder)])
     return model
 
 
@@ -151,9 +159,9 @@ def _find_class(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _expect_branches(owner: Any) -> Iterator[None]:
-    """Inside the `with`, Hugging Face does not report the weights of caches as unexpected; it reports all others."""
+    """Inside the `with`, Hugging Face does not report weights of caches and states as unexpected, but all others."""
     before = vars(owner).get(_EXPECTED, _INHERITED)
-    setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)grc\."])
+    setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)(grc|linearised)\."])
     try:
         yield
     finally:
@@ -164,16 +172,17 @@ def _expect_branches(owner: Any) -> Iterator[None]:
 
 
 def _read_stored(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors of the caches in a folder: {name of the branch in the files: {name in the branch: tensor}}."""
+    """The tensors of caches and states in a folder: {name of the branch in the files: {name in it: tensor}}."""
     from safetensors import safe_open
 
     found: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), "pt") as file:
             for key in file.keys():  # noqa: SIM118
-                above, branch, part = f".{key}".rpartition(".grc.")
-                if branch:
-                    found.setdefault(f"{above}.grc".removeprefix("."), {})[part] = file.get_tensor(key)
+                for kind in ("grc", "linearised"):
+                    above, branch, part = f".{key}".rpartition(f".{kind}.")
+                    if branch:
+                        found.setdefault(f"{above}.{kind}".removeprefix("."), {})[part] = file.get_tensor(key)
     return found
 
 
@@ -182,7 +191,7 @@ def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:
     found = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
     if not found:
         raise InputError(
-            f"{folder}: expected a module {name!r}, which has a cache in the folder, found none; "
+            f"{folder}: expected a module {name!r}, which has a cache or a state in the folder, found none; "
             "use the class that was saved"
         )
     return name if name in found else max(found, key=len)
@@ -196,8 +205,9 @@ def _find_stored(name: str, stored: Iterable[str], folder: str | Path) -> str:
     names = list(stored)
     if not names:
         raise InputError(
-            f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache; the class's own "
-            "from_pretrained drops them: read the original folder with mnemos.hosts.from_pretrained and save it again"
+            f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache or "
+            "state; the class's own from_pretrained drops them: read the original folder with "
+            "mnemos.hosts.from_pretrained and save it again"
         )
     found = [one for one in names if one == name] or [one for one in names if _split_name(one) == _split_name(name)]
     if len(found) != 1:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import libraries
+from mnemos.hosts.linearised import LinearisedState
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
@@ -37,8 +38,9 @@ except ImportError as error:
 class FunctionalState(NamedTuple):
     """The state of a model of Transformers. seen [B] int64: the valid tokens that each row has read.
 
-    parts: the states of its layers, in the order in which the model calls them: `KeyValues` of attentions, named tuples
-    of recurrent layers, and after an attention with a gated cache (`mnemos.cache`) the cache of each row.
+    parts: the states of its layers, in the order in which the model calls them: `KeyValues` of attentions, or
+    `LinearisedState` (`mnemos.linearise`), named tuples of recurrent layers, and after an attention with a gated cache
+    (`mnemos.cache`) the cache of each row.
     """
 
     seen: Tensor
@@ -140,6 +142,12 @@ class CacheLayout:
             return f"another kind in {self.architecture}"
         return f"{self.kinds[layer]!r} in layer {layer} of {self.architecture}"
 
+    def attending(self, parts: tuple[State, ...]) -> list[tuple[State, int | None]]:
+        """The states of the layers that attend, with their windows in the configuration."""
+        windows = [window for window, attends in zip(self.windows, self.attends, strict=True) if attends]
+        found = [part for part in parts if isinstance(part, KeyValues | LinearisedState)]
+        return list(zip(found, windows, strict=False))
+
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
         if layer >= len(self.attends):
@@ -203,8 +211,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             self._most = int(self.seen_after.max())
         keys = [part for part in parts or () if isinstance(part, KeyValues)]
         self._longest = max(keys, key=lambda part: part.k.shape[1], default=None)
-        windows = [window for window, attends in zip(layout.windows, layout.attends, strict=True) if attends]
-        self._stored = {window: part.k.shape[1] for part, window in zip(keys, windows, strict=False)}
+        attending = layout.attending(parts or ())
+        self._stored = {window: part.k.shape[1] for part, window in attending if isinstance(part, KeyValues)}
 
     @property
     def valid(self) -> Tensor | None:

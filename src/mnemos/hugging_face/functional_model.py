@@ -86,7 +86,8 @@ class Functional(nn.Module):
     x [B, T] int64 token ids, or [B, T, D] embeddings, T ≥ 0; y [B, T, V] logits, those that predict the token after
     x[:, i]; of a model without a head, hidden states. mask [B, T]: True or 1 = valid. Padding may be anywhere in a row.
     It has no position, leaves the state as it is, and its y is 0. The state is a `FunctionalState`, never changed, of
-    constant size except for the keys and values of attentions without a window. A sequence may be cut at any token;
+    constant size except for the keys and values of attentions without a window, which `mnemos.linearise` makes
+    constant. A sequence may be cut at any token;
     gradient flows through the state. `mnemos.select`, `reset`, `join`, `replay`, `Stream` and `beam_search` serve it.
 
     rows_apart: whether rows may have padding and may have read different numbers of tokens. False for models whose
@@ -124,9 +125,9 @@ class Functional(nn.Module):
         add_steps(base)
         renew(base)
         self._probe()
-        keys = any(isinstance(part, KeyValues) for part in self._template.parts)
-        grows = any(a and not w for a, w in zip(self._layout.attends, self._layout.windows, strict=True))
-        self.state_kind: StateKind = "growing" if keys and grows else "constant"
+        attending = self._layout.attending(self._template.parts)
+        grows = any(isinstance(part, KeyValues) and not window for part, window in attending)
+        self.state_kind: StateKind = "growing" if grows else "constant"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Add the steps: the classes of the layers belong to the process."""

@@ -18,7 +18,7 @@ from mnemos.types import InputError
 HF, TIMM = "hf:", "timm:"
 # What a saved configuration says beside the architecture: where it is from, and how it was stored.
 _LEFT_OUT = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "mnemos"}
-_LEFT_OUT |= {"id2label", "label2id", "problem_type"}
+_LEFT_OUT |= {"mnemos_linearised", "id2label", "label2id", "problem_type"}
 
 
 def is_source(name: str) -> bool:
@@ -82,8 +82,8 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
 def language_model(source: str) -> tuple[nn.Module, Any]:
     """A trained decoder of Transformers, or of this library, in eval mode, and its tokenizer.
 
-    source: see `is_source`. A decoder that was saved with gated caches has them. Raises InputError as `settings_of`,
-    and where there is no tokenizer.
+    source: see `is_source`. A decoder that was saved with gated caches has them, and a linearised one its states.
+    Raises InputError as `settings_of`, and where there is no tokenizer.
     """
     from mnemos.hosts.pretrained import from_pretrained
 
@@ -95,7 +95,7 @@ def language_model(source: str) -> tuple[nn.Module, Any]:
         tokenizer = library.AutoTokenizer.from_pretrained(_place(source))
     auto = library.AutoModelForCausalLM
     with _from_hub(source):
-        cached = "mnemos" in library.AutoConfig.from_pretrained(_place(source)).to_diff_dict()
+        cached = {"mnemos", "mnemos_linearised"} & {*library.AutoConfig.from_pretrained(_place(source)).to_diff_dict()}
         model = from_pretrained(auto, _place(source)) if cached else auto.from_pretrained(_place(source))
     return model.eval(), tokenizer
 
