@@ -99,6 +99,7 @@ VERBS_OPTIONS = {
     "translate": "--n-best N",
     "score": "--samples N",
     "average": "--last N",
+    "linearise": "--text PATH",
     "export": "--push REPOSITORY",
     "tokenizer": "--out FILE",
 }

@@ -50,6 +50,7 @@ LABORATORY = [
     "translation",
     "speech",
     "run",
+    "linearised",
     "compare",
     "report",
     "recipes",

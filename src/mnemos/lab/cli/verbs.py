@@ -36,6 +36,7 @@ VERBS = {
     "score": "translation:score",
     "average": "trained:average",
     "tokenizer": "translation:tokenizer",
+    "linearise": "linearising:linearise",
     "export": "trained:export",
     "report": "trained:report",
     "reproduce": "training:reproduce",
@@ -71,6 +72,9 @@ USAGE = """mnemos: memory for transformers
   mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
   mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
   mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
+  mnemos linearise FOLDER --text PATH ... --out RUN
+                                               make a trained decoder of Hugging Face an RNN, and train what is new
+                                               [--state none|linear|hedgehog|delta] [--tokens N] [--test PATH ...]
   mnemos export RUN                            write a checkpoint of Hugging Face Transformers, or programs of ONNX or
                                                torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
                                                [--push REPOSITORY]

@@ -1,0 +1,51 @@
+"""The command that makes a trained decoder an RNN: `mnemos linearise`."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+from .parsers import CommandParser
+
+
+def linearise(arguments: list[str]) -> int:
+    """Linearise a decoder, train what is new, measure it and save it."""
+    about = "Give a trained decoder of Transformers a state of constant size, and train what is new in two stages. "
+    about += "The same command continues a training that was interrupted, and one with more --tokens goes on."
+    parser = CommandParser("linearise", about)
+    parser.add_argument(
+        "model", metavar="FOLDER", help="the decoder: a folder of save_pretrained, or a name of the hub"
+    )
+    parser.add_argument(
+        "--text", nargs="+", type=Path, required=True, metavar="PATH", help="files or folders to train on"
+    )
+    parser.add_argument("--test", nargs="+", type=Path, metavar="PATH", help="files that are measured afterwards")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="the run's folder; RUN/model: the result"
+    )
+    about = "where the predictions of the decoder itself are kept, for several runs (RUN/teacher)"
+    parser.add_argument("--teacher", type=Path, metavar="DIR", help=about)
+    from mnemos.lab.linearised.settings import LinearisedConfig
+
+    for one in fields(LinearisedConfig):
+        option = f"--{one.name.replace('_', '-')}"
+        if isinstance(one.default, bool):
+            parser.add_argument(option, type=_yes, default=one.default, metavar="true|false", help="(%(default)s)")
+        elif get_origin(one.type) is Literal:
+            parser.add_argument(option, choices=get_args(one.type), default=one.default, help="(%(default)s)")
+        else:
+            parser.add_argument(option, type=type(one.default), default=one.default, metavar="N", help="(%(default)s)")
+    options = parser.parse_args(arguments)
+
+    from mnemos.lab.linearised.train import train_folder
+
+    settings = LinearisedConfig(**{one.name: getattr(options, one.name) for one in fields(LinearisedConfig)})
+    found = train_folder(options.model, options.text, settings, options.out, options.teacher, options.test or ())
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+def _yes(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise ValueError(word)
+    return word.lower() == "true"

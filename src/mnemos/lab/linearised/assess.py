@@ -1,0 +1,176 @@
+"""What a decoder predicts by position of the text, and whether it recalls facts that were told in it.
+
+Any causal decoder of Transformers is measured, linearised or not: it reads text in parts, with a `DynamicCache` that
+goes on from part to part.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mnemos import libraries
+from mnemos.generators import generator
+from mnemos.lab.tasks.haystack import PEOPLE, PLACES
+from mnemos.modes import evaluating
+from mnemos.types import InputError, JSONObject
+
+RANGES = ((0, 64), (64, 512), (512, 4096))
+DISTANCES = (128, 256, 512, 1024, 2048, 4096)
+_READ = 1024  # tokens that are read at once
+_BEFORE = 64  # tokens before a fact
+
+
+class Reading:
+    """A row of text that a decoder has read so far, and its cache. `copy` makes another future of the same past."""
+
+    def __init__(self, model: Any, cache: Any = None) -> None:
+        self.model = model
+        self.cache = libraries.transformers().DynamicCache(config=model.config) if cache is None else cache
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Read tokens [T]; returns the logits after each [T, V]."""
+        logits: Tensor = self.model(input_ids=ids[None], past_key_values=self.cache, use_cache=True).logits
+        return logits[0]
+
+    def copy(self) -> "Reading":
+        """The same past, which the other's future does not change."""
+        return Reading(self.model, copy.deepcopy(self.cache))
+
+
+def nats_by_position(model: Any, pieces: Sequence[Tensor], read: int = _READ) -> Tensor:
+    """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
+    found = []
+    with torch.no_grad(), evaluating(model):
+        for ids in pieces:
+            reading, nats = Reading(model), []
+            targets = F.pad(ids[1:], (0, 1), value=-100)
+            for part, wanted in zip(ids.split(read), targets.split(read), strict=True):
+                nats.append(F.cross_entropy(reading.read(part).float(), wanted, reduction="none"))
+            found.append(torch.cat(nats)[:-1].double())
+    return torch.stack(found)
+
+
+def by_position(nats: Tensor, ranges: Sequence[tuple[int, int]] = RANGES) -> JSONObject:
+    """The perplexity of tokens with first ≤ n < last tokens before them, for each range, and the nats of every piece.
+
+    nats [pieces, T − 1]: of `nats_by_position`; token n has n before it. The first token is not predicted.
+    """
+    found: JSONObject = {}
+    for first, last in ranges:
+        part = nats[:, max(first, 1) - 1 : last - 1]
+        if part.shape[1]:
+            means = part.mean(1)
+            found[f"{first}-{last}"] = {"perplexity": float(means.mean().exp()), "nats": means.tolist()}
+    return found
+
+
+def bits_per_byte(nats: Tensor, pieces: Sequence[Tensor], tokenizer: Any) -> float:
+    """Bits per byte of UTF-8 of the predicted tokens."""
+    size = sum(len(tokenizer.decode(ids[1:]).encode()) for ids in pieces)
+    return float(nats.sum()) / math.log(2) / size
+
+
+def recall(
+    model: Any,
+    tokenizer: Any,
+    text: Tensor,
+    rows: int,
+    distances: Sequence[int] = DISTANCES,
+    seed: int = 0,
+) -> JSONObject:
+    """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
+
+    Each of `rows` rows is a stretch of the tokens `text` [N]. After 64 of them stands a line "Anna is in the garden.",
+    one of ten people and ten places. After every distance the row is copied, and the copy goes on with a line "Where is
+    Anna? Anna is in the". So all distances of a row ask for one fact. Two scores: "choice", whether the right place is
+    the likeliest of the ten by its first token (a guess is 0.1), and "own words", whether it is the likeliest of the
+    vocabulary. Returns {"distances": [{"distance", "choice": [bool a row], "own_words": [...], "nats": [...]}], "rows",
+    "seed"}. Cost: max(distances) + 100 tokens a row. Raises InputError for too short text.
+    """
+    first_of = [tokenizer(f" {place}", add_special_tokens=False)["input_ids"][0] for place in PLACES]
+    if len(set(first_of)) < len(PLACES):
+        raise InputError("recall: expected a tokenizer with another first token for each place, found two alike")
+    length = _BEFORE + max(distances)
+    if len(text) < length:
+        raise InputError(f"recall: expected at least {length:,} tokens of text, found {len(text):,}; add text")
+    found: list[JSONObject] = [{"distance": d, "choice": [], "own_words": [], "nats": []} for d in sorted(distances)]
+    with torch.no_grad(), evaluating(model):
+        for row in range(rows):
+            random = generator(seed, row)
+            begin = int(random.integers(len(text) - length + 1))
+            person, place = str(random.choice(PEOPLE)), int(random.integers(len(PLACES)))
+            ids = text[begin : begin + length]
+            reading = Reading(model)
+            told = _tokens(tokenizer, f"\n{person} is in the {PLACES[place]}.\n")
+            asked = _tokens(tokenizer, f"\nWhere is {person}? {person} is in the")
+            reading.read(torch.cat([ids[:_BEFORE], told]))
+            read = 0
+            for entry in found:
+                for part in ids[_BEFORE + read : _BEFORE + entry["distance"]].split(_READ):
+                    reading.read(part)
+                read = entry["distance"]
+                scores = reading.copy().read(asked)[-1].float().log_softmax(-1)
+                entry["choice"].append(bool(scores[first_of].argmax() == place))
+                entry["own_words"].append(bool(scores.argmax() == first_of[place]))
+                entry["nats"].append(-float(scores[first_of[place]]))
+    return {"rows": rows, "seed": seed, "distances": found}
+
+
+def _tokens(tokenizer: Any, text: str) -> Tensor:
+    return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of the tensors that a cache of Transformers holds, each storage once."""
+    seen: dict[int, int] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Tensor):
+            seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            for one in value.values():
+                walk(one)
+        elif isinstance(value, list | tuple):
+            for one in value:
+                walk(one)
+
+    for layer in cache.layers:
+        walk(vars(layer))
+    return sum(seen.values())
+
+
+def assess(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    pieces: int = 4,
+    context: int = 4096,
+    rows: int = 8,
+    distances: Sequence[int] = DISTANCES,
+) -> JSONObject:
+    """Perplexity by position, bits per byte and recall of told facts in one text.
+
+    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. Raises InputError for a text
+    of fewer than `pieces` pieces.
+    """
+    ids = _tokens(tokenizer, text)
+    whole = len(ids) // context
+    if whole < pieces:
+        raise InputError(
+            f"assess: expected a text of at least {pieces * context:,} tokens, found {len(ids):,}; add text"
+        )
+    chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
+    nats = nats_by_position(model, chosen)
+    found: JSONObject = {
+        "tokens": pieces * context,
+        "positions": by_position(nats),
+        "bits_per_byte": bits_per_byte(nats, chosen, tokenizer),
+        "bits_per_byte_of_pieces": [bits_per_byte(n, [p], tokenizer) for n, p in zip(nats, chosen, strict=True)],
+    }
+    return found | ({"recall": recall(model, tokenizer, ids, rows, distances)} if rows else {})

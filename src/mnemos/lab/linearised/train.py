@@ -1,0 +1,391 @@
+"""The training of a linearised decoder: attention transfer, then low-rank updates and feature maps together.
+
+    training = Training(model, tokenizer, settings, folder)
+    training.run()                     # both stages, from the newest checkpoint on; the model is trained in place
+
+**Stage 1, attention transfer.** The frozen model reads a row of text once. Each of its attentions gives its inputs and
+its output, and the linearised attention reads the same inputs: the loss of a layer is ‖y − y*‖²/‖y*‖² of the outputs
+after the output projection. No gradient passes between layers. Feature maps and γ are trained.
+
+**Stage 2.** Low-rank updates and, at a lower rate, feature maps are trained on the next token: by distillation, KL from
+the distribution of the model before it was linearised (`pieces.divergence`), or by the labels. A piece of `context`
+tokens is read in updates of `length` tokens. The state goes on from update to update without gradient, and inside an
+update the gradient passes through the state. There is no recomputation of the forward, so an update needs the
+activations of `length` tokens.
+
+**The rate** rises in the first 8 updates of a stage, is constant, and falls to 0 in a straight line in the last
+`decay` of the updates. The checkpoint before the fall is kept: a folder that is opened again with more `tokens` goes on
+from it, as if they had been the setting from the start.
+
+**Resume is exact.** A checkpoint is written between groups of pieces, where there is no state. A training that was
+killed and started again with the same command gives the same weights bit for bit, on the same machine and versions.
+"""
+
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mnemos
+from mnemos.atomic import write_json
+from mnemos.errors import Interrupted, TrainingFailed
+from mnemos.lab.run import checkpoint
+from mnemos.lab.run.files import Measurement, Provenance, read_object
+from mnemos.lab.run.progress import progress
+from mnemos.lab.run.provenance import command_line, now, provenance, source
+from mnemos.lab.run.stopping import StopSignals
+from mnemos.types import InputError, JSONObject
+
+from .assess import assess
+from .original import original
+from .pieces import Pieces, Teacher, divergence, groups, read_texts
+from .settings import LinearisedConfig
+
+SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
+_WARMUP, _CLIP = 8, 1.0
+_GAMMA = 10.0  # the rate of ln γ, in units of that of feature maps: it starts far below what it becomes
+_SAVED = 20.0  # seconds of training between two checkpoints, at least
+
+
+class Training:
+    """A decoder that is linearised here and trained in a folder; see the module for what it does.
+
+    model: a causal decoder of Transformers, not linearised; its weights are frozen. texts: {name: text} to train on.
+    teacher: the folder of the teacher's predictions, by default in `folder`. about: what model this is, for both.
+    Raises InputError if the folder has a training with other settings, or with fewer tokens left than were read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        texts: dict[str, str],
+        settings: LinearisedConfig,
+        folder: Path,
+        *,
+        teacher: Path | None = None,
+        about: JSONObject | None = None,
+        quiet: bool = False,
+    ) -> None:
+        for name in ("length", "transfer_length"):
+            if getattr(settings, name) < 1 or settings.context % getattr(settings, name):
+                raise InputError(
+                    f"{name}: expected a divisor of the context of {settings.context} tokens, found "
+                    f"{getattr(settings, name)}; change one"
+                )
+        self.settings, self.folder, self.quiet = settings, folder, quiet
+        self.pieces = Pieces(tokenizer, texts, settings.context, settings.seed)
+        self.about: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
+        self._open()
+        self.model = model.eval().requires_grad_(False)
+        torch.manual_seed(settings.seed)
+        self.report = mnemos.linearise(model, **settings.arguments)
+        self.maps, self.updates = dict(self.report.maps), dict(self.report.updates)
+        self.trained: dict[str, nn.Parameter] = self.maps | self.updates
+        self.teacher = None
+        if settings.loss == "distil":
+            about = {"context": settings.context, **self.about}
+            self.teacher = Teacher(model, teacher or folder / "teacher", settings.top, about)
+
+    def run(self) -> JSONObject:
+        """Train both stages, write result.json and the trained parameters, and return the result.
+
+        Raises Interrupted after SIGINT or SIGTERM, with a checkpoint, and TrainingFailed for a loss that is no number.
+        """
+        done: JSONObject = {}
+        with StopSignals() as signals:
+            if self.maps and self.settings.transfer_tokens:
+                done["transfer"] = _Stage(self, "transfer", signals).run()
+            if self.settings.tokens and self.trained:
+                done["next_token"] = _Stage(self, "next_token", signals).run()
+        checkpoint.write(self.folder / TRAINED, {name: value.detach() for name, value in self.trained.items()})
+        result = {
+            "settings": asdict(self.settings),
+            "stages": done,
+            "parameters": {"maps": _count(self.maps), "updates": _count(self.updates)},
+            "peak_bytes": _peak(),
+        }
+        write_json(self.folder / "result.json", result)
+        write_json(self.folder / Provenance.FILE, read_object(self.folder / Provenance.FILE) | {"finished": now()})
+        return result
+
+    def _open(self) -> None:
+        """Make the folder, or check that it has a training with these settings."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, wanted = self.folder / SETTINGS, {"settings": asdict(self.settings), "model": self.about}
+        if not path.is_file():
+            made = provenance(self.settings.seed, "cpu")
+            Provenance(**made).write(self.folder)
+            write_json(path, wanted)
+            return
+        before = read_object(path)
+        for place, name in (("settings", name) for name in wanted["settings"] if name not in ("tokens",)):
+            if before[place].get(name) != wanted[place][name]:
+                raise InputError(
+                    f"{self.folder}: the training has another {name}, {before[place].get(name)!r}; name another folder"
+                )
+        if before["model"] != wanted["model"]:
+            raise InputError(f"{self.folder}: the training is one of another model or text; name another folder")
+        write_json(path, wanted)
+        about = read_object(self.folder / Provenance.FILE)
+        entry = {"at": now(), **source(), "command": command_line()}
+        write_json(self.folder / Provenance.FILE, about | {"resumed": [*about.get("resumed", []), entry]})
+
+
+class _Stage:
+    """One of the two stages: its parameters, its optimiser and its place in the text."""
+
+    def __init__(self, training: Training, name: Literal["transfer", "next_token"], signals: StopSignals) -> None:
+        self.training, self.name, self.signals = training, name, signals
+        settings = training.settings
+        first = name == "transfer"
+        tokens = settings.transfer_tokens if first else settings.tokens
+        self.groups = -(-tokens // (settings.context * settings.rows))
+        self.length = settings.transfer_length if first else settings.length
+        self.each = settings.context // self.length  # updates of a group
+        self.updates = self.groups * self.each
+        self.falls = self.updates - int(settings.decay * self.updates)  # the last update at the whole rate
+        self.parameters = training.maps if first else training.trained
+        rate = settings.transfer_rate if first else settings.map_rate
+        split: dict[float, list[nn.Parameter]] = {rate: [], _GAMMA * rate: []}
+        for parameter_name, value in training.maps.items():
+            split[_GAMMA * rate if parameter_name.endswith("log_gamma") else rate].append(value)
+        rates = [(settings.rate, [] if first else list(training.updates.values())), *split.items()]
+        sets: list[JSONObject] = [{"params": values, "rate": one} for one, values in rates if values]
+        self.optimizer = torch.optim.AdamW(sets, weight_decay=0.0, betas=(0.9, 0.99), foreach=True)
+        self.folder = training.folder / name
+        self.group, self.seconds, self.last = 0, 0.0, 0.0
+
+    def run(self) -> JSONObject:
+        """Train from the newest checkpoint on; with more groups than before, from the one before the rate fell."""
+        self.folder.mkdir(exist_ok=True)
+        self._load()
+        settings, kept = self.training.settings, self.falls // self.each  # whole groups before the rate falls
+        for values in self.training.trained.values():
+            values.requires_grad_(False)
+        for values in self.parameters.values():
+            values.requires_grad_(True)
+        saved = time.monotonic()
+        named = f"{self.name.replace('_', ' ')} of {self.training.folder.name}"
+        with progress(self.training.quiet, named, self.updates, self.group * self.each) as display:
+            for numbers, ids in groups(self.training.pieces, settings.rows, self.group, self.groups):
+                began = time.monotonic()
+                losses = []
+                for update, loss in enumerate(self._losses(numbers, ids), 1 + self.group * self.each):
+                    losses.append(loss)
+                    rate = self._update(update)
+                    display.updated(update, {"loss": loss, "lr": rate}, _peak)
+                self.seconds += time.monotonic() - began
+                self.group, self.last = self.group + 1, sum(losses) / len(losses)
+                step = self.group * self.each
+                line = Measurement(self.name, step, {"loss": self.last, "seconds": self.seconds, "tokens": self.tokens})
+                with open(self.training.folder / Measurement.FILE, "a") as file:
+                    file.write(line.to_line())
+                if self.group == kept:
+                    checkpoint.write(self.folder / f"constant-{self.group:06d}.safetensors", self._state())
+                over = self.group == self.groups or self.signals.asked
+                if over or time.monotonic() - saved > _SAVED:
+                    self._save(step)
+                    saved = time.monotonic()
+                if self.signals.asked and self.group < self.groups:
+                    raise Interrupted(f"interrupted; the same command continues from update {step} of {self.updates}")
+        return {"updates": self.updates, "tokens": self.tokens, "seconds": self.seconds, "last_loss": self.last}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far."""
+        return self.group * self.training.settings.context * self.training.settings.rows
+
+    def _losses(self, numbers: list[int], ids: Tensor) -> Iterator[float]:
+        """The loss of each update of a group, with its gradients in the parameters."""
+        model = self.training.model
+        parts = ids.split(self.length, 1)
+        if self.name == "transfer":
+            changed = {name: model.get_submodule(name) for name in _names(self.training.report)}
+            for part in parts:
+                yield transfer_gradients(model, changed, part)
+            return
+        known = self.training.teacher.of(numbers, ids) if self.training.teacher is not None else None
+        cache = _new_cache() if len(parts) > 1 else None
+        for i, part in enumerate(parts):
+            here = slice(i * self.length, (i + 1) * self.length)
+            logits = model(input_ids=part, past_key_values=cache, use_cache=cache is not None).logits
+            if known is not None:
+                loss = divergence(logits, *(values[:, here] for values in known)).mean()
+            else:
+                targets = F.pad(ids[:, 1:], (0, 1), value=-100)[:, here]
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            del logits
+            loss.backward()
+            detach_cache(cache)
+            yield loss.item()
+
+    def _update(self, update: int) -> float:
+        """Step the optimiser; returns the learning rate of the first group of parameters."""
+        fall = max(self.updates - self.falls, 1)
+        factor = min(1.0, update / _WARMUP, (self.updates - update + 1) / fall if update > self.falls else 1.0)
+        for one in self.optimizer.param_groups:
+            one["lr"] = one["rate"] * factor
+        size = nn.utils.clip_grad_norm_(self.parameters.values(), _CLIP)
+        if not bool(size.isfinite()):
+            raise TrainingFailed(
+                f"{self.training.folder}: the gradient of update {update} is not finite; lower the learning rate"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _state(self) -> JSONObject:
+        optimizer = self.optimizer.state_dict()
+        return {
+            "group": self.group,
+            "groups": self.groups,
+            "seconds": self.seconds,
+            "last": self.last,
+            "parameters": {name: value.detach() for name, value in self.parameters.items()},
+            "optimizer": {str(i): dict(state) for i, state in optimizer["state"].items()},
+        }
+
+    def _save(self, step: int) -> None:
+        checkpoint.write(checkpoint.path_of(self.folder, step), self._state())
+        checkpoint.prune(self.folder, step, keep=1)
+
+    def _load(self) -> None:
+        """Continue: from the newest checkpoint, or, if the number of groups has grown, from one at the whole rate."""
+        found = checkpoint.newest(self.folder)
+        if found is None:
+            return
+        state = found[1]
+        if state["groups"] != self.groups:
+            if self.groups < state["groups"]:
+                raise InputError(f"{self.folder}: expected at least {state['groups']} groups of pieces; raise tokens")
+            whole = [checkpoint.read(path) for path in sorted(self.folder.glob("constant-*.safetensors"))]
+            at_rate = [one for one in [*whole, state] if one["group"] * self.each <= _fall_of(self, one["groups"])]
+            if not at_rate:
+                return
+            state = max(at_rate, key=lambda one: one["group"])
+        self.group, self.seconds, self.last = state["group"], state["seconds"], state["last"]
+        with torch.no_grad():
+            for name, value in self.parameters.items():
+                value.copy_(state["parameters"][name])
+        own = self.optimizer.state_dict()
+        own["state"] = {int(i): one for i, one in state["optimizer"].items()}
+        self.optimizer.load_state_dict(own)
+
+
+def _fall_of(stage: _Stage, groups: int) -> int:
+    """The last update at the whole rate in a training of so many groups."""
+    updates = groups * stage.each
+    return updates - int(stage.training.settings.decay * updates)
+
+
+def transfer_gradients(model: nn.Module, changed: dict[str, nn.Module], ids: Tensor) -> float:
+    """Stage 1 on the rows `ids` [B, T]: adds the gradients of the sum of the layers' losses; returns their mean.
+
+    Cost: one forward of the frozen model, and of each attention alone a forward and a backward without its projections'
+    weights. Memory: the inputs and outputs of all attentions, and the activations of one.
+    """
+    seen: dict[str, Any] = {}
+
+    def keep(name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+        seen[name] = given, named, output[0]
+
+    hooks = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in changed.items()]
+    try:
+        with torch.no_grad(), original(model):
+            model.base_model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    total = 0.0
+    for name, module in changed.items():
+        given, named, wanted = seen.pop(name)
+        found = module(*given, **named)[0]
+        loss = (found - wanted).square().sum() / wanted.square().sum()
+        loss.backward()
+        total += loss.item()
+    return total / len(changed)
+
+
+def detach_cache(cache: Any) -> None:
+    """Cut the gradient of every tensor that a cache of Transformers holds; None is no cache."""
+    for layer in () if cache is None else cache.layers:
+        for name, value in vars(layer).items():
+            setattr(layer, name, _detached(value))
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_detached, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(_detached, value))
+    if isinstance(value, dict):
+        return {name: _detached(one) for name, one in value.items()}
+    return value
+
+
+def _new_cache() -> Any:
+    return mnemos.libraries.transformers().DynamicCache()
+
+
+def _names(report: Any) -> list[str]:
+    return [one.name for one in report.changed]
+
+
+def _count(parameters: dict[str, nn.Parameter]) -> int:
+    return sum(value.numel() for value in parameters.values())
+
+
+def _peak() -> int:
+    """The most bytes of memory that this process has had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def load(model: Any, folder: Path) -> LinearisedConfig:
+    """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings."""
+    found = read_object(folder / SETTINGS)
+    settings = replace(LinearisedConfig(), **found["settings"])
+    report = mnemos.linearise(model.eval().requires_grad_(False), **settings.arguments)
+    saved = checkpoint.read(folder / TRAINED)
+    with torch.no_grad():
+        for name, value in {**report.maps, **report.updates}.items():
+            value.copy_(saved[name])
+    return settings
+
+
+def train_folder(
+    model: str | Path,
+    text: Sequence[Path],
+    settings: LinearisedConfig,
+    out: Path,
+    teacher: Path | None = None,
+    test: Sequence[Path] = (),
+) -> JSONObject:
+    """Linearise and train the decoder of a folder or a name of the hub: what `mnemos linearise` does.
+
+    out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
+    which `mnemos.hosts.from_pretrained` loads. Returns both results.
+    """
+    transformers = mnemos.libraries.transformers()
+    decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    training = Training(
+        decoder, tokenizer, read_texts(text), settings, out, teacher=teacher, about={"name": Path(model).name}
+    )
+    found = training.run()
+    decoder.save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+    if test:
+        measured = {name: assess(decoder, tokenizer, one) for name, one in read_texts(test).items()}
+        write_json(out / ASSESSED, measured)
+        found |= {"test": measured}
+    return found

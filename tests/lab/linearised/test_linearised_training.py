@@ -1,0 +1,143 @@
+"""The training of a linearised decoder: it learns, it resumes exactly, and its teacher is the model itself."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+
+import mnemos
+from mnemos.lab.linearised import train
+from mnemos.lab.linearised.original import original
+from mnemos.lab.linearised.pieces import Teacher, divergence
+from mnemos.lab.linearised.settings import LinearisedConfig
+from mnemos.lab.linearised.train import Training, transfer_gradients
+
+TEXT = {"a": "".join(chr(97 + i * i % 23) for i in range(3000))}
+SETTINGS = LinearisedConfig(
+    window=8,
+    sinks=2,
+    rank=2,
+    context=64,
+    length=32,
+    transfer_length=32,
+    transfer_tokens=64 * 16,
+    tokens=64 * 10,
+    top=8,
+    decay=0.3,
+    rate=1e-2,
+    transfer_rate=3e-2,
+)
+
+
+def decoder():
+    mnemos.libraries.transformers()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, num_key_value_heads=2, **sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # attention that is not even
+    return model
+
+
+def tokenizer(text, **_):
+    return {"input_ids": [ord(c) % 40 for c in text]}
+
+
+def begin(folder, **changes):
+    return Training(decoder(), tokenizer, TEXT, replace(SETTINGS, **changes), folder, quiet=True)
+
+
+def weights(training):
+    return [value.detach().clone() for value in training.trained.values()]
+
+
+def errors(training):
+    """The mean relative error of the attentions' outputs, and KL, on a row of the text."""
+    ids = training.pieces[0][1][None]
+    changed = {one.name: training.model.get_submodule(one.name) for one in training.report.changed}
+    error = transfer_gradients(training.model, changed, ids)
+    training.model.zero_grad()
+    with torch.no_grad():
+        found = training.model(ids).logits.log_softmax(-1)
+        with original(training.model):
+            wanted = training.model(ids).logits.log_softmax(-1)
+    return error, float(F.kl_div(found, wanted, log_target=True, reduction="batchmean")) / ids.shape[1]
+
+
+def test_it_learns_and_continues_bit_for_bit_after_a_kill_and_with_more_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_SAVED", 0.0)
+    first = begin(tmp_path / "whole", tokens=0)
+    before = errors(first)
+    first.run()
+    between = errors(first)
+    whole = begin(tmp_path / "whole")
+    whole.run()
+    after = errors(whole)
+    print(before, between, after)
+    assert between[0] < 0.9 * before[0]
+    assert after[1] < 0.9 * between[1]
+
+    every = train.groups
+    for dies in (3, 5):  # in stage 1, then in stage 2
+
+        def dying(*given, dies=dies):
+            for i, group in enumerate(every(*given)):
+                if i == dies:
+                    raise KeyboardInterrupt
+                yield group
+
+        monkeypatch.setattr(train, "groups", dying)
+        try:
+            begin(tmp_path / "killed").run()
+        except KeyboardInterrupt:
+            monkeypatch.setattr(train, "groups", every)
+    killed = begin(tmp_path / "killed")
+    killed.run()
+    assert all(map(torch.equal, weights(whole), weights(killed)))
+
+    begin(tmp_path / "longer", tokens=64 * 6).run()
+    longer = begin(tmp_path / "longer")
+    longer.run()
+    assert all(map(torch.equal, weights(whole), weights(longer)))
+
+
+def test_original_is_the_model_before(tmp_path):
+    model, ids = decoder().eval(), torch.randint(40, (2, 30))
+    with torch.no_grad():
+        before = model(ids).logits
+        report = mnemos.linearise(model, window=8, sinks=2, rank=2)
+        for parameter in (*report.maps.values(), *report.updates.values()):
+            parameter.add_(0.1)
+        student = model(ids).logits
+        with original(model):
+            assert torch.equal(model(ids).logits, before)
+        assert torch.equal(model(ids).logits, student)
+    assert not torch.equal(student, before)
+    teacher = Teacher(model, tmp_path, 5, {})
+    for _ in range(2):  # computed, then read
+        tokens, probabilities, rest = teacher.of([4, 7], ids)
+        expected = before.softmax(-1).topk(5)
+        assert torch.equal(tokens, expected.indices)
+        assert torch.allclose(probabilities, expected.values, rtol=2e-3)
+        assert torch.allclose(probabilities.sum(-1) + rest, torch.ones(2, 30))
+
+
+def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
+    logits = torch.randn(2, 3, 11, dtype=torch.float64).float().requires_grad_()
+    p = torch.randn(2, 3, 11).softmax(-1)
+    kept, tokens = p.topk(4)
+    rest = 1 - kept.sum(-1)
+    found = divergence(logits, tokens, kept, rest)
+    weight = torch.randn(2, 3)
+    (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
+    q = logits.softmax(-1)
+    taken = q.gather(-1, tokens)
+    direct = F.kl_div(taken.log(), kept, reduction="none").sum(-1)
+    direct = direct + rest * (rest / (1 - taken.sum(-1))).log()
+    (expected,) = torch.autograd.grad((direct * weight).sum(), logits)
+    assert torch.allclose(found, direct, atol=1e-5)
+    assert torch.allclose(gradient, expected, atol=1e-5)
+    assert bool((found <= F.kl_div(q.log(), p, reduction="none").sum(-1) + 1e-6).all())
