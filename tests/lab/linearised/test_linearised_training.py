@@ -20,12 +20,12 @@ SETTINGS = LinearisedConfig(
     context=64,
     length=32,
     transfer_length=32,
-    transfer_tokens=64 * 6,
+    transfer_tokens=64 * 8,
     tokens=64 * 5,
     top=8,
     decay=0.3,
     rate=1e-2,
-    transfer_rate=3e-2,
+    transfer_rate=8e-2,
 )
 
 
@@ -76,7 +76,6 @@ def test_it_learns_and_continues_bit_for_bit_after_a_kill_and_with_more_tokens(t
     whole = begin(tmp_path / "whole")
     whole.run()
     after = errors(whole)
-    print(before, between, after)
     assert between[0] < 0.9 * before[0]
     assert after[1] < 0.9 * between[1]
 

@@ -44,8 +44,8 @@ class LinearisedConfig:
     transfer_tokens: int = 49_152
     tokens: int = 262_144
     transfer_rate: float = 1e-2
-    rate: float = 1e-3
-    map_rate: float = 1e-3
+    rate: float = 2e-3
+    map_rate: float = 2e-3
     decay: float = 0.2
     top: int = 64
     seed: int = 0
