@@ -286,7 +286,7 @@ def _fall_of(stage: _Stage, groups: int) -> int:
     return updates - int(stage.training.settings.decay * updates)
 
 
-def transfer_gradients(model: nn.Module, changed: dict[str, nn.Module], ids: Tensor) -> float:
+def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> float:
     """Stage 1 on the rows `ids` [B, T]: adds the gradients of the sum of the layers' losses; returns their mean.
 
     Cost: one forward of the frozen model, and of each attention alone a forward and a backward without its projections'
