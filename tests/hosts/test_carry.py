@@ -13,7 +13,7 @@ from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, re
 from mnemos.types import InputError, select
 
 libraries.transformers()
-STREAM = GRC(length=4, scope="stream", gate_init=0.3)
+STREAM = GRC(length=3, scope="stream", gate_init=0.3)
 
 
 def bert(grc: GRC | None = STREAM, layers: int = 1) -> nn.Module:
@@ -55,11 +55,11 @@ def test_segments_are_the_equations_with_gradients_through_the_state():
     attention.register_forward_hook(lambda module, args, output: found.append(output[0]))
     plain = bert(None)
     plain.load_state_dict(model.state_dict(), strict=False)
-    segments = [torch.randint(30, (3, t)) for t in (7, 5, 6)]
-    valid = torch.ones(3, 5, dtype=torch.long)
+    segments = [torch.randint(30, (3, t)) for t in (5, 4, 3)]
+    valid = torch.ones(3, 4, dtype=torch.long)
     valid[1, 3:], valid[2] = 0, 0  # one row is padded, one has no token: it keeps its cache
     masks = [None, valid, None]
-    state, caches = None, torch.zeros(3, 4, 6).double()
+    state, caches = None, torch.zeros(3, 3, 6).double()
     for x, mask in zip(segments, masks, strict=True):
         _, state = carry(model, state, x, mask)
         hidden = model.embeddings(x)
@@ -111,7 +111,7 @@ def test_what_has_no_rows_to_carry_is_refused():
     x = torch.randint(30, (3, 7))
     model = bert()
     state = carry(model, None, x)[1]
-    with pytest.raises(InputError, match=r"expected a state of 2 rows of \[4, 6\], found \[3, 4, 6\]"):
+    with pytest.raises(InputError, match=r"expected a state of 2 rows of \[3, 6\], found \[3, 3, 6\]"):
         carry(model, state, x[:2])
     with pytest.raises(InputError, match=r"expected a state of encoder\..*, found other"):
         carry(model, {"other": torch.zeros(3, 4, 6)}, x)
