@@ -44,7 +44,7 @@ from mnemos.lab.tasks.text_classes import TextClassesTask
 STRETCHES = {"train": (0, 400_000), "valid": (-160_000, -115_000), "test": (-110_000, -20_000)}
 WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
 SHARE = 0.5  # of the novels that have a capitalised word in small letters too; below it the word counts as a name
-FROZEN, STEPS, ROWS = 4, 140, 8
+FROZEN, STEPS, ROWS = 4, 100, 8
 RATES = (3e-4, 1e-3, 3e-3)
 EFFECT = 0.02  # the difference of accuracies whose power is given
 # The arm with a cache, and its controls. The last of the first family is the plain way to read long texts.
