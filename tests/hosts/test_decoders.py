@@ -10,7 +10,7 @@ import pytest
 import torch
 from decoder_models import FAMILIES, FEW, FURTHER, plain
 from hosts import close, open_caches, state
-from torch import Tensor, nn
+from torch import Tensor
 
 import mnemos
 from mnemos import GRC, InputError
@@ -344,8 +344,6 @@ def test_what_cannot_be_right_is_refused():
         model(given[:1], use_cache=False, attention_mask=torch.zeros(1, 1, 8, 8).double().masked_fill(later, -50.0))
     with pytest.raises(InputError, match="grid"):
         mnemos.cache(bare, GRC(resample="grid"))
-    with pytest.raises(InputError, match='scope="stream"'):
-        mnemos.cache(nn.TransformerEncoderLayer(8, 2, 8), STREAM)
 
 
 def test_threads_share_a_model_and_no_state():
