@@ -8,16 +8,23 @@ Each part adds its figures to the JSON file under its own name:
     decode        Stream, and drafts by look-up and by smaller models, beside `generate` and its prompt look-up: tokens
                   a second of decoding, and whether the greedy tokens are the same
     pages         many questions on one page: a PrefixTree beside reading the page for each
-    replay        gradients through many tokens: peak and time of `replay` beside activation checkpointing
+    gradients     through many tokens of a novel: peak and time of `replay` beside other ways. The decoder has a gated
+                  cache per stream and is read in segments; "layers" is the decoder itself, all tokens at once, whose
+                  layers Transformers checkpoints
     train         gated caches per stream in the upper layers of the frozen decoder, by `replay` (resumes itself)
     novel         a novel in segments: the decoder alone, with the caches carried, and with them reset at each segment
 """
 
 import argparse
+import copy
+import functools
 import gzip
+import inspect
 import json
 import re
 import resource
+import statistics
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +37,10 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.hugging_face.hub import settings_of
+from mnemos.lab.measure.gradients import WAYS, state_bytes
+from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.run.provenance import provenance
-from mnemos.types import detach, leaves
+from mnemos.types import detach
 
 SEGMENT, SEGMENTS, RATE = 256, 4, 1e-3  # tokens that the decoder reads together; segments of an update; learning rate
 CACHED = (14, 17, 20, 23, 26, 29)  # layers with a cache; nothing below the first needs a gradient
@@ -41,14 +50,11 @@ PART = 10_000  # tokens of a novel whose figures are added up
 
 def read_text(path: Path) -> str:
     """A novel with each paragraph in one line, without the licence of Project Gutenberg."""
-    found = (gzip.open(path) if path.suffix == ".gz" else path.open("rb")).read().decode("utf-8-sig")
+    read = path.read_bytes()
+    found = (gzip.decompress(read) if path.suffix == ".gz" else read).decode("utf-8-sig")
     found = re.split(r"\*\*\* ?END OF TH.*", re.split(r"\*\*\* ?START OF TH.*", found)[-1])[0]
     paragraphs = re.split(r"\r?\n\s*\r?\n", found)
     return "\n\n".join(" ".join(one.split()) for one in paragraphs if one.strip())
-
-
-def state_bytes(state: Any) -> int:
-    return sum(x.numel() * x.element_size() for x in leaves(state))
 
 
 def tokens_of(options: argparse.Namespace, path: Path, count: int | None = None) -> Tensor:
@@ -111,8 +117,9 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
             checkpoint.with_suffix(".new").replace(checkpoint)
     count = sum(one.numel() for one in learned.values())
     seconds += time.perf_counter() - began
-    return {"texts": [path.name for path in options.text], "updates": last, "tokens": last * SEGMENT * SEGMENTS * len(rows),
-            "parameters": count, "seconds": seconds, "losses": [round(x, 4) for x in losses]}  # fmt: skip
+    read = last * SEGMENT * SEGMENTS * len(rows)
+    found = {"texts": [path.name for path in options.text], "updates": last, "tokens": read, "parameters": count}
+    return found | {"seconds": seconds, "losses": [round(x, 4) for x in losses]}
 
 
 ARMS = ("decoder alone", "caches carried", "caches reset")
@@ -151,7 +158,198 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"train": train, "novel": novel}
+PROMPTS: dict[str, str] = {
+    "summary": "Summarise this chapter in a few sentences.\n\n{page}",
+    "page": "{page}\n\nWho is on this page, and what do they say? Answer with sentences of the text.",
+}
+QUESTIONS = ("Who speaks here?", "Where does it happen?", "What is said of the weather?", "Who is afraid, and why?",
+             "Is there a child?", "What do they eat?", "What happens at the end?", "Is it a happy scene?")  # fmt: skip
+
+
+def chat_tokens(tokenizer: Any, text: str) -> Tensor:
+    """The tokens [1, T] of a question in the tokenizer's chat template."""
+    messages = [{"role": "user", "content": text}]
+    said = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return torch.tensor([tokenizer(said, add_special_tokens=False)["input_ids"]])
+
+
+def page_of(options: argparse.Namespace, start: int, count: int) -> str:
+    """Some tokens from the middle of the first text."""
+    text = read_text(options.text[0])
+    begin = text.index("\n\n", start) + 2
+    return str(options.tokenizer.decode(options.tokenizer(text[begin : begin + 8 * count])["input_ids"][:count]))
+
+
+def prompts(options: argparse.Namespace) -> dict[str, Tensor]:
+    """Prompts [1, T]: two about the first text, and code of the standard library that goes on."""
+    page = page_of(options, 100_000, options.context)
+    found = {name: chat_tokens(options.tokenizer, text.format(page=page)) for name, text in PROMPTS.items()}
+    code = options.tokenizer(inspect.getsource(textwrap))["input_ids"][: options.context]
+    return found | {"code": torch.tensor([code])}
+
+
+def first_layers(model: Any, count: int) -> nn.Module:
+    """The decoder with its first layers alone, which share their weights with it."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = count
+    small = type(model)(config)
+    small.model.layers = model.model.layers[:count]
+    small.model.embed_tokens, small.model.norm, small.lm_head = (
+        model.model.embed_tokens,
+        model.model.norm,
+        model.lm_head,
+    )
+    return small.eval()
+
+
+def load(options: argparse.Namespace) -> Any:
+    return mnemos.libraries.transformers().AutoModelForCausalLM.from_pretrained(options.model).eval()
+
+
+def linearised(options: argparse.Namespace) -> nn.Module:
+    """A decoder that `mnemos.linearise` and a training made."""
+    auto = mnemos.libraries.transformers().AutoModelForCausalLM
+    return mnemos.hosts.from_pretrained(auto, options.linearised).eval()
+
+
+def decode(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of reading a prompt and decoding, in every way, in rounds whose order rotates; eos ends a row."""
+    model = load(options)
+    step = mnemos.functional(model)
+    smalls: dict[str, nn.Module] = {
+        f"draft: first {n} layers": mnemos.functional(first_layers(model, n)) for n in options.layers
+    }
+    if options.window:
+        windowed = load(options)
+        mnemos.linearise(windowed, window=options.window, state="none")
+        smalls[f"draft: window of {options.window}"] = mnemos.functional(windowed)
+    if options.linearised:
+        smalls["draft: linearised"] = mnemos.functional(linearised(options))
+    found: dict[str, Any] = {}
+    for title, ids in prompts(options).items():
+        if options.prompt not in (None, title):
+            continue
+        eos = None if title == "code" else [options.tokenizer.eos_token_id]
+
+        def generate(more: dict[str, Any], ids: Tensor = ids, eos: Any = eos) -> tuple[Any, ...]:
+            settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": options.length, "do_sample": False}
+            began = options.clock()
+            found = model.generate(ids, **settings | {"eos_token_id": eos, "pad_token_id": 0} | more)
+            return options.clock() - began, found[0, ids.shape[1] :].tolist(), {}
+
+        def ours(draft: str, ids: Tensor = ids, eos: Any = eos) -> tuple[Any, ...]:
+            began = options.clock()
+            stream = mnemos.Stream(step).prefill(ids)
+            if draft == "":
+                tokens, _ = stream.generate(options.length, temperature=0, eos=eos)
+                return options.clock() - began, tokens[0].tolist(), {}
+            of = mnemos.Stream(smalls[draft]).prefill(ids) if draft in smalls else mnemos.Lookup(ids)
+            made = mnemos.speculate(stream, of, options.length, temperature=0, eos=eos)
+            seconds, did = options.clock() - began, made.statistics
+            more = {"acceptance": did.acceptance, "tokens per call": did.tokens_per_call}
+            return seconds, made.tokens[0].tolist(), more
+
+        ways: dict[str, Callable[[], tuple[Any, ...]]] = {
+            "generate, one token": functools.partial(generate, {"max_new_tokens": 1}),
+            "generate": functools.partial(generate, {}),
+            "generate, look-up": functools.partial(generate, {"prompt_lookup_num_tokens": 8}),
+            "Stream": functools.partial(ours, ""),
+            "draft: look-up": functools.partial(ours, "look-up"),
+            **{small: functools.partial(ours, small) for small in smalls},
+        }
+        rows: dict[str, Any] = {way: {"seconds": []} for way in ways}
+        made: dict[str, list[int]] = {}
+        for i in range(options.rounds):
+            for way in [*ways][i % len(ways) :] + [*ways][: i % len(ways)]:
+                seconds, made[way], more = ways[way]()
+                rows[way]["seconds"].append(seconds)
+                rows[way] |= {"tokens": len(made[way]), **more}
+        for way, row in rows.items():
+            both = zip(made[way], made["generate"], strict=False)
+            row["equal tokens"] = next(
+                (k for k, (a, b) in enumerate(both) if a != b), min(len(made[way]), row["tokens"])
+            )
+            row["tokens per second"] = row["tokens"] / statistics.median(row["seconds"])
+            print(f"{title}: {way}: {row}", flush=True)
+        found[title] = {"prompt": ids.shape[1], "ways": rows}
+    return {"length": options.length, "clock": "CPU" if options.cpu else "wall", "prompts": found}
+
+
+def pages(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds until all questions on a page can be answered, with the page read once by a tree and for each."""
+    step = mnemos.functional(load(options))
+    page = page_of(options, 100_000, options.context)
+    ids = [chat_tokens(options.tokenizer, f"{page}\n\n{question}")[0] for question in QUESTIONS]
+    seconds: dict[str, list[float]] = {"each": [], "tree": []}
+    for _ in range(options.rounds):
+        began = options.clock()
+        alone = [mnemos.Stream(step).prefill(one[None]) for one in ids]
+        seconds["each"].append(options.clock() - began)
+        tree = mnemos.PrefixTree(step, block=128)
+        began = options.clock()
+        joined = tree.prefill(ids)
+        seconds["tree"].append(options.clock() - began)
+    off = max(float((a.predict() - b).abs().max()) for a, b in zip(alone, joined.predict().split(1), strict=True))
+    found: dict[str, Any] = {name: statistics.median(times) for name, times in seconds.items()}
+    found |= {"prompts": [len(one) for one in ids], "read": tree.read, "found": tree.found, "difference": off}
+    return found | {"bytes": tree.size, "state bytes": state_bytes(joined.state)}
+
+
+def gradients(options: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory and seconds of the gradient through some tokens of a novel, in one way."""
+    ids = tokens_of(options, options.text[0], options.tokens + 1)[None]
+    if options.way.startswith("layers"):  # the decoder itself, whose layers Transformers checkpoints
+        model = load(options)
+        model.gradient_checkpointing_enable()
+        model.train()
+        run = functools.partial(_by_layers, model, ids, chunked=options.way != "layers")
+    else:
+        model = hosted(options, cached=True)
+        segments = [ids[:, s : s + SEGMENT + 1] for s in range(0, options.tokens, SEGMENT)]
+        run = functools.partial(WAYS[options.way], _Step(model), segments)
+    if options.frozen:
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(".grc." in name)
+    began = time.perf_counter()
+    peak = peak_of(run)
+    seconds = time.perf_counter() - began
+    norm = torch.stack([w.grad.norm() for w in model.parameters() if w.grad is not None]).norm()
+    trained = sum(w.numel() for w in model.parameters() if w.requires_grad)
+    return {"tokens": options.tokens, "peak": peak, "seconds": seconds, "norm": float(norm), "trained": trained}
+
+
+class _Step(nn.Module):
+    """A segment's loss and the state after it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, segment: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logits, state = self.model(segment[:, :-1], state)
+        return F.cross_entropy(logits.flatten(0, 1), segment[:, 1:].flatten()), state
+
+
+def _by_layers(model: Any, ids: Tensor, chunked: bool) -> None:
+    """A backward pass through all tokens at once. chunked: the logits of SEGMENT tokens at a time."""
+    if not chunked:
+        model(ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:], use_cache=False).loss.backward()
+        return
+    hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[0]
+    kept = hidden.detach().requires_grad_()
+    for x, y in zip(kept.split(SEGMENT), ids[0, 1:].split(SEGMENT), strict=True):
+        (F.cross_entropy(model.lm_head(x), y, reduction="sum") / len(kept)).backward()
+    hidden.backward(kept.grad)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "decode": decode,
+    "pages": pages,
+    "gradients": gradients,
+    "train": train,
+    "novel": novel,
+}
+GRADIENTS = ("through time", "torch.utils.checkpoint", "replay", "layers", "layers, loss in chunks")
 
 
 def main() -> None:
@@ -162,16 +360,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200_000, help="of each text (%(default)s)")
     parser.add_argument("--updates", type=int, default=160, help="of train (%(default)s)")
     parser.add_argument("--arm", choices=ARMS, default=ARMS[1], help="of novel (%(default)s)")
+    parser.add_argument("--way", choices=GRADIENTS, default="replay", help="of gradients (%(default)s)")
+    parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
+    parser.add_argument("--prompt", choices=("summary", "page", "code"), help="of decode (all)")
+    parser.add_argument("--window", type=int, default=0, help="decode: also a draft that has this window")
+    parser.add_argument("--linearised", help="decode: the folder of a linearised decoder, also a draft")
+    parser.add_argument("--context", type=int, default=700, help="tokens of a page or code (%(default)s)")
+    parser.add_argument("--length", type=int, default=96, help="tokens that decode generates (%(default)s)")
+    parser.add_argument("--layers", type=int, nargs="*", default=[6], help="of drafts of first layers (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of decode and pages (%(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/trained_decoder"), help="of trained caches")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpu", action="store_true", help="decode and pages: CPU seconds, where other programs run")
     parser.add_argument("--result", type=Path, help="the JSON file that gets the figures")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    options.clock = time.process_time if options.cpu else time.perf_counter
     library = mnemos.libraries.transformers()
     library.logging.disable_progress_bar()
     options.tokenizer = library.AutoTokenizer.from_pretrained(options.model)
     found = PARTS[options.part](options) | {"provenance": provenance(0, "cpu")}
-    name = f"novel, {options.arm}" if options.part == "novel" else options.part
+    name = options.part
+    name += f", {options.arm}" if name == "novel" else ""
+    if name == "decode" and options.prompt:
+        name += f", {options.prompt}"
+    if name == "gradients":
+        name += f", {options.way}, {options.tokens}" + (", frozen" if options.frozen else "")
     print(json.dumps({name: found | {"provenance": "..."}}, indent=1)[:2000])
     if options.result:
         whole = json.loads(options.result.read_text()) if options.result.is_file() else {}

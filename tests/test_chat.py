@@ -7,46 +7,17 @@ import signal
 import sys
 
 import pytest
+import tiny_decoder
 import torch
+from tiny_decoder import library
 
-import mnemos
 from mnemos.lab.cli import chat as chats
 from mnemos.lab.cli import main
-
-library = mnemos.libraries.transformers()
-TEMPLATE = """{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system
-be brief<e>
-{% endif %}<s>{{ m.role }}
-{{ m.content | trim }}<e>
-{% endfor %}{% if add_generation_prompt %}<s>assistant
-{% endif %}"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A Llama with new weights and a tokenizer of bytes with a chat template."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    at = tmp_path_factory.mktemp("chat") / "llama"
-    made = ByteLevelBPETokenizer()
-    special = ["<s>", "<e>"]
-    made.train_from_iterator(["so be it"], vocab_size=260, special_tokens=special, show_progress=False)
-    made = library.PreTrainedTokenizerFast(
-        tokenizer_object=made._tokenizer, eos_token="<e>", extra_special_tokens=["<s>"]
-    )
-    made.chat_template = TEMPLATE
-    made.save_pretrained(at)
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "initializer_range": 0.5,
-    }
-    config = library.LlamaConfig(vocab_size=len(made), bos_token_id=None, eos_token_id=made.eos_token_id, **sizes)
-    library.LlamaForCausalLM(config).save_pretrained(at)
-    return at
+    return tiny_decoder.save(tmp_path_factory.mktemp("chat") / "llama")
 
 
 def said(monkeypatch, capsys, folder, lines, *options):
@@ -153,6 +124,15 @@ def test_ctrl_c_while_a_turn_is_read_drops_it(folder):
     talk, _ = talk_of(folder)
     assert talk.answer("so", lambda token: None, lambda: True) is None
     assert talk.stream is talk.new
+
+
+def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder):
+    lines = ["so be it, so be it, so be it", "so be it", "it"]
+    code, out, err = said(monkeypatch, capsys, folder, lines, "--window", "16", "--sinks", "2")
+    assert (code, len(out.splitlines())) == (0, 3)
+    sizes = [re.search(r"state (.*), constant\]", line)[1] for line in err]
+    assert len(set(sizes)) == 1
+    assert said(monkeypatch, capsys, folder, lines, "--sinks", "2")[0] == 2
 
 
 def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):

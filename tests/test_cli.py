@@ -90,7 +90,7 @@ VERBS_OPTIONS = {
     "predict": "--top N",
     "detect": "--score S",
     "sample": "--top-k",
-    "chat": "--system TEXT",
+    "chat": "--window N",
     "report": "--out FILE",
     "train": "--resume RUN",
     "compare": "--seeds N",

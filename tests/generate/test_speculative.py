@@ -125,6 +125,24 @@ def test_greedy_tokens_and_all_states_are_those_of_plain_decoding(kind):
         torch.testing.assert_close(again.predict(), after.predict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_rows_end_as_in_plain_decoding(small):
+    """At a token, at a sequence that begins in an earlier call, or not at all; then stream and draft go on."""
+    model, prompt = built("linear"), ids(4, 7)
+    draft = Stream(built("linear", noise=0.03)).prefill(prompt) if small else Lookup(prompt, 2, 1)
+    stream = Stream(model).prefill(prompt)
+    free = stream.generate(17, temperature=0)[0]
+    ends = {"eos": [int(free[0, 4])], "stop": [free[1, 5:8].tolist()]}
+    wanted, after = stream.generate(17, temperature=0, **ends)
+    found = mnemos.speculate(stream, draft, 17, drafted=4, temperature=0, **ends)
+    assert len({row.index(ends["eos"][0]) if ends["eos"][0] in row else 17 for row in wanted.tolist()}) > 2
+    assert torch.equal(found.tokens, wanted)
+    assert torch.equal(found.stream.last, after.last)
+    torch.testing.assert_close(found.stream.predict(), after.predict())
+    more = mnemos.speculate(found.stream, found.draft, 6, drafted=4, temperature=0)
+    assert torch.equal(more.tokens, after.generate(6, temperature=0)[0])
+
+
 @pytest.mark.parametrize("kind", BOUNDED)
 def test_rows_may_come_to_the_last_position_at_different_times(kind):
     """A draft for rows that need more tokens is read by all rows: none may read beyond its own positions."""

@@ -17,7 +17,7 @@ from mnemos.types import Bounded, InputError, LogProbLikelihood, State, likeliho
 from .decoder_step import DecodeStep, pack
 from .rollback import Rollback, check_cuts, merge_rows, without_last
 from .sampling import checked_settings, is_whole, most_probable, probabilities, scores_of
-from .stream import Stream, check_eval, require_tokens
+from .stream import Ids, Stream, check_eval, endings, require_tokens
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Statistics:
 
 
 class Speculated(NamedTuple):
-    """tokens [B, length] int64; the stream after them, and the draft after them; and what it has cost."""
+    """tokens [B, T] int64, T ≤ length; the stream after them, and the draft after them; and what it has cost."""
 
     tokens: Tensor
     stream: Stream
@@ -275,6 +275,8 @@ def speculate(
     top_p: float | None = 1.0,
     generator: torch.Generator | None = None,
     min_p: float | None = 0.0,
+    eos: int | Ids | None = None,
+    stop: Ids | Sequence[Ids] | None = None,
 ) -> Speculated:
     """`stream.generate(length, ...)` in fewer calls of the model: a draft suggests tokens, one call checks them all.
 
@@ -292,6 +294,9 @@ def speculate(
     distributions after temperature, top_k, top_p and min_p. Both hold to rounding: a call of several tokens adds in
     another order than single steps, which may turn a tie.
 
+    eos, stop: what ends a row, as in `Stream.generate`: T is then the length of the longest row, others are filled in,
+    and stream and draft are those of each row after its own end.
+
     Every row accepts its own number of tokens. The state after them is exact for every memory, because states are
     values: `Rollback` says how it is made, and at what cost. Cost: a call of the model per round, of the last token,
     the draft, and up to `drafted` tokens that are read again; large matrices are packed once per call of `speculate`.
@@ -305,7 +310,8 @@ def speculate(
     top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
     settings = Settings(temperature, top_k, top_p, generator, min_p)
     with torch.no_grad():
-        run = _Run(stream, draft, length, drafted, settings)
+        size = getattr(getattr(stream.model, "config", None), "vocab_size", None)
+        run = _Run(stream, draft, length, drafted, settings, *endings(eos, stop, size))
         while run.places:
             run.round()
         found = run.finish()
@@ -315,8 +321,18 @@ def speculate(
 class _Run:
     """The rows that are not done yet, and what is finished."""
 
-    def __init__(self, stream: Stream, draft: Stream | Lookup, length: int, drafted: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        draft: Stream | Lookup,
+        length: int,
+        drafted: int,
+        settings: Settings,
+        ends: Sequence[Sequence[int]],
+        fill: int,
+    ) -> None:
         self.stream, self.draft, self.length, self.most, self.settings = stream, draft, length, drafted, settings
+        self.ends, self.fill = ends, fill
         self.likelihood = checked_likelihood(stream.model)
         self.drafter: Drafter = LookupDrafter(draft) if isinstance(draft, Lookup) else ModelDrafter(draft)
         model = pack(stream.model) if length >= PACKED else stream.model
@@ -340,10 +356,11 @@ class _Run:
         scores = scores_of(outputs, self.likelihood)
         accepted, following = check_draft(scores, proposal, self.settings)
         tokens = proposal.tokens.tolist()
-        new = [
-            [*row[:n], token][:left]
-            for row, n, token, left in zip(tokens, accepted, following.tolist(), room, strict=True)
-        ]
+        new, ended = [], []
+        for place, row, n, token, left in zip(self.places, tokens, accepted, following.tolist(), room, strict=True):
+            to = self._end(self.written[place], [*row[:n], token][:left])
+            new.append([*row[:n], token][: to or left])
+            ended.append(to > 0 or len(new[-1]) == left)
         kept = [len(row) - 1 for row in new]
         self.reading.keep([n + 1 for n in kept])
         self.drafter.keep(kept, new)
@@ -353,7 +370,16 @@ class _Run:
         self.size = max(1, min(self.most, max(accepted) + 2))
         for place, row in zip(self.places, new, strict=True):
             self.written[place] += row
-        self._leave([len(row) == left for row, left in zip(new, room, strict=True)])
+        self._leave(ended)
+
+    def _end(self, before: Sequence[int], new: Sequence[int]) -> int:
+        """How many of a row's new tokens there are up to its end; 0 if it goes on."""
+        newest = list(before[-max(map(len, self.ends), default=0) :]) if self.ends else []
+        for n, token in enumerate(new if self.ends else (), 1):
+            newest.append(token)
+            if any(newest[-len(end) :] == list(end) for end in self.ends):
+                return n
+        return 0
 
     def _positions(self) -> int:
         """The most tokens of a draft for which every row has a position; at least 0.
@@ -367,7 +393,7 @@ class _Run:
         return min((n for n in left if n >= 0), default=self.most)
 
     def _leave(self, done: list[bool]) -> None:
-        """Set aside the rows that have all their tokens."""
+        """Set aside the rows that have all their tokens, or their end."""
         if not any(done):
             return
         gone = [i for i, is_done in enumerate(done) if is_done]
@@ -386,12 +412,16 @@ class _Run:
         """The tokens, and stream and draft after them."""
         before = self.stream.last
         assert before is not None
-        tokens = torch.tensor(self.written, dtype=torch.int64, device=before.device).view(len(before), self.length)
-        last = tokens[:, -1:].clone() if self.length else before
+        longest = max(map(len, self.written))
+        rows = [[*row, *[self.fill] * (longest - len(row))] for row in self.written]
+        tokens = torch.tensor(rows, dtype=torch.int64, device=before.device).view(len(before), longest)
+        last = torch.tensor([row[-1:] for row in self.written], device=before.device) if longest else before
         stream = Stream(self.stream.model, self.stream.step, merge_rows(self.finished), last)
         if isinstance(self.draft, Lookup):
-            text = torch.cat([self.draft.tokens.to(tokens), tokens], 1)
-            after: Stream | Lookup = Lookup(text, self.draft.longest, self.draft.shortest)
+            text = [[*old, *row] for old, row in zip(self.draft.tokens.tolist(), self.written, strict=True)]
+            most = max(map(len, text))
+            text = [[row[0]] * (most - len(row)) + row for row in text]  # of one length; in front, it is found last
+            after: Stream | Lookup = Lookup(torch.tensor(text).to(tokens), self.draft.longest, self.draft.shortest)
         else:
             states = [(rows, part.states[-1]) for rows, part in self.drafts if isinstance(part, ModelDrafter)]
             after = Stream(self.draft.model, self.draft.step, merge_rows(states), last)

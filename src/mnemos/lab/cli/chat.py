@@ -38,6 +38,9 @@ def chat(arguments: list[str]) -> int:
     about += "chat is the model's state. Answers go to the standard output; without a terminal, each line of the "
     parser = CommandParser("chat", f"{about}standard input is a turn.", epilog=f"In the chat: {_in_one_line(HELP)}")
     parser.add_argument("folder", metavar="FOLDER", help="a saved model with its tokenizer, or hf:NAME of the hub")
+    about = "attend to the last N tokens and the first ones alone (mnemos.linearise), so the state stops growing"
+    parser.add_argument("--window", type=int, metavar="N", help=about)
+    parser.add_argument("--sinks", type=int, metavar="N", help="first tokens that --window keeps (4)")
     parser.add_argument("--system", metavar="TEXT", help="the system message (the template's own)")
     parser.add_argument("--length", type=int, default=512, metavar="N", help="most tokens of an answer (%(default)s)")
     parser.add_argument(
@@ -48,11 +51,17 @@ def chat(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help=about)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (%(default)s)")
     options = parser.parse_args(arguments)
+    if options.sinks is not None and options.window is None:
+        raise InputError(f"--sinks: expected --window beside it, found {options.sinks} alone; add --window N")
     import torch
 
     from mnemos.hugging_face.hub import language_model
 
     model, tokenizer = language_model(options.folder)
+    if options.window is not None:
+        from mnemos.hosts.linearising import linearise
+
+        linearise(model, window=options.window, sinks=4 if options.sinks is None else options.sinks, state="none")
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     drawn["generator"] = torch.Generator().manual_seed(options.seed)
     talk = Chat(model, Turns(tokenizer, options.system), options.length, drawn)

@@ -1,0 +1,60 @@
+"""The scripts of examples/ run with a tiny decoder, and what they print and write is right."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import tiny_decoder
+import torch
+from tiny_decoder import library
+
+import mnemos
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_decoder.save(tmp_path_factory.mktemp("examples") / "llama")
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text("so be it, or so it may be. " * 72)
+    return tmp_path / "text.txt"
+
+
+def run(name, *words):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main([str(word) for word in words])
+
+
+def test_a_novel_is_read_with_a_state_that_does_not_grow(folder, text, capsys):
+    run("stream_novel", folder, text, "--every", 500)
+    grows = [float(x) for x in re.findall(r"state ([\d.]+) MiB", capsys.readouterr().out)]
+    run("stream_novel", folder, text, "--window", 32, "--every", 500)
+    said = capsys.readouterr().out
+    constant = [float(x) for x in re.findall(r"state ([\d.]+) MiB", said)]
+    assert len(grows) == len(constant) > 2
+    assert grows == sorted(grows)
+    assert grows[0] < grows[-1]
+    assert len(set(constant)) == 1
+    assert said.count("perplexity") == len(constant)
+
+
+def test_the_gradients_are_those_of_one_graph(folder, text, capsys):
+    run("exact_gradients", folder, text, "--tokens", 90, "--segment", 20, "--window", 16)
+    found = capsys.readouterr().out
+    assert "90 tokens in 5 segments" in found
+    model = library.AutoModelForCausalLM.from_pretrained(folder)
+    mnemos.linearise(model, window=16, sinks=4, state="none")
+    tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer(text.read_text())["input_ids"][:91]])
+    losses = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:], reduction="none")
+    loss = torch.stack([part.mean() for part in losses.split(20)]).mean()
+    loss.backward()
+    norm = torch.stack([weight.grad.norm() for weight in model.parameters()]).norm()
+    assert f"loss {loss:.4f}, norm of the gradient {norm:.4f}" in found
