@@ -29,6 +29,7 @@ LIBRARY = [
     "libraries",
     "registry",
     "config",
+    "state_file",
     "memory_replay",
     "native",
     "ops",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
+    from .generate.prefix_store import PrefixStore as PrefixStore
     from .generate.prefix_tree import PrefixTree as PrefixTree
     from .generate.speculative import Lookup as Lookup
     from .generate.speculative import speculate as speculate
@@ -98,6 +99,8 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .ops.rotary import Rotary as Rotary
     from .programs.folder import export as export
     from .registry import register as register
+    from .state_file import load_state as load_state
+    from .state_file import save_state as save_state
     from .types import State as State
     from .types import add_auxiliary_loss as add_auxiliary_loss
     from .types import collect_auxiliary_losses as collect_auxiliary_losses
@@ -123,6 +126,7 @@ _MODULES = {
     "errors": "InputError",
     "generate.beam": "BeamConfig beam_search",
     "generate.fused": "fused_step",
+    "generate.prefix_store": "PrefixStore",
     "generate.prefix_tree": "PrefixTree",
     "generate.speculative": "Lookup speculate",
     "generate.stream": "Stream",
@@ -146,6 +150,7 @@ _MODULES = {
     "ops.rotary": "Rotary",
     "programs.folder": "export",
     "registry": "register",
+    "state_file": "load_state save_state",
     "types": "State add_auxiliary_loss collect_auxiliary_losses detach join reset select",
     "lab.run.fit": "fit",
     "lab.run.recipe": "OptimConfig Recipe TrainConfig recipe",

@@ -5,20 +5,24 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, own: bool = False) -> Iterator[Path]:
     """Yield the path of a temporary file, NAME.tmp in the same folder, that becomes `path` when the block ends.
+
+    own: NAME.PROCESS-THREAD.tmp, so that several may write the same path at once, and the last replaces the others.
 
     The file and its folder's entry are on the disk (fsync) before this returns. If the block raises, the temporary
     file is removed and `path` is unchanged. Only a killed process leaves NAME.tmp. Raises OSError, with `path` as its
     file name, where the disk refuses.
     """
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    mark = f".{os.getpid()}-{threading.get_ident()}" if own else ""
+    temporary = path.with_name(f"{path.name}{mark}.tmp")
     try:
         yield temporary
         sync(temporary)

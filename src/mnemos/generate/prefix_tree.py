@@ -4,20 +4,16 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import write_json
-from mnemos.json_text import parse
 from mnemos.types import InputError, leaves
 
+from .prefix_store import PrefixStore
 from .rollback import check_cuts
 from .sampling import is_whole
-from .stream import Stream, check_tokens, restore_stream, save_stream, signature_of, weights_of
-
-_ABOUT = "prefixes.json"  # in the folder: which model's states it holds
+from .stream import Stream, check_tokens
 
 
 class PrefixTree:
@@ -32,9 +28,8 @@ class PrefixTree:
     after equally many tokens are read as one batch. States are kept after every `block` tokens, as one row each, up to
     `memory` bytes: those that were used least recently go first.
 
-    folder: states are written there too, a file each, as `Stream.save` does, and read when memory has them no more,
-    also by a later process. The folder grows; files may be deleted. It belongs to one model: another configuration or
-    other weights are refused.
+    folder: states are written there too, a file each, and read when memory has them no more, also by other processes.
+    A path: the folder grows; files may be deleted. A `mnemos.PrefixStore` of the same model: within its limit.
 
     Cost: a forward of the tokens that are new, and a copy of the state per block. The state of softmax attention
     without a window grows, so its N tokens cost O(N²/block) bytes: choose a larger block. Not for several threads at
@@ -49,7 +44,7 @@ class PrefixTree:
     """
 
     def __init__(
-        self, model: nn.Module, block: int = 64, memory: int = 1 << 30, folder: str | Path | None = None
+        self, model: nn.Module, block: int = 64, memory: int = 1 << 30, folder: str | Path | PrefixStore | None = None
     ) -> None:
         check_cuts(model, "PrefixTree")
         if not (is_whole(block) and isinstance(memory, int | float) and block >= 1 and memory >= 0):
@@ -59,13 +54,12 @@ class PrefixTree:
             )
         self.model, self.block, self.memory = model, block, memory
         self.read = self.found = self.size = 0
-        self.folder = None if folder is None else Path(folder)
         self._new = Stream(model)
         self._stored: OrderedDict[str, Stream] = OrderedDict()
         self._numbers = _numbers(model)
-        self._weights = weights_of(model) if self.folder is not None else ""
-        if self.folder is not None:
-            self._open(self.folder)
+        self.store = folder if isinstance(folder, PrefixStore | None) else PrefixStore(model, folder, limit_bytes=None)
+        if self.store is not None and self.store.model is not model:
+            raise InputError("PrefixTree: expected a store of the same model, found one of another; make its own")
 
     def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
         """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
@@ -132,27 +126,26 @@ class PrefixTree:
 
     def _keys(self, row: Tensor) -> Iterator[str]:
         """A key for each beginning of the prompt that ends with a block: a hash of its tokens."""
+        ends = range(self.block, len(row) + 1, self.block)
+        if self.store is not None:
+            yield from self.store.keys(row, ends)
+            return
         found = hashlib.sha256()
-        for part in row[: len(row) - len(row) % self.block].split(self.block) if len(row) >= self.block else ():
-            found.update(_bytes(part))
+        for end in ends:
+            found.update(_bytes(row[end - self.block : end]))
             yield found.copy().hexdigest()
 
     def _get(self, key: str) -> Stream | None:
         stream = self._stored.get(key)
         if stream is not None:
             self._stored.move_to_end(key)
-        elif self.folder is not None and (file := self.folder / f"{key}.safetensors").is_file():
-            try:
-                stream = restore_stream(Stream, self.model, file, self._new.step, self._weights)
-            except InputError as error:
-                found = str(error).rpartition(";")[0]
-                raise InputError(f"{found}; remove the file, and its tokens are read again") from error
+        elif self.store is not None and (stream := self.store.read(key)) is not None:
             self._keep(key, stream)
         return stream
 
     def _put(self, key: str, stream: Stream) -> None:
-        if self.folder is not None:
-            save_stream(stream, self.folder / f"{key}.safetensors", self._weights)
+        if self.store is not None:
+            self.store.write(key, stream)
         self._keep(key, stream)
 
     def _keep(self, key: str, stream: Stream) -> None:
@@ -160,35 +153,6 @@ class PrefixTree:
         self.size += _size(stream)
         while self.size > self.memory:
             self.size -= _size(self._stored.popitem(last=False)[1])
-
-    def _open(self, folder: Path) -> None:
-        """Make the folder this model's, or check that it is."""
-        about = {"model": signature_of(self.model), "weights": self._weights}
-        file = folder / _ABOUT
-        if not file.is_file():
-            if folder.is_dir() and any(folder.iterdir()):
-                raise InputError(
-                    f"{folder}: expected a folder of a PrefixTree or an empty one, found other files; use a new folder"
-                )
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except FileExistsError:
-                raise InputError(f"{folder}: expected a folder or a new name, found a file; name another") from None
-            write_json(file, about)
-            return
-        try:
-            found: Any = parse(file.read_text())
-        except (ValueError, OSError) as error:
-            raise InputError(
-                f"{file}: expected which model the states are of, found no JSON ({error}); use a new folder"
-            ) from None
-        for name in about:
-            if not isinstance(found, dict) or found.get(name) != about[name]:
-                what = "configuration" if name == "model" else "weights"
-                raise InputError(
-                    f"{folder}: expected states of this model, found those of one of other {what}; load its own, or "
-                    "use a new folder"
-                )
 
     def __len__(self) -> int:
         """The stored states in memory."""

@@ -1,27 +1,14 @@
 """Streams of tokens: a model's state after a prompt, and decoding from it at the cost of one step per token."""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import pytree
-from mnemos.atomic import replacing, sort_metadata
-from mnemos.config import to_dict
-from mnemos.types import (
-    InputError,
-    Recurrent,
-    RecurrentModel,
-    State,
-    join,
-    leaves,
-    likelihood_of,
-    select,
-)
+from mnemos.state_file import fingerprint, read_state, write_state
+from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, likelihood_of, select
 
 from .decoder_step import DecodeStep
 from .fused import fused_step
@@ -270,12 +257,13 @@ class Stream:
                 raise InputError("join: expected streams of one and the same model, found several")
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
-    def save(self, file: str | Path) -> None:
-        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit.
+    def save(self, file: str | Path, dtype: str | None = None) -> None:
+        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit unless dtype says else.
 
-        The file holds hashes of the model's weights and of its own tensors. Cost: reading all weights once.
+        The file holds hashes of the model's weights and of its own tensors. dtype: "bfloat16" or "int8", for a smaller
+        file (`mnemos.save_state`). Cost: reading all weights once.
         """
-        save_stream(self, file, weights_of(self.model))
+        save_stream(self, file, fingerprint(self.model), dtype)
 
     def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
         if self.last is not None or tree.model is not self.model:
@@ -330,61 +318,24 @@ def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
     return tokens
 
 
-def save_stream(stream: Stream, file: str | Path, weights: str) -> None:
-    """`Stream.save`, with the hash of the model's weights."""
-    from safetensors.torch import save_file
-
-    tensors = {"last": require_tokens(stream, "save")} | {f"state.{i}": x for i, x in enumerate(leaves(stream.state))}
-    # Copies: the tensors of a file may not share memory, and those of a state may.
-    tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-    file = Path(file)
-    if not file.parent.is_dir():
-        raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
-    about = {
-        "mnemos.stream": signature_of(stream.model),
-        "weights": weights,
-        "tensors": _hash(sorted(tensors.items())),
-    }
-    with replacing(file) as temporary:
-        save_file(tensors, str(temporary), about)
-        sort_metadata(temporary)
+def save_stream(stream: Stream, file: str | Path, of: dict[str, str], dtype: str | None = None) -> None:
+    """`Stream.save`, with the fingerprint of the model."""
+    last = require_tokens(stream, "save")
+    write_state((last, stream.state), file, of, dtype, "stream")
 
 
 def restore_stream(
-    cls: type[Stream], model: nn.Module, file: str | Path, step: DecodeStep | None, weights: str | None
+    cls: type[Stream], model: nn.Module, file: str | Path, step: DecodeStep | None, of: dict[str, str] | None
 ) -> Stream:
-    """`Stream.restore`, with the hash of the model's weights; None: it is made."""
-    from safetensors import SafetensorError, safe_open
-
-    file = Path(file)
-    if not file.is_file():
-        raise InputError(f"{file}: expected a saved stream, found no such file; Stream.save writes one")
-    try:
-        with safe_open(str(file), "pt") as opened:
-            said = opened.metadata() or {}
-            about = said.get("mnemos.stream")
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file}: expected a saved stream, found a file that cannot be read ({error}); save it again"
-        ) from None
-    if about is None or "last" not in tensors or tensors["last"].dim() != 2:
-        raise InputError(f"{file}: expected a saved stream, found other tensors; Stream.save writes one")
-    fresh = new_state(model, len(tensors["last"]))  # before the signature: it says what a stream's model is
-    if about != signature_of(model):
-        raise InputError(
-            f"{file}: expected a stream of this model, found one of another configuration; load its own model"
-        )
-    if "tensors" not in said:
-        raise InputError(f"{file}: expected hashes of its tensors, found none; save it again with this version")
-    if said.get("weights") != (weights_of(model) if weights is None else weights):
-        raise InputError(f"{file}: expected a stream of this model, found one of other weights; load its own weights")
-    if said["tensors"] != _hash(sorted(tensors.items())):
-        raise InputError(f"{file}: expected the tensors that were saved, found others; save it again")
-    last = tensors.pop("last")
+    """`Stream.restore`, with the fingerprint of the model; None: it is made."""
+    new_state(model, 1)  # says what a stream's model is
     device = next(model.parameters()).device
-    state = _like(fresh, {name: x.to(device) for name, x in tensors.items()}, file)
-    return cls(model, step, state, last.to(device))
+
+    def begin(rows: int) -> State:
+        return torch.zeros(rows, 1, dtype=torch.int64, device=device), new_state(model, rows)
+
+    last, state = read_state(file, begin, fingerprint(model) if of is None else of, "stream")
+    return cls(model, step, state, last)
 
 
 def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
@@ -403,48 +354,5 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     return state
 
 
-def _like(fresh: State, tensors: dict[str, Tensor], file: Path) -> State:
-    """A state with the structure of `fresh`, whose leaves are the file's tensors."""
-    found, structure = pytree.tree_flatten(fresh)
-    expected = [f"state.{i}" for i in range(sum(isinstance(x, Tensor) for x in found))]
-    if sorted(tensors) != sorted(expected):
-        raise InputError(
-            f"{file}: expected a state of {len(expected)} tensors, state.0 and on, found {len(tensors)}: "
-            f"{', '.join(sorted(tensors))}; save it again"
-        )
-    saved = (tensors[name] for name in expected)
-    return pytree.tree_unflatten([next(saved) if isinstance(x, Tensor) else x for x in found], structure)
-
-
-def weights_of(model: nn.Module) -> str:
-    """A hash of a model's weights and buffers. An extra state, which a module may have, need not be a tensor."""
-    return _hash((name, x) for name, x in model.state_dict().items() if isinstance(x, Tensor))
-
-
-def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash of names, types, shapes and bytes. Cost: reading the tensors once, at about a gigabyte per second."""
-    found = hashlib.sha256()
-    for name, x in tensors:
-        found.update(repr((name, x.dtype, tuple(x.shape))).encode())
-        # Contiguous, because equal numbers may lie in memory in any order.
-        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
 def _integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-
-
-def signature_of(model: nn.Module) -> str:
-    """What a stream's file records of its model: its configuration, or its class if it has none.
-
-    The backend is left out: the state is the same for all, so a stream may go on where another backend runs.
-    """
-    config: object = getattr(model, "config", None)
-    return json.dumps(_without_backend(to_dict(config))) if config is not None else type(model).__qualname__
-
-
-def _without_backend(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _without_backend(part) for name, part in value.items() if name != "backend"}
-    return [_without_backend(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,94 @@
+"""What smaller states cost in recall: the bits of a number, and the accuracy of trained models on MQAR.
+
+    mnemos bench-memory mqar --memories gated-delta,delta,mamba2 --out runs/mqar
+    mnemos bench-memory mqar-rewritten --memories softmax --out runs/mqar
+    nice python benchmarks/state_bits.py RUN ... --out results/state_bits.json     two minutes a run on one core
+
+Each RUN is a folder of a trained run. Its test split is read in parts of `every` tokens; between two parts the state is
+written and read as `mnemos.save_state` does it: exactly, in bfloat16, in int8 by rounding alone, and in int8 with the
+error of the rounding kept. So a row of 64 tokens is written once (32 tokens a part) or 63 times (1), and one of 512,
+longer than those of the training, 511 times.
+"apart" is the mean over all counted targets of the Kullback-Leibler divergence in nats from the exact state's answers.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_json
+from mnemos.lab.run.provenance import provenance
+from mnemos.lab.run.trained import open_run
+from mnemos.lab.tasks.batch import IGNORE
+from mnemos.state_file import _decode, _encode
+from mnemos.types import State, map_state
+
+PARTS = ((64, 32), (64, 1), (512, 1))  # tokens of a row, and of a part of it
+KINDS = {"exact": None, "bfloat16": "bfloat16", "int8, rounding alone": "int8", "int8": "int8"}
+
+
+class Kept:
+    """A way to write a state, which counts what it writes."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.bits, self.numbers = kind, 0, 0
+
+    def __call__(self, state: State) -> State:
+        """The state as it is after it was written and read."""
+        return map_state(self._leaf, state)
+
+    def _leaf(self, x: Tensor) -> Tensor:
+        stored, about = _encode(x, KINDS[self.kind])
+        if self.kind.endswith("alone") and ".error" in stored:
+            stored[".error"] = torch.full_like(stored[".error"], 0x88)  # errors of 0
+        if x.is_floating_point() and x.dim() > 1:
+            counted = [y for end, y in stored.items() if not (self.kind.endswith("alone") and end == ".error")]
+            self.bits += sum(8 * y.numel() * y.element_size() for y in counted)
+            self.numbers += x.numel()
+        return _decode(about, 0, {f"0{end}": y for end, y in stored.items()})
+
+
+def answers(model: nn.Module, x: Tensor, every: int, kept: Kept) -> Tensor:
+    """Log-probabilities of all tokens, read in parts of `every` tokens."""
+    state, parts = None, []
+    for part in x.split(every, 1):
+        outputs, state = model(part, None if state is None else kept(state))
+        parts.append(outputs)
+    return torch.cat(parts, 1).log_softmax(-1)
+
+
+@torch.no_grad()
+def measure(run: Path, length: int, every: int) -> list[dict]:
+    _, task, model = open_run(run, ["--data.length", str(length)])
+    rows, exact = [], []
+    batches = list(task.batches("test", 250))
+    for kind in KINDS:
+        kept, right, count, apart = Kept(kind), 0, 0, 0.0
+        for i, batch in enumerate(batches):
+            counted = batch.targets != IGNORE
+            said, targets = answers(model, batch.inputs, every, kept)[counted], batch.targets[counted]
+            if kind == "exact":
+                exact.append(said)
+            right, count = right + int((said.argmax(-1) == targets).sum()), count + len(targets)
+            apart += float((exact[i].exp() * (exact[i] - said)).sum())
+        where = {"run": "/".join(run.parts[-4:]), "length": length, "every": every, "kind": kind}
+        found = {"accuracy": right / count, "targets": count, "apart": apart / count}
+        rows.append({**where, **found, "bits": kept.bits / max(1, kept.numbers), "numbers": kept.numbers})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for run in options.runs for length, every in PARTS for row in measure(run, length, every)]
+    if options.out:
+        write_json(options.out, {"rows": rows, "provenance": provenance(0, "cpu")})
+
+
+if __name__ == "__main__":
+    main()

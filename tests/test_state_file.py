@@ -1,0 +1,135 @@
+"""States as files: bit for bit or smaller, of their own model alone; the store of beginnings, with a limit."""
+
+import threading
+
+import pytest
+import torch
+
+import mnemos
+from mnemos import InputError, PrefixStore, PrefixTree, Stream, Transformer
+from mnemos.attention import LinearConfig
+from mnemos.types import leaves
+
+
+def built(seed: int = 0, **fields) -> Transformer:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 11, "dim": 32, "layers": 2, "num_heads": 2, "mlp": 24, "attention": LinearConfig()}
+    return Transformer(**sizes | fields).eval()
+
+
+def ids(t: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(11, (t,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
+    model, file = built(), tmp_path / "state"
+    with torch.no_grad():
+        _, state = model(ids(40).view(2, 20))
+    mnemos.save_state(state, file, model)
+    for found in (mnemos.load_state(file, model), mnemos.load_state(file, like=model.initial_state(1))):
+        assert all(map(torch.equal, leaves(found), leaves(state)))
+        assert type(found) is type(state)
+    gru = (torch.randn(2, 3), {"count": 4, "empty": None})
+    mnemos.save_state(gru, tmp_path / "gru")
+    h, rest = mnemos.load_state(tmp_path / "gru", like=(torch.zeros(1, 3), {"count": 0, "empty": None}))
+    assert torch.equal(h, gru[0])
+    assert rest == gru[1]
+    with pytest.raises(InputError, match="expected a saved stream, found another file"):
+        Stream.restore(model, file)
+    for words, call in (
+        ("of other weights", lambda: mnemos.load_state(file, built(1))),
+        ("another configuration", lambda: mnemos.load_state(file, built(mlp=28))),
+        (r"expected a state of 2 parts, found \d", lambda: mnemos.load_state(file, like=(h, h))),
+        (r"part 0 of the state as float32 \[B, N\], found int64 \[B\]", lambda: mnemos.load_state(file, like=[h] * 7)),
+        ("give like=", lambda: mnemos.load_state(file, torch.nn.Linear(2, 2))),
+        ("found Stream in the state", lambda: mnemos.save_state([Stream(model)], file)),
+        ("bfloat16, int8 or None, found 'int4'", lambda: mnemos.save_state(h, file, dtype="int4")),
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("dtype", "bound", "bits"), [("bfloat16", 2**-8, 16), ("int8", 2**-10.5, 12.6)])
+def test_smaller_states_are_right_to_their_bits(tmp_path, dtype, bound, bits):
+    state = {
+        "s": torch.randn(3, 2, 24, 64).double(),
+        "odd": torch.randn(3, 5),
+        "n": torch.arange(3),
+        "v": torch.ones(3),
+    }
+    state["s"][1] = 0
+    state["s"][2, 0, 0, 0] = 1e4
+    mnemos.save_state(state, tmp_path / "x", dtype=dtype)
+    found = mnemos.load_state(tmp_path / "x", like=state)
+    for name, x in state.items():
+        assert found[name].dtype == x.dtype
+        assert ((found[name] - x).abs() <= bound * x.abs().amax(-1, keepdim=True)).all()
+    assert torch.equal(found["s"][1], state["s"][1])
+    assert torch.equal(found["n"], state["n"])
+    assert 8 * (tmp_path / "x").stat().st_size < bits * state["s"].numel() + 8 * 1500
+    state["s"][0, 0, 0, 0] = torch.inf
+    mnemos.save_state(state, tmp_path / "x", dtype=dtype)
+    assert torch.equal(mnemos.load_state(tmp_path / "x", like=state)["s"], state["s"])
+
+
+def test_a_store_finds_the_longest_beginning_and_drops_the_oldest(tmp_path):
+    model, rows = built(), [ids(30, seed) for seed in range(3)]
+    store = PrefixStore(model, tmp_path, limit_bytes=None)
+    assert store.get(rows[0]) is None
+    for n in (7, 20):
+        store.put(rows[0][:n], Stream(model).prefill(rows[0][None, :n]))
+    length, stream = PrefixStore(model, tmp_path).get(rows[0])
+    assert length == 20
+    alone = Stream(model).prefill(rows[0][None])
+    torch.testing.assert_close(stream.prefill(rows[0][None, 20:]).predict(), alone.predict(), rtol=1e-4, atol=1e-5)
+    assert store.get(rows[0][:19])[0] == 7
+    assert store.get(rows[1]) is None
+    assert PrefixStore(built(1), tmp_path).get(rows[0]) is None  # of other weights
+    one = store.size // 2
+    small = PrefixStore(model, tmp_path, limit_bytes=2 * one + one // 2)
+    assert small.get(rows[0][:8])[0] == 7  # used last
+    small.put(rows[1], Stream(model).prefill(rows[1][None]))
+    assert [found and found[0] for found in (small.get(rows[0]), small.get(rows[1]))] == [7, 30]
+    assert len(small) == 2
+    assert small.size <= small.limit_bytes
+    tree = PrefixTree(model, block=8, memory=0, folder=small)
+    tree.prefill([rows[2]])
+    assert len(small) == 2
+    assert small.get(rows[2])[0] == 24
+    for words, call in (
+        ("of one row", lambda: store.put(rows[0], stream)),
+        ("tokens .T. of one prompt", lambda: store.get(rows[0][None])),
+        ("at least 0 bytes or None", lambda: PrefixStore(model, tmp_path, -1)),
+        ("found a file", lambda: PrefixStore(model, __file__)),
+        ("of the same model", lambda: PrefixTree(built(), folder=store)),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()
+
+
+def test_stores_of_one_folder_write_and_delete_at_once(tmp_path):
+    model, rows = built(layers=1), [ids(12, seed) for seed in range(4)]
+    streams = [Stream(model).prefill(row[None]) for row in rows]
+    PrefixStore(model, tmp_path).put(rows[0], streams[0])
+    limit = 2 * PrefixStore(model, tmp_path).size
+    failures = []
+
+    def work(seed):
+        try:
+            store = PrefixStore(model, tmp_path, limit)
+            for i in torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist() * 3:
+                store.put(rows[i], streams[i])
+                found = store.get(rows[3 - i])
+                assert found is None or torch.equal(found[1].last[0, 0], rows[3 - i][-1])
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert 0 < len(PrefixStore(model, tmp_path)) <= 2
+    assert not list(tmp_path.glob("*.tmp"))
