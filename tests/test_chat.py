@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import sys
+from shutil import copytree
 
 import pytest
 import tiny_decoder
 import torch
 from tiny_decoder import library
 
+import mnemos
 from mnemos.lab.cli import chat as chats
 from mnemos.lab.cli import main
 
@@ -126,7 +128,7 @@ def test_ctrl_c_while_a_turn_is_read_drops_it(folder):
     assert talk.stream is talk.new
 
 
-def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder):
+def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_path):
     lines = ["so be it, so be it, so be it", "so be it", "it"]
     code, out, err = said(monkeypatch, capsys, folder, lines, "--window", "16", "--sinks", "2")
     assert (code, len(out.splitlines())) == (0, 3)
@@ -134,10 +136,14 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder):
     assert len(set(sizes)) == 1
     assert said(monkeypatch, capsys, folder, lines, "--sinks", "2")[0] == 2
 
+    saved = copytree(folder, tmp_path / "saved")
+    model = library.AutoModelForCausalLM.from_pretrained(folder)
+    mnemos.linearise(model, window=16, sinks=2, state="none")
+    model.save_pretrained(saved)
+    assert said(monkeypatch, capsys, saved, lines)[1] == out
+
 
 def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):
-    from shutil import copytree
-
     plain = copytree(folder, tmp_path / "plain")
     (plain / "chat_template.jinja").unlink()
     code, out, err = said(monkeypatch, capsys, plain, ["so", "it"])
@@ -149,8 +155,6 @@ def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_pa
 
 @pytest.mark.parametrize("missing", ["tokenizer", "config.json", "a folder"])
 def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_path, missing):
-    from shutil import copytree
-
     other = copytree(folder, tmp_path / "other") if missing != "a folder" else tmp_path / "none"
     for path in other.glob(f"{missing}*"):
         path.unlink()

@@ -58,3 +58,14 @@ def test_the_gradients_are_those_of_one_graph(folder, text, capsys):
     loss.backward()
     norm = torch.stack([weight.grad.norm() for weight in model.parameters()]).norm()
     assert f"loss {loss:.4f}, norm of the gradient {norm:.4f}" in found
+
+
+def test_caches_are_trained_saved_and_loaded(folder, text, tmp_path, capsys):
+    run("finetune_memory", folder, text, "--out", tmp_path / "out", "--steps", 2, "--segment", 16, "--rollout", 2)
+    model = mnemos.hosts.from_pretrained(library.AutoModelForCausalLM, tmp_path / "out").eval()
+    before = library.AutoModelForCausalLM.from_pretrained(folder)
+    weight = {name: one for name, one in before.named_parameters() if "q_proj" in name}
+    assert all(torch.equal(one, model.get_parameter(name)) for name, one in weight.items())
+    step = mnemos.functional(model)
+    assert step.state_kind == "constant"
+    assert any(type(part).__name__ == "BlockState" for part in step.initial_state(1).parts)
