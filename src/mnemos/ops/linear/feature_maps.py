@@ -73,8 +73,8 @@ def hedgehog(x: Tensor, weight: Tensor) -> Tensor:
     that of its largest feature.
     """
     y = x @ weight.to(x.dtype).mT
-    y = torch.cat([y, -y], -1)
-    return torch.exp(y - y.amax(-1, keepdim=True))
+    largest = y.abs().amax(-1, keepdim=True)
+    return torch.cat([y - largest, -y - largest], -1).exp_()
 
 
 def random_projection(features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from mnemos.ops.delta import KEY_EPS, delta_rule
 from .state import Far, Sizes, WindowState
 
 LARGEST, SMALLEST = 256, 64  # the size of a block, which is that of the window between these
-TOGETHER = 2048  # tokens that are computed at once
+TOGETHER = 512  # tokens that are computed at once
 
 
 class Tokens(NamedTuple):
@@ -92,21 +92,20 @@ def _read(
 
     def into_blocks(x: Tensor) -> Tensor:
         """[..., T, D] -> [..., blocks, size, D]"""
-        return F.pad(x.to(wide), (0, 0, 0, pad)).unflatten(-2, (blocks, size))
+        return _pad(x.to(wide), pad).unflatten(-2, (blocks, size))
 
     def around(x: Tensor) -> Tensor:
         """[B, Hk, w + T, D] -> [B, Hk, blocks, w + size, D]: what the queries of a block may see."""
-        return F.pad(x.to(wide), (0, 0, 0, pad)).unfold(-2, window + size, size).mT
+        return _pad(x.to(wide), pad).unfold(-2, window + size, size).mT
 
     q = into_blocks(tokens.q) * sizes.scale
     group = q.shape[2]
     q = q.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, D]
-    seen_v = around(v)
     a, c = torch.arange(size, device=k.device)[:, None], torch.arange(window + size, device=k.device)
     near = (c > a) & (c <= a + window)
     near = near & (numbers >= 0).unfold(1, window + size, size)[:, :, None]  # [B, blocks, size, w + size]
     near = near[:, None, :, None]
-    scores = _cap(q @ around(k).mT, sizes.softcap).unflatten(3, (group, size)).masked_fill(~near, -torch.inf)
+    scores = _cap(q @ around(k).mT, sizes.softcap).unflatten(3, (group, size)).masked_fill_(~near, -torch.inf)
     largest = scores.amax(-1, keepdim=True)
     if sizes.sinks:
         meeting = tokens.q if tokens.sink_q is None else tokens.sink_q
@@ -114,14 +113,16 @@ def _read(
         found = found.transpose(2, 3)  # [B, Hk, blocks, G, size, s]
         place = (numbers[:, window:] - window).unflatten(1, (blocks, size))[..., None]
         away = torch.arange(sizes.sinks, device=k.device) <= place
-        found = found.masked_fill(~away[:, None, :, None], -torch.inf)
+        found = found.masked_fill_(~away[:, None, :, None], -torch.inf)
         largest = torch.maximum(largest, found.amax(-1, keepdim=True))
-        met = torch.exp(found - largest).flatten(3, 4)  # [B, Hk, blocks, G·size, s]
-    weights = torch.exp(scores - largest).flatten(3, 4)
-    if far is None:
-        y, norm = weights @ seen_v, weights.sum(-1, keepdim=True)
-    else:
-        y, norm, after = _add_far(weights, seen_v, tokens, (k, v, raw), numbers, sizes, far, state, after, count)
+        met = (found - largest).exp_().flatten(3, 4)  # [B, Hk, blocks, G·size, s]
+    weights = (scores - largest).exp_().flatten(3, 4)
+    y, norm = weights @ around(v), weights.sum(-1, keepdim=True)
+    if far is not None:
+        far_y, far_norm, sums, norms = _read_far(
+            tokens, k if raw is None else raw, v, numbers, sizes, far, state, count
+        )
+        y, norm, after = y + far_y, norm + far_norm, after._replace(s=sums, z=norms)
     if sizes.sinks:
         y = y + met @ after.sink_v.to(wide)[:, :, None]
         norm = norm + met.sum(-1, keepdim=True)
@@ -133,56 +134,55 @@ def _cap(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def _add_far(
-    weights: Tensor,
-    seen_v: Tensor,
+def _pad(x: Tensor, count: int) -> Tensor:
+    """x [.., T, D] with so many columns of zeros after the last; itself if there are none."""
+    return F.pad(x, (0, 0, 0, count)) if count else x
+
+
+def _read_far(
     tokens: Tokens,
-    keys: tuple[Tensor, Tensor, Tensor | None],
+    keys: Tensor,
+    v: Tensor,
     numbers: Tensor,
     sizes: Sizes,
     far: Far,
     state: WindowState,
-    after: WindowState,
     count: Tensor | None,
-) -> tuple[Tensor, Tensor, WindowState]:
-    """Σ weight·v [B, Hk, blocks, G·size, M] and Σ weight [.., 1] of the window and the state, and the state after."""
-    k, v, raw = keys
-    wide, t = state.s.dtype, tokens.q.shape[-2]
-    blocks, rows = weights.shape[2:4]
-    group = tokens.q.shape[2]
-    size = rows // group
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """γ Σ_far φ·φ v [B, Hk, blocks, G·size, M], the same without v [.., 1], and S and z after the call.
+
+    keys, v [B, Hk, w + T, ·]: of the key columns, whose numbers are `numbers` [B, w + T].
+    """
+    wide, (group, t) = state.s.dtype, tokens.q.shape[2:4]
+    size = min(max(sizes.window, SMALLEST), LARGEST, t)
+    blocks = -(-t // size)
     pad = blocks * size - t
     moved = numbers[:, :t] >= sizes.sinks  # the columns that leave the window in this call, without sinks
     if count is not None:
         moved = moved & (torch.arange(t, device=v.device) < count[:, None])
-    fk = far.key((k if raw is None else raw)[..., :t, :].to(wide))
-    fq = far.query((tokens.q if tokens.raw_q is None else tokens.raw_q).flatten(1, 2).to(wide))
-    fq = fq * far.gamma.to(wide)[:, None, None]
-    fq = F.pad(fq, (0, 0, 0, pad)).unflatten(1, (-1, group)).unflatten(-2, (blocks, size))
-    fq = fq.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, F]
+    still = ~moved[:, None, :, None]
+    fk = far.key(keys[..., :t, :].to(wide))
     added, one = v[..., :t, :].to(wide), None
-    if far.beta is None:
-        fk = fk.masked_fill(~moved[:, None, :, None], 0)
-    else:
+    if far.beta is not None:
         fk = fk * torch.rsqrt(fk.square().sum(-1, keepdim=True) + KEY_EPS)
-        fk = fk.masked_fill(~moved[:, None, :, None], 0)
+    fk = fk.masked_fill(still, 0)
+    if far.beta is not None:
         added, one = _correct(fk, added, far.beta.to(wide), state, moved)
-        one = F.pad(one, (0, pad)).unflatten(-1, (blocks, size))
-    fk, added = (F.pad(x, (0, 0, 0, pad)).unflatten(-2, (blocks, size)) for x in (fk, added))
+        one = _pad(one[..., None], pad).unflatten(-2, (blocks, size))
+    fk, added = (_pad(x, pad).unflatten(-2, (blocks, size)) for x in (fk, added))
+    fq = far.query((tokens.q if tokens.raw_q is None else tokens.raw_q).flatten(1, 2).to(wide))
+    fq = _pad(fq, pad).unflatten(1, (-1, group)).unflatten(-2, (blocks, size))
+    fq = fq.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, F]
     sums = torch.cat([state.s[:, :, None], fk.mT @ added], 2).cumsum(2)
-    norms = fk.sum(-2) if one is None else (fk * one[..., None]).sum(-2)
+    norms = fk.sum(-2) if one is None else (fk * one).sum(-2)
     norms = torch.cat([state.z[:, :, None], norms], 2).cumsum(2)
-    inside = (fq @ fk.mT).unflatten(3, (group, size)).tril().flatten(3, 4)  # [B, Hk, blocks, G·size, size]
-    y = fq @ sums[:, :, :-1]
-    norm = fq @ norms[:, :, :-1, :, None]
-    if one is None:  # one product for the far part inside of the block and the near part
-        weights = weights + F.pad(inside, (0, sizes.window))
-        y = y + weights @ seen_v
-        norm = norm + weights.sum(-1, keepdim=True)
-    else:
-        y = y + inside @ added + weights @ seen_v
-        norm = (norm + inside @ one[..., None]).clamp(min=0) + weights.sum(-1, keepdim=True)
-    return y, norm, after._replace(s=sums[:, :, -1], z=norms[:, :, -1])
+    inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_().flatten(3, 4)  # [B, Hk, blocks, G·size, size]
+    y = fq @ sums[:, :, :-1] + inside @ added
+    norm = fq @ norms[:, :, :-1, :, None] + (inside.sum(-1, keepdim=True) if one is None else inside @ one)
+    norm = norm if one is None else norm.clamp(min=0)
+    gamma = far.gamma.to(wide).view(-1, 1, group, 1).expand(-1, blocks, -1, size).reshape(-1, blocks, group * size, 1)
+    # Copies: a view of the last block would hold all of them.
+    return gamma * y, gamma * norm, sums[:, :, -1].clone(), norms[:, :, -1].clone()
 
 
 def _correct(fk: Tensor, v: Tensor, beta: Tensor, state: WindowState, moved: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,8 +215,8 @@ def _advance(
     """The state with the window and the sinks after the call, and S and z before it."""
     t, window = tokens.q.shape[-2], sizes.window
     if count is None:
-        kept = [x[..., t:, :] for x in (k, v)]
-        raw_kept = state.raw if raw is None else raw[..., t:, :]
+        kept = [x[..., t:, :].clone() for x in (k, v)]  # a view would hold all tokens
+        raw_kept = state.raw if raw is None else raw[..., t:, :].clone()
         seen = state.seen + t
     else:
         order = count[:, None] + torch.arange(window, device=k.device)

@@ -1,0 +1,218 @@
+"""A trained decoder as it comes and linearised: tokens a second while generating and reading, and bytes of state.
+
+    python benchmarks/linearised.py generate --model FOLDER [--context 2000 8000 32000] [--threads 2] [--out FILE]
+    python benchmarks/linearised.py prefill  --model FOLDER [--context 2000 8000 32000] [--threads 2] [--out FILE]
+
+FOLDER is a decoder of Transformers; only its configuration is read, and weights are random (`--weights` reads them
+too), in float32, batch 1. First, a linearised model of the same kind must give equal logits in a call, in single tokens
+and, within the window, to the model.
+
+generate: the model's own `generate`, greedy, after CONTEXT tokens, with transformers' DynamicCache. A round generates
+`--steps` tokens with each model, in an order that rotates. The cache of the softmax model holds random keys and values,
+which take the same time; after a round the new ones are removed. The linearised model's cache has read 1,024 tokens:
+after the window it is the same at any length. prefill: logits of the last token after CONTEXT tokens, softmax in one
+call as `generate` reads a prompt, linearised in calls of 2,048 tokens. At 32,000 tokens one call takes minutes.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mnemos
+from mnemos.lab.measure.timing import ratio
+from mnemos.lab.run.provenance import provenance
+from mnemos.libraries import cache_name, transformers
+
+PIECE, BEFORE = 2048, 1024  # tokens of a call of the linearised model; tokens that it has read before it generates
+
+
+def load(options: argparse.Namespace, small: bool = False) -> Any:
+    """The model of the folder; small: two layers of it, with random weights."""
+    library = transformers()
+    torch.manual_seed(0)
+    if options.weights and not small:
+        return library.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    config = library.AutoConfig.from_pretrained(options.model)
+    if small:
+        config.num_hidden_layers = 2
+    return library.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
+    """The model with a state; its weight is large enough to count."""
+    report = mnemos.linearise(model, options.window, options.sinks, state, rank=options.rank)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in report.maps.items():
+            if name.endswith("log_gamma"):
+                parameter.fill_(-4.0)
+    return model
+
+
+def read(model: Any, ids: Tensor, cache: Any) -> Tensor:
+    """The logits of the last token, read in pieces."""
+    for piece in ids.split(PIECE, 1):
+        logits: Tensor = model(piece, logits_to_keep=1, **{cache_name(): cache}).logits
+    return logits
+
+
+def check(options: argparse.Namespace, state: str) -> None:
+    """A small linearised model gives equal logits in all ways of reading."""
+    plain, model = load(options, small=True), linearise(load(options, small=True), options, state)
+    ids = torch.randint(100, (1, options.window + options.sinks + 90))
+    cache = transformers().DynamicCache()
+    whole = model(ids).logits
+    steps = [model(ids[:, t : t + 1], **{cache_name(): cache}).logits for t in range(ids.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model(ids[:, : options.window]).logits, plain(ids[:, : options.window]).logits)
+
+
+def filled(model: Any, n: int) -> Any:
+    """A DynamicCache with random keys and values of n tokens."""
+    config, cache = model.config, transformers().DynamicCache()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for layer in range(config.num_hidden_layers):
+        cache.update(*torch.randn(2, 1, config.num_key_value_heads, n, width), layer)
+    return cache
+
+
+def state_bytes(cache: Any) -> int:
+    """The bytes of the tensors that a cache holds."""
+    found: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, (tuple, list)):
+            for one in value:
+                visit(one)
+        elif hasattr(value, "__dict__"):
+            visit(list(vars(value).values()))
+
+    visit(cache.layers)
+    return sum(found.values())
+
+
+def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second while generating, of each model, and the bytes of its cache."""
+    caches: dict[str, Any] = {}
+    places: dict[str, int] = {}
+    for name, model in models.items():
+        if name == "softmax":
+            caches[name] = filled(model, n)
+        else:
+            caches[name] = transformers().DynamicCache(config=model.config)
+            read(model, torch.randint(100, (1, BEFORE)), caches[name])
+        places[name] = caches[name].get_seq_length()
+
+    def run(name: str) -> float:
+        """Seconds a token."""
+        cache, steps = caches[name], options.steps
+        ids = torch.ones(1, places[name] + 1, dtype=torch.long)
+        began = time.perf_counter()
+        made = models[name].generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
+            **{cache_name(): cache},
+        )
+        seconds = (time.perf_counter() - began) / steps
+        assert made.shape[1] == ids.shape[1] + steps
+        if name == "softmax":
+            cache.crop(-steps)
+        else:
+            places[name] = cache.get_seq_length()
+        return seconds
+
+    times = race(run, models, options)
+    return rows(times, n, options, {name: state_bytes(cache) for name, cache in caches.items()})
+
+
+def prefill(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second while reading n tokens."""
+    ids, sizes = torch.randint(100, (1, n)), {}
+
+    def run(name: str) -> float:
+        model, cache = models[name], transformers().DynamicCache(config=models[name].config)
+        began = time.perf_counter()
+        if name == "softmax":
+            model(ids, logits_to_keep=1, **{cache_name(): cache})
+        else:
+            read(model, ids, cache)
+        seconds = (time.perf_counter() - began) / n
+        sizes[name] = state_bytes(cache)
+        return seconds
+
+    return rows(race(run, models, options), n, options, sizes)
+
+
+def race(run: Callable[[str], float], models: dict[str, Any], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds a token of each model in each round, whose order rotates."""
+    names, times = list(models), {name: [] for name in models}
+    if options.part == "generate":
+        for name in names:
+            run(name)
+    for i in range(options.rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(run(name))
+    return times
+
+
+def rows(
+    times: dict[str, list[float]], n: int, options: argparse.Namespace, sizes: dict[str, int]
+) -> list[dict[str, Any]]:
+    found = []
+    for name, seconds in times.items():
+        row: dict[str, Any] = {"part": options.part, "model": name, "context": n, "state_bytes": sizes[name]}
+        row |= {"tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
+        if name != "softmax" and "softmax" in times:
+            row["times_softmax"] = ratio(times, "softmax", name)._asdict()
+        found.append(row)
+        print(json.dumps(row), flush=True)
+    return found
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["generate", "prefill"])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--weights", action="store_true")
+    parser.add_argument("--context", type=int, nargs="+", default=[2000, 8000, 32000])
+    parser.add_argument("--states", nargs="*", default=["hedgehog"])
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--sinks", type=int, default=4)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--no-softmax", dest="softmax", action="store_false")
+    parser.add_argument("--out", type=Path, help="rows are added to those of this file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    models = {"softmax": load(options)} if options.softmax else {}
+    for state in options.states:
+        check(options, state)
+        models[state] = linearise(load(options), options, state)
+    measure = generate if options.part == "generate" else prefill
+    measured = [row for n in options.context for row in measure(models, n, options)]
+    if options.out:
+        keys = "part", "model", "context"
+        merged = {tuple(row[key] for key in keys): row for row in json.loads(options.out.read_text())["rows"]} if options.out.exists() else {}  # fmt: skip # noqa: E501
+        merged |= {tuple(row[key] for key in keys): row for row in measured}
+        settings = {name: getattr(options, name) for name in ("window", "sinks", "rank", "steps", "threads", "weights")}
+        found = {"rows": list(merged.values()), **settings, "decoder": Path(options.model).name}
+        options.out.write_text(json.dumps(found | {"provenance": provenance(0, "cpu")}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
