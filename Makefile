@@ -43,7 +43,7 @@ exhaustive: $(READY)
 # The pinned versions with the newest transformers of the index, also one that pyproject.toml does not take yet. Its
 # warnings of what is deprecated are errors, but for one that PEFT causes.
 NEWEST = .venv-newest
-OF_HUGGING_FACE = tests/hugging_face tests/trainers tests/hosts/test_decoders.py tests/hosts/test_pretrained.py \
+OF_HUGGING_FACE = tests/hugging_face tests/trainers tests/hosts/test_decoders.py tests/hosts/test_linearising.py tests/hosts/test_pretrained.py \
 	tests/hosts/test_remembering.py tests/generate/test_speculative.py tests/generate/test_beam_marian.py \
 	tests/memory_replay/test_replay_models.py tests/memory_replay/test_replay_outputs.py tests/lab/run/test_export.py tests/test_libraries.py
 BY_PEFT = -W 'ignore:`is_gradient_checkpointing`:FutureWarning'

@@ -67,7 +67,8 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
     def outputs() -> list[Tensor]:
         cache = new_cache(model)
         parts = [call(model, x[:, part], cache) for part in (slice(0, 9), slice(9, 10), slice(10, 19))]
-        return [call(model, x), call(model, x, mask=mask), *parts]
+        alone = model(x, use_cache=False).logits
+        return [alone, call(model, x), call(model, x, mask=mask), *parts]
 
     before = outputs()
     report = mnemos.linearise(model, window=19, sinks=3, rank=2, state="hedgehog" if len(name) % 2 else "delta")
@@ -124,7 +125,9 @@ def test_gradients_flow_through_a_carried_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}], ids=["greedy", "beams"]
+    "options",
+    [{"do_sample": False}, {"num_beams": 3, "do_sample": False}, {"do_sample": False, "prompt_lookup_num_tokens": 3}],
+    ids=["greedy", "beams", "drafts"],
 )
 @torch.no_grad()
 def test_generate(options: dict[str, Any]) -> None:
@@ -132,11 +135,29 @@ def test_generate(options: dict[str, Any]) -> None:
     model = decoder("llama", -1.0)
     x, mask = ids(t=12), torch.ones(2, 12, dtype=torch.bool)
     mask[1, :5] = False
-    short = model.generate(x, attention_mask=mask.long(), max_new_tokens=20, min_new_tokens=20, **options)
-    again = model.generate(
-        x, attention_mask=mask.long(), max_new_tokens=20, min_new_tokens=20, use_cache=False, **options
-    )
+    if "prompt_lookup_num_tokens" in options:  # of one row in transformers
+        x, mask = x[1:, 5:].repeat(1, 2), mask[1:, 5:].repeat(1, 2)
+    given = {"attention_mask": mask.long(), "max_new_tokens": 20, "min_new_tokens": 20}
+    short = model.generate(x, **given, **options)
+    options.pop("prompt_lookup_num_tokens", None)
+    again = model.generate(x, **given, **options, use_cache=False)
     assert torch.equal(short, again)
+
+
+@pytest.mark.parametrize("before", [3, 25])
+@torch.no_grad()
+def test_the_last_call_is_taken_back(before: int) -> None:
+    """Within the window and beyond it: as if the tokens had not been read."""
+    model, x = decoder("llama", -1.0, rotary=False), ids(t=33)
+    caches = [new_cache(), new_cache()]
+    for cache in caches:
+        call(model, x[:, :before], cache)
+    call(model, torch.cat([x[:, before : before + 1], x[:, :3]], 1), caches[0])
+    caches[0].crop(-3)
+    call(model, x[:, before : before + 1], caches[1])
+    assert caches[0].get_seq_length() == before + 1
+    found = [call(model, x[:, before + 1 :], cache) for cache in caches]
+    torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
 
 
 @torch.no_grad()
@@ -259,8 +280,9 @@ def test_what_is_refused_and_left() -> None:
         call(model, ids(), cache)
     cache = new_cache()
     call(model, ids(), cache)
-    with pytest.raises(InputError, match="no way back"):
-        cache.crop(-1)
+    call(model, ids(t=1), cache)
+    with pytest.raises(InputError, match="found 2 tokens"):
+        cache.crop(-2)
 
 
 def test_where_and_the_report() -> None:

@@ -156,6 +156,23 @@ def test_scores_that_would_overflow_and_padding_that_is_not_finite() -> None:
     assert bool(y.isfinite().all())
 
 
+def test_a_negative_far_sum_of_the_delta_rule_counts_nothing() -> None:
+    x = draw(1, 12, 2, 1, 3, 2)
+    sizes, far = Sizes(3, 1, SCALE), far_of("delta", x)
+    before = window_attention(x["q"], x["k"], x["v"], sizes, far)[1]
+    before = before._replace(z=-torch.ones_like(before.z))
+    y, _ = window_attention(x["q"][:, :1], x["k"][:, :1], x["v"][:, :1], sizes, far, before)
+    row = ReferenceRow(sizes[:2], before.s[0], before.z[0], 12)
+    row.window = [
+        (9 + i, before.k[0, :, i].double(), before.v[0, :, i].double(), before.k[0, :, i].double()) for i in range(3)
+    ]
+    row.sinks = [(0, before.sink_k[0, :, 0], before.sink_v[0, :, 0], before.sink_k[0, :, 0])]
+    token = tuple(x[n][0, 0] for n in ("q", "k", "v", "q", "q", "k"))
+    torch.testing.assert_close(y[0, 0], row.read(token, SCALE, None, oracle_maps("delta", x), x["beta"]))
+    ring = Ring(before, sizes).step(*(x[n][:, :1].transpose(1, 2) for n in ("q", "k", "v")), far, None, None)
+    torch.testing.assert_close(ring[0, :, 0], y[0, 0])
+
+
 def test_sizes_that_do_not_fit() -> None:
     x = draw(1, 3, 4, 2, 3, 2)
     with pytest.raises(InputError, match="window of at least 1"):

@@ -217,7 +217,7 @@ def _attend(
 
     layer = find_layer(call.past, module.layer_idx, own)
     valid = find_valid(mask, q)
-    if layer.is_croppable and layer.get_seq_length() + t <= sizes.window:
+    if layer.whole and layer.get_seq_length() + t <= sizes.window:
         k, v = layer.extend(k, v, call.rotation if own.raw else None, valid)
         found = function(module, q, k, v, mask, **options)
         return found

@@ -12,6 +12,8 @@ from mnemos.types import InputError, map_state
 
 from .linearised import Linearised, LinearisedState, Rotation
 
+DRAFT = 64  # the tokens of a call that `crop` can take back
+
 
 class LinearisedLayer(DynamicLayer):
     """Keys and values while they fit into the window, then a `LinearisedState`, of constant size.
@@ -29,11 +31,17 @@ class LinearisedLayer(DynamicLayer):
         self.raw: Tensor | None = None  # keys before rotary positions
         self.valid: Tensor | None = None  # [B, columns]; None: all
         self.state: LinearisedState | None = None
+        self.earlier: Callable[[int], LinearisedState | None] | None = None  # after the first tokens of the last call
+        self.read_last = 0  # the tokens of that call
         self.ring: tuple[Ring, Tensor] | None = None  # in place of `state`: its window, and its `turn`
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the way back, which belongs to this model's modules."""
+        return {**self.__dict__, "earlier": None}
+
     @property
-    def is_croppable(self) -> bool:  # type: ignore[override]
-        """Only while the tokens fit into the window."""
+    def whole(self) -> bool:
+        """Whether all tokens are kept, which fit into the window."""
         return self.state is None and self.ring is None
 
     def get_seq_length(self) -> int:
@@ -78,11 +86,22 @@ class LinearisedLayer(DynamicLayer):
             if self.ring is not None:
                 self.columns += 1
                 self.least += 1
+                self.earlier = None
                 return own.step(self.ring[0], q, k, v, rotation)
         state = self.current()
         if state is None and self.columns:
             state = self._begin(own, q, sizes, rotation)
         y, self.state = own.read(q, k, v, sizes, rotation, state, valid)
+        self.earlier, self.read_last = None, t
+        if t <= DRAFT and not torch.is_grad_enabled():
+
+            def earlier(n: int) -> LinearisedState | None:
+                part = slice(n)
+                first = None if rotation is None else rotation.part(part)
+                given = q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state
+                return own.read(*given, None if valid is None else valid[:, part])[1] if n else state
+
+            self.earlier = earlier
         self.keys = self.values = self.raw = self.valid = None
         self.is_initialized = True
         self.columns += t
@@ -110,17 +129,27 @@ class LinearisedLayer(DynamicLayer):
         return own.read(zeros, k, v, sizes, before, None, self.valid)[1]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last tokens back while all fit into the window. Raises InputError later."""
-        if not tokens_to_remove:
+        """Take the last tokens back: any while all fit into the window, then those of the last call of up to DRAFT.
+
+        Raises InputError, and changes nothing, for others.
+        """
+        count = abs(tokens_to_remove)
+        if not count:
             return
-        if not self.is_croppable:
-            raise InputError(
-                f"crop: expected tokens within the window of {self.window}, found {self.columns} read tokens, whose "
-                "state has no way back; keep a copy.deepcopy of the cache, or use mnemos.speculate with "
-                "mnemos.functional(model), for drafts"
-            )
+        if not self.whole:
+            kept = self.read_last - count
+            if self.earlier is None or kept < 0 or (state := self.earlier(kept)) is None:
+                raise InputError(
+                    f"crop: expected to take back tokens of the last call alone, of 2 to {DRAFT} tokens without "
+                    f"gradients, found {count} tokens; keep a copy.deepcopy of the cache, or use mnemos.speculate with "
+                    "mnemos.functional(model)"
+                )
+            self.state, self.earlier = state, None
+            self.columns -= count
+            self.least = int(state.window.seen.min())
+            return
         super().crop(tokens_to_remove)
-        self.columns -= abs(tokens_to_remove)
+        self.columns -= count
         self.raw = None if self.raw is None else self.raw[..., : self.columns, :]
         self.valid = None if self.valid is None else self.valid[:, : self.columns]
 
@@ -145,6 +174,7 @@ class LinearisedLayer(DynamicLayer):
         for name in ("keys", "values", "raw", "valid"):
             if getattr(self, name) is not None:
                 setattr(self, name, fn(getattr(self, name)))
+        self.earlier = None
         if self.ring is not None:
             self.ring[0].map(fn)
             self.ring = self.ring[0], fn(self.ring[1])
