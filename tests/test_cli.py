@@ -96,6 +96,7 @@ VERBS_OPTIONS = {
     "compare": "--seeds N",
     "reproduce": "--recipes-only",
     "bench-memory": "--quick",
+    "verify": "OPERATION",
     "translate": "--n-best N",
     "score": "--samples N",
     "average": "--last N",

@@ -35,6 +35,7 @@ LIBRARY = [
     "ops",
     "memory",
     "testing",
+    "testing",
     "attention",
     "models",
     "generate",

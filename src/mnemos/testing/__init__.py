@@ -1,6 +1,7 @@
-"""What any memory must keep, checked: `check_memory` for layers."""
+"""What any memory must keep, checked: `check_memory` for layers of anyone, `verify` for the kernels on this machine."""
 
 from .check import Report, Result, check_memory
 from .laws import LAWS, Law
+from .machine import Verified, verify
 
-__all__ = ["LAWS", "Law", "Report", "Result", "check_memory"]
+__all__ = ["LAWS", "Law", "Report", "Result", "Verified", "check_memory", "verify"]

@@ -41,6 +41,7 @@ VERBS = {
     "report": "trained:report",
     "reproduce": "training:reproduce",
     "bench-memory": "training:bench_memory",
+    "verify": "verify:verify",
 }
 USAGE = """mnemos: memory for transformers
 
@@ -85,6 +86,7 @@ USAGE = """mnemos: memory for transformers
                                                [--books PATH] [--jobs N] [--out DIR]
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
+  mnemos verify [OPERATION ...]                compare every operation and backend on this machine with its oracle
 
 Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
 --model hf:NAME, timm:NAME or FOLDER trains a model of Hugging Face or timm further, with the recipe's cache.

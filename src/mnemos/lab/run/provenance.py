@@ -35,7 +35,7 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
         "source_sha256": source_hash(),
         "versions": versions(),
         "device": device,
-        "cpu": _cpu(),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "seed": seed,
         **({} if data is None else {"data": data_read(data)}),
@@ -249,7 +249,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """The processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
