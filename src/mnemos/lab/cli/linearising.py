@@ -1,6 +1,5 @@
 """The command that makes a trained decoder an RNN: `mnemos linearise`."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -41,7 +40,15 @@ def linearise(arguments: list[str]) -> int:
 
     settings = LinearisedConfig(**{one.name: getattr(options, one.name) for one in fields(LinearisedConfig)})
     found = train_folder(options.model, options.text, settings, options.out, options.teacher, options.test or ())
-    print(json.dumps(found, indent=2))
+    for name, stage in found["stages"].items():
+        said = f"{stage['updates']} updates, {stage['tokens']:,} tokens, {stage['seconds']:.0f} s"
+        print(f"{name.replace('_', ' ')}: {said}")
+    for name, measured in found.get("test", {}).items():
+        ranges = (f"{at} {one['perplexity']:.2f}" for at, one in measured["positions"].items())
+        print(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
+        told = (f"{one['distance']:,}: {sum(one['choice'])}" for one in measured["recall"]["distances"])
+        print(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")
+    print(f"{options.out / 'model'}: the decoder; mnemos.hosts.from_pretrained loads it")
     return 0
 
 
