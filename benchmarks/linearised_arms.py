@@ -157,7 +157,6 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
         | {"tokens": tokens, "stages": result.get("stages", {}), "texts": texts}
         | {
             "parameters": result.get("parameters", {}),
-            "peak_bytes": result.get("peak_bytes"),
         }
     )
 

@@ -110,7 +110,6 @@ class Training:
             "settings": asdict(self.settings),
             "stages": done,
             "parameters": {"maps": _count(self.maps), "updates": _count(self.updates)},
-            "peak_bytes": _peak(),
         }
         write_json(self.folder / "result.json", result)
         write_json(self.folder / Provenance.FILE, read_object(self.folder / Provenance.FILE) | {"finished": now()})
@@ -161,7 +160,7 @@ class _Stage:
         sets: list[JSONObject] = [{"params": values, "rate": one} for one, values in rates if values]
         self.optimizer = torch.optim.AdamW(sets, weight_decay=0.0, betas=(0.9, 0.99), foreach=True)
         self.folder = training.folder / name
-        self.group, self.seconds, self.last = 0, 0.0, 0.0
+        self.group, self.seconds, self.last, self.peak = 0, 0.0, 0.0, 0
 
     def run(self) -> JSONObject:
         """Train from the newest checkpoint on; with more groups than before, from the one before the rate fell."""
@@ -196,7 +195,9 @@ class _Stage:
                     saved = time.monotonic()
                 if self.signals.asked and self.group < self.groups:
                     raise Interrupted(f"interrupted; the same command continues from update {step} of {self.updates}")
-        return {"updates": self.updates, "tokens": self.tokens, "seconds": self.seconds, "last_loss": self.last}
+        self.peak = max(self.peak, _peak())
+        done = {"updates": self.updates, "tokens": self.tokens, "seconds": self.seconds, "last_loss": self.last}
+        return done | {"peak_bytes": self.peak}
 
     @property
     def tokens(self) -> int:
@@ -249,6 +250,7 @@ class _Stage:
             "groups": self.groups,
             "seconds": self.seconds,
             "last": self.last,
+            "peak": max(self.peak, _peak()),
             "parameters": {name: value.detach() for name, value in self.parameters.items()},
             "optimizer": {str(i): dict(state) for i, state in optimizer["state"].items()},
         }
@@ -272,6 +274,7 @@ class _Stage:
                 return
             state = max(at_rate, key=lambda one: one["group"])
         self.group, self.seconds, self.last = state["group"], state["seconds"], state["last"]
+        self.peak = state.get("peak", 0)
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(state["parameters"][name])
