@@ -60,7 +60,7 @@ def answers(model: nn.Module, x: Tensor, every: int, kept: Kept) -> Tensor:
 
 @torch.no_grad()
 def measure(run: Path, length: int, every: int) -> list[dict]:
-    _, task, model = open_run(run, ["--data.length", str(length)])
+    _, task, model = open_run(run, ["--data.length", str(length), "--model.max_length", str(length)])
     rows, exact = [], []
     batches = list(task.batches("test", 250))
     for kind in KINDS:

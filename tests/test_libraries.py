@@ -94,3 +94,14 @@ def test_a_fresh_process_can_ask_in_any_order(names):
     calls = "; ".join(f"mnemos.libraries.{name}()" for name in names.split())
     code = f"import mnemos; {calls}; import timm.data, transformers.models.pvt.modeling_pvt"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_version_that_was_not_tested_is_told_once(recwarn):
+    libraries.tell_untested("timm", "1.0.99")
+    libraries.tell_untested("another", "0.1")
+    assert not recwarn.list
+    for _ in range(2):
+        libraries.tell_untested("timm", "9.1.0")
+    assert [str(one.message).partition(":")[0] for one in recwarn.list] == [
+        "mnemos was tested with timm 1.0, found 9.1.0"
+    ]

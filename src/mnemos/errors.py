@@ -23,6 +23,10 @@ class SkippedFile(UserWarning):
     """A path in a folder of data is no file (a named pipe, a socket or a device), and is not read."""
 
 
+class UntestedVersion(UserWarning):
+    """A library has a version with which this one was not tested (`mnemos.libraries.TESTED`)."""
+
+
 def one_line(error: BaseException) -> str | None:
     """The error of a system that refuses in one line: a disk, memory, another process. None for any other error.
 

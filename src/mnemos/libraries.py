@@ -1,14 +1,19 @@
 """The optional libraries (timm, torchvision, transformers, onnx, …), imported when first needed."""
 
+import functools
 import importlib
 import importlib.util
+import warnings
 from types import ModuleType
 
 import torch
 
+from mnemos.errors import UntestedVersion
 from mnemos.types import InputError
 
 TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
+# The versions, MAJOR.MINOR, with which the tests have run; another one is told once, when it is imported.
+TESTED = {"transformers": TRIED, "timm": ("1.0",), "fla": ("0.6",)}
 CACHE_NAMES = ("cache", "past_key_values")  # what they call a model's cache, the newest first; see `cache_name`
 # The private names of transformers and torchvision that are used, each by the module that has it, with the reason. Of
 # their own classes all are read with a fallback, but for what a subclass overrides. tests/test_libraries.py finds a use
@@ -149,10 +154,25 @@ def trackio() -> ModuleType:
 
 def _import(name: str, extra: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         raise InputError(
             f"expected the library {name}, found that it is not installed; run: pip install 'mnemos-torch[{extra}]'"
         ) from None
+    tell_untested(name, getattr(found, "__version__", ""))
+    return found
+
+
+@functools.cache
+def tell_untested(name: str, version: str) -> None:
+    """Warn, once in a process, of a version of a library that is none of `TESTED`."""
+    tested = TESTED.get(name)
+    if tested and ".".join(version.split(".")[:2]) not in tested:
+        warnings.warn(
+            f"mnemos was tested with {name} {' and '.join(tested)}, found {version or 'none'}: compare results, or "
+            "install one of these",
+            UntestedVersion,
+            stacklevel=4,
+        )

@@ -312,6 +312,7 @@ def _register() -> None:
     try:
         libraries.transformers()  # which fla imports
         backends, fused, kda, convolution, norm = map(importlib.import_module, _MODULES)
+        libraries.tell_untested("fla", importlib.import_module("fla").__version__)
         base, register = backends.BaseBackend, backends.register
         theirs = getattr(fused, _FUSED)
         functions: dict[Any, dict[str, Any]] = {

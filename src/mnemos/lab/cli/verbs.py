@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mnemos.errors import InputError, Interrupted, SkippedFile, TrainingFailed, one_line
+from mnemos.errors import InputError, Interrupted, SkippedFile, TrainingFailed, UntestedVersion, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
 from .interrupts import end_at_once
@@ -154,12 +154,12 @@ def _command(arguments: list[str]) -> int:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Show a warning about the user's files as one line, without the place in the source that raised it."""
+    """Show a warning about the user's files or libraries as one line, without the place in the source."""
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
         shown = usual(message, category, *place, **line)
-        return f"mnemos: warning: {message}\n" if issubclass(category, SkippedFile) else shown
+        return f"mnemos: warning: {message}\n" if issubclass(category, SkippedFile | UntestedVersion) else shown
 
     warnings.formatwarning = short
     try:
