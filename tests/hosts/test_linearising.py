@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import InputError
+from mnemos.hosts import known_hosts
+from mnemos.hosts.hugging_face_hosts import _rotary_host
 from mnemos.hosts.linearised_cache import LinearisedLayer
 from mnemos.libraries import cache_name, transformers
 from mnemos.types import leaves
@@ -299,3 +301,125 @@ def test_where_and_the_report() -> None:
     with torch.no_grad():
         parts = [call(model, x[:, part], cache) for part in (slice(0, 5), slice(5, 20), slice(20, 21), slice(21, 33))]
         torch.testing.assert_close(torch.cat(parts, 1), call(model, x), rtol=2e-5, atol=2e-5)
+
+
+def test_forwards_on_instances_and_parts_are_refused() -> None:
+    """Accelerate's hooks would hide the change; other layers of a part would not be told."""
+    model, x = decoder("llama", -1.0), ids()
+    other = decoder("llama")
+    for one in (model, other):
+        for layer in one.get_decoder().layers:
+            layer.self_attn.forward = layer.self_attn.forward  # as accelerate.dispatch_model does
+    with pytest.raises(InputError, match="replaced on the instance"):
+        mnemos.linearise(other)
+    with torch.no_grad():
+        expected = call(model, x)
+        with pytest.raises(InputError, match="replaced on the instance"):
+            mnemos.unlinearise(model)
+        assert torch.equal(call(model, x), expected)
+    with pytest.raises(InputError, match="part of a decoder"):
+        mnemos.linearise(decoder("llama").get_decoder().layers[0])
+    with pytest.raises(InputError, match="part of a decoder"):
+        mnemos.unlinearise(decoder("llama", -1.0).get_decoder().layers[1])
+
+
+@torch.no_grad()
+def test_a_mask_that_was_written_to_is_read_again() -> None:
+    model, x = decoder("llama", -1.0), ids()
+    mask = torch.ones(33, 33, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    model(x, attention_mask=mask)
+    mask[1, :, :, :5] = False
+    assert torch.equal(model(x, attention_mask=mask).logits, model(x, attention_mask=mask.clone()).logits)
+
+
+class Wrapped(nn.Module):
+    """As PEFT's layers wrap a projection."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.base_layer(x)
+
+
+def wrap(model: Any) -> Any:
+    for layer in model.get_decoder().layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Wrapped(getattr(layer.self_attn, name)))
+    return model
+
+
+@torch.no_grad()
+def test_low_rank_updates_and_adapters() -> None:
+    """Adapters may wrap projections before and after; none of theirs is named as a projection. Quantised ones are."""
+    x, expected = ids(t=6), call(wrap(decoder("llama")), ids(t=6))
+    for first in (True, False):
+        model = wrap(decoder("llama")) if first else decoder("llama")
+        report = mnemos.linearise(model, rank=2)
+        assert len(report.updates) == 16
+        for parameter in report.updates.values():
+            parameter += 1
+        model = model if first else wrap(model)
+        assert not torch.equal(call(model, x), expected)
+        mnemos.unlinearise(model)
+        assert torch.equal(call(model, x), expected)
+    model = decoder("llama")
+    for layer in model.get_decoder().layers:
+        for child in layer.self_attn.children():
+            child.weight = nn.Parameter(child.weight.to(torch.uint8), False)
+    assert {p.dtype for p in mnemos.linearise(model, rank=2).updates.values()} == {torch.float32}
+    names = [name for name, _ in model.named_modules() if name.endswith(".q_proj")]
+    assert not any("linearised" in name for name in names)
+    own = model.get_decoder().layers[0].self_attn.linearised
+    own.load_state_dict({name.replace("to_", ""): value + 1 for name, value in own.state_dict().items()})  # older names
+    assert own.updates["to_q_proj"].up.min() == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "options", "found"),
+    [
+        ("hunyuan_v1_dense", "HunYuanDenseV1", {}, "changed again after rotary"),
+        ("gpt_oss", "GptOss", {"layer_types": ["full_attention"] * 2}, "the option 's_aux'"),
+    ],
+)
+@torch.no_grad()
+def test_attentions_of_other_forms_are_refused(
+    package: str, name: str, options: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of registered adapters, beyond the window, where their own function would not be called."""
+    monkeypatch.setattr(known_hosts, "_registered", {})
+    mnemos.register_host(_rotary_host(package, name))
+    model = plain(name, **options).float()
+    model.set_attn_implementation("eager")
+    mnemos.linearise(model, window=7)
+    call(model, ids(t=7))
+    for cache in (None, new_cache()):
+        with pytest.raises(InputError, match=found):
+            call(model, ids(), cache)
+
+
+@torch.no_grad()
+def test_caches_of_others_are_refused() -> None:
+    cache, x = new_cache(), ids(t=3)
+    call(decoder("llama", -1.0), x, cache)
+    with pytest.raises(InputError, match=r"window=9.*found one of.*window=7"):
+        call(decoder("llama", -1.0, window=9), x, cache)
+    with pytest.raises(InputError, match="found that of a linearised one"):
+        call(decoder("llama"), x, cache)
+
+
+@torch.no_grad()
+def test_two_calls_are_one_and_models_may_share_a_configuration() -> None:
+    """Masks have no more keys than of the call; the record is of what is linearised now."""
+    model, other = decoder("llama"), decoder("llama")
+    other.config = model.config
+    for i in range(2):
+        mnemos.linearise(model, window=7, where=f"model.layers.{i}.self_attn")
+    cache = new_cache()
+    call(model, ids(), cache)
+    assert [layer.get_mask_sizes(1) for layer in cache.layers] == [(1, 33)] * 2
+    record = list(model.config.mnemos_linearised)
+    assert [one["names"] for one in record] == [["model.layers.0.self_attn", "model.layers.1.self_attn"]]
+    mnemos.linearise(other, window=7)
+    assert other.config.mnemos_linearised == record

@@ -173,6 +173,18 @@ def test_a_negative_far_sum_of_the_delta_rule_counts_nothing() -> None:
     torch.testing.assert_close(ring[0, :, 0], y[0, 0])
 
 
+@torch.no_grad()
+def test_single_tokens_under_autocast_are_in_full_precision() -> None:
+    x = {name: value.float() for name, value in draw(1, 12, 2, 1, 3, 2).items()}
+    sizes, far = Sizes(4, 2, SCALE), far_of("linear", x)
+    state, found = window_attention(x["q"], x["k"], x["v"], sizes, far)[1], []
+    for on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            token = (x[name][:, :1].transpose(1, 2) for name in ("q", "k", "v"))
+            found.append(Ring(state, sizes).step(*token, far, None, None))
+    assert torch.equal(*found)
+
+
 def test_sizes_that_do_not_fit() -> None:
     x = draw(1, 3, 4, 2, 3, 2)
     with pytest.raises(InputError, match="window of at least 1"):

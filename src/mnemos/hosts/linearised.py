@@ -6,10 +6,11 @@ Transformers for attention and rotary positions are those of this file.
 
 import functools
 import inspect
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,15 @@ from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, wi
 from mnemos.types import InputError, leaves
 
 from .copied import with_globals
-from .masks import combine, own_tokens, refuse_lengths
+from .masks import combine, count_writes, own_tokens, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
+V = TypeVar("V")
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
 _UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
-_OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers that share it
+_OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
+_KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: weights at which the untrained maps of SmolLM2-135M did least harm (docs/linearise.md).
 START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
 
@@ -80,6 +83,22 @@ def unhook_update(projection: nn.Module) -> None:
         found[1].remove()
 
 
+def list_projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
+    """The projections of an attention, inside the wrappers of adapters: name, module, width of input and of output."""
+    for name, child in attention.named_children():
+        while isinstance(inner := getattr(child, "base_layer", None), nn.Module):  # PEFT's, which takes them off again
+            child = inner
+        for sizes in (("in_features", "out_features"), ("nx", "nf")):  # nn.Linear, quantised ones; Conv1D
+            width, out = (getattr(child, size, None) for size in sizes)
+            if isinstance(width, int) and isinstance(out, int):
+                yield name, child, width, out
+
+
+def present_names(saved: Mapping[str, V]) -> dict[str, V]:
+    """Saved values by the present names of low-rank updates: they had no `to_`."""
+    return {re.sub(r"((?:^|\.)updates\.)(?!to_)", r"\1to_", name): value for name, value in saved.items()}
+
+
 class Rotation(NamedTuple):
     """A call of Transformers' function for rotary positions: queries and keys before it, cos, sin, and itself."""
 
@@ -102,11 +121,12 @@ class Rotation(NamedTuple):
 
 
 class _Call:
-    """One call of an attention: its cache, and what was noted inside."""
+    """One call of an attention: its cache, its arguments by name, and what was noted inside."""
 
-    def __init__(self, past: Any) -> None:
-        self.past, self.answered = past, False
+    def __init__(self, past: Any, options: dict[str, Any]) -> None:
+        self.past, self.options, self.answered = past, options, False
         self.rotation: Rotation | None = None
+        self.rotated: tuple[Tensor, Tensor] | None = None
 
 
 class _Present(threading.local):
@@ -158,16 +178,23 @@ def copy_forward(kind: type[nn.Module]) -> Any:
 
 def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
     apply = functools.partial(function, **options) if options else function
-    _present.calls[-1].rotation = Rotation(q, k, cos, sin, apply)
-    return function(q, k, cos, sin, *args, **options)
+    call = _present.calls[-1]
+    call.rotation = Rotation(q, k, cos, sin, apply)
+    call.rotated = function(q, k, cos, sin, *args, **options)
+    return call.rotated
+
+
+@functools.cache
+def _list_names(kind: Any) -> tuple[str, ...]:
+    """The arguments of the forward of a class of attentions."""
+    return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
 def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
     """A call of the linearised attention `module`."""
     refuse_lengths(options)
     past = None
-    names = list(inspect.signature(type(module).forward).parameters)[1:] if len(args) > 1 else []
-    for i, name in enumerate(names[: len(args)]):
+    for i, name in enumerate(_list_names(type(module))[: len(args)]):
         if name in _PASTS and args[i] is not None:
             past = args[i]
             args = (*args[:i], _Passing(past), *args[i + 1 :])
@@ -175,7 +202,7 @@ def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
         if options.get(name) is not None:
             past = options[name]
             options = {**options, name: _Passing(past)}
-    call = _Call(past)
+    call = _Call(past, options)
     _present.calls = *_present.calls, call
     try:
         found = forward(module, *args, **options)
@@ -208,8 +235,10 @@ def _attend(
         if t <= sizes.window:
             found: tuple[Tensor, Tensor | None] = function(module, q, k, v, mask, **options)
             return found
+        _refuse_other_forms(call, module, q, k, options)
         return own.read(q, k, v, sizes, call.rotation, None, find_valid(mask, q))[0], None
     if hasattr(call.past, "gated"):  # that of `mnemos.functional`, which has the state itself
+        _refuse_other_forms(call, module, q, k, options)
         y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(), call.past.valid)
         call.past.new.append(state)
         return y, None
@@ -221,17 +250,36 @@ def _attend(
         k, v = layer.extend(k, v, call.rotation if own.raw else None, valid)
         found = function(module, q, k, v, mask, **options)
         return found
+    _refuse_other_forms(call, module, q, k, options)
     return layer.read(own, q, k, v, sizes, call.rotation, valid), None
+
+
+def _refuse_other_forms(call: _Call, module: nn.Module, q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
+    """Raise InputError for an attention that is more than softmax of q·k with rotary positions last."""
+    expected = f"{type(module).__name__}: expected softmax attention of queries and keys after rotary positions, found"
+    for name in options.keys() - _KNOWN:  # what the caller gave it, and its forward has no name for, changes nothing
+        if options[name] is not None and (name in _list_names(type(module)) or name not in call.options):
+            raise InputError(f"{expected} the option {name!r}; leave it out of where=")
+    if call.rotated is not None and not all(map(_is_kept, (q, k), call.rotated)):
+        raise InputError(f"{expected} them changed again after rotary positions; leave it out of where=")
+
+
+def _is_kept(x: Tensor, rotated: Tensor) -> bool:
+    """Whether x is what rotary positions gave, or begins with it."""
+    part = x[..., : rotated.shape[-1]]
+    return x is rotated or (
+        part.shape == rotated.shape and torch.allclose(part, rotated.to(part.dtype), 0, 0, equal_nan=True)
+    )
 
 
 def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """Which of the tokens of q [B, H, T, D] are valid, [B, T]; None: all. It is found once for a mask."""
     if mask is None:
         return None
-    kept = getattr(mask, _OWN, None)
-    if kept is None or kept[0] != q.shape[2]:
+    key, kept = (count_writes(mask), q.shape[2]), getattr(mask, _OWN, None)
+    if kept is None or key[0] is None or kept[0] != key:
         found = own_tokens(mask, q[:, 0], mask.shape[-1])
-        kept = q.shape[2], None if found is None or bool(found.all()) else found
+        kept = key, None if found is None or bool(found.all()) else found
         setattr(mask, _OWN, kept)
     valid: Tensor | None = kept[1]
     return valid
@@ -242,7 +290,7 @@ class Linearised(nn.Module):
 
     query_map [H, d, d], key_map [Hk, d, d]: W of the feature maps ("hedgehog", "delta"), the identity at the start.
     log_gamma [H]: γ = e^log_gamma. rate [Hk]: β = sigmoid(rate) ("delta"), ½ at the start. updates: a `LowRank` for
-    each projection, by its name.
+    each projection, `to_` and its name: adapters (LoRA) choose the modules that they wrap by the ends of names.
     """
 
     def __init__(self, settings: Settings, heads: int, kv_heads: int, width: int) -> None:
@@ -250,6 +298,7 @@ class Linearised(nn.Module):
         self.settings = settings
         self.whole_masks = False  # whether other layers of the model keep all keys, so that masks have them all
         self.updates = nn.ModuleDict()
+        self.register_load_state_dict_pre_hook(_rename)
         if settings.state == "none":
             return
         self.log_gamma = nn.Parameter(torch.full((heads,), START[settings.state]))
@@ -349,6 +398,11 @@ class Linearised(nn.Module):
             sink_q, width = rotation.q, rotation.q.shape[-1]
             sink_q = sink_q if width == q.shape[-1] else torch.cat([sink_q, q[..., width:]], -1)
         return ring.step(q, k, v, self.far(), sink_q, self.before_rotation(q, k, rotation)).transpose(1, 2)
+
+
+def _rename(own: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for old, name in [(name, *present_names({name: 0})) for name in state_dict if name.startswith(f"{prefix}updates.")]:
+        state_dict[name] = state_dict.pop(old)
 
 
 def _meet_sinks(

@@ -23,7 +23,7 @@ class LinearisedLayer(DynamicLayer):
 
     def __init__(self, own: Linearised) -> None:
         super().__init__()
-        self.window, self.whole_masks, self.least = own.settings.window, own.whole_masks, 0
+        self.settings, self.window, self.whole_masks, self.least = own.settings, own.settings.window, own.whole_masks, 0
         self._clear()
 
     def _clear(self) -> None:
@@ -53,6 +53,13 @@ class LinearisedLayer(DynamicLayer):
         if self.whole_masks or self.columns + query_length <= self.window:
             return self.columns + query_length, 0
         return query_length, self.columns
+
+    def update(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """What an attention calls that is not linearised: raises InputError."""
+        raise InputError(
+            "expected a cache for an attention that keeps all keys, found that of a linearised one; give a new "
+            "transformers.DynamicCache, or none"
+        )
 
     def extend(self, k: Tensor, v: Tensor, rotation: Rotation | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """All keys and values, with those of a call that fits into the window."""
@@ -195,6 +202,11 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
         layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
     layer: Any = layers[number] if number < len(layers) else None
     if isinstance(layer, LinearisedLayer):
+        if layer.settings != own.settings:
+            raise InputError(
+                f"expected layer {number} of a cache of {own.settings}, found one of {layer.settings}; give a new "
+                "transformers.DynamicCache, or none"
+            )
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():
         found = "none" if layer is None else type(layer).__name__

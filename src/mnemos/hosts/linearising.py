@@ -3,16 +3,29 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 
+from mnemos.libraries import transformers
 from mnemos.types import InputError
 
 from .attach import Where, find_host, is_called_attention, list_sites, select_sites
 from .host import DecoderHost, Site
 from .known_hosts import hosts as registered_hosts
-from .linearised import Linearised, LowRank, Settings, StateName, copy_forward, hook_update, run, unhook_update
+from .linearised import (
+    Linearised,
+    LowRank,
+    Settings,
+    StateName,
+    copy_forward,
+    hook_update,
+    list_projections,
+    run,
+    unhook_update,
+)
 
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
 _STATES = ("none", "linear", "hedgehog", "delta")
@@ -123,9 +136,11 @@ def linearise(
     _check(model, settings)
     sites = list(list_sites(model))
     chosen, left = _plan(sites, settings, where, model)
-    changed = [_apply(site, host, settings) for site, host in chosen]
-    _note_masks(model, bool(left))
-    _record(model, settings, [one.name for one in changed])
+    made = [_make(site.module, host, settings, model) for site, host in chosen]
+    changed = [_apply(site, own, heads) for (site, _), (own, *heads) in zip(chosen, made, strict=True)]
+    kept = {site.name for site in sites if not is_linearised(site.module)}
+    _note_masks(model, any(one.name in kept for one in left))
+    _record(model)
     maps: dict[str, nn.Parameter] = {}
     updates: dict[str, nn.Parameter] = {}
     for site, _ in chosen:
@@ -138,16 +153,21 @@ def linearise(
 def unlinearise(model: nn.Module) -> nn.Module:
     """Undo `linearise`: every attention is as before, and the new parameters are gone. Returns the model.
 
-    Raises InputError if the model has no linearised attention.
+    Raises InputError, and changes nothing, if the model has no linearised attention, if it is a part of a decoder, and
+    if accelerate's hooks were added after `linearise`.
     """
-    found = [module for module in model.modules() if is_linearised(module)]
+    sites = [site for site in list_sites(model) if is_linearised(site.module)]
+    found = [site.module for site in sites]
     if not found:
         raise InputError(
             "expected a model that mnemos.linearise() was called on, found none of its states; nothing to undo"
         )
+    for site in sites:
+        if (reason := _find_obstacle(site)) is not None:
+            raise InputError(f"unlinearise: expected a decoder as linearise changed it; {site.name}: {reason}")
     for module in found:
         kind: Any = type(module)
-        for child in module.children():
+        for child in module.modules():  # adapters may have wrapped a projection
             unhook_update(child)
         del module.linearised
         module.__class__ = kind.__mro__[1]
@@ -218,6 +238,8 @@ def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
         return "it is linearised already; mnemos.unlinearise(model) undoes that"
     if (why := host.left(site)) is not None:
         return why
+    if (why := _find_obstacle(site)) is not None:
+        return why
     if _copied(cls) is None:
         return "its forward calls no attention function of Transformers, but computes attention itself"
     if getattr(module, "reorder_and_upcast_attn", False):
@@ -225,6 +247,19 @@ def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
     own = _sliding_window(module)
     if own is not None and own <= settings.window:
         return f"its own sliding window of {own} tokens is not longer than window={settings.window}"
+    return None
+
+
+def _find_obstacle(site: Site) -> str | None:
+    """Why an attention's class cannot be changed here, and not back."""
+    # The other attentions share its cache and its masks, so they must be seen.
+    if not any(isinstance(one, transformers().PreTrainedModel) for one in site.above):
+        return "what was given is a part of a decoder; pass the model of Transformers and choose with where="
+    if "forward" in vars(site.module):
+        return (
+            "its forward was replaced on the instance, as accelerate's hooks do; call linearise before dispatch_model, "
+            "and unlinearise without it"
+        )
     return None
 
 
@@ -268,31 +303,31 @@ def _make_empty(kind: Any) -> Any:
     return made.__new__(made)
 
 
-def _apply(site: Site, host: DecoderHost, settings: Settings) -> LinearisedAttention:
-    module, kind = site.module, site.module.__class__
+def _make(module: Any, host: DecoderHost, settings: Settings, model: nn.Module) -> tuple[Linearised, int, int, int]:
+    """The new child of an attention, and H, Hk and d. Changes nothing."""
     heads = host.sizes(module)[2]
     kv_heads = heads // getattr(module, "num_key_value_groups", 1)
     width = getattr(module, "head_dim", None) or module.head_size
     own = Linearised(settings, heads, kv_heads, width)
-    for name, child in list(module.named_children()) if settings.rank else ():
-        if (sizes := _sizes(child)) is not None:
-            own.updates[name] = update = LowRank(*sizes, settings.rank)
-            hook_update(child, update)
-    like = next(p for p in module.parameters() if p.is_floating_point())
-    own.to(device=like.device, dtype=like.dtype).train(module.training)
+    for name, _, size, out in list_projections(module) if settings.rank else ():
+        own.updates[f"to_{name}"] = LowRank(size, out, settings.rank)
+    device = next((x.device for x in chain(module.parameters(), module.buffers())), None)
+    every = chain(module.parameters(), model.parameters())  # quantised projections have integers alone
+    dtype = next((x.dtype for x in every if x.is_floating_point() and x.element_size() > 1), torch.float32)
+    return own.to(device=device, dtype=dtype).train(module.training), heads, kv_heads, width
+
+
+def _apply(site: Site, own: Linearised, sizes: list[int]) -> LinearisedAttention:
+    module, kind, settings = site.module, site.module.__class__, own.settings
+    heads, kv_heads, width = sizes
+    for name, projection, *_ in list_projections(module) if settings.rank else ():
+        hook_update(projection, own.updates[f"to_{name}"])  # type: ignore[arg-type]
     module.__class__ = _make_kind(kind)
     module.linearised = own
     features = {"none": 0, "linear": width}.get(settings.state, 2 * width)
     size = 2 * (settings.window + settings.sinks) * width + features * (width + 1)
     size += settings.window * width if own.raw else 0
     return LinearisedAttention(site.name, kind.__name__, heads, kv_heads, 4 * kv_heads * size)
-
-
-def _sizes(child: Any) -> tuple[int, int] | None:
-    """The widths of a projection: of nn.Linear, or of Conv1D of Transformers; None: it is none."""
-    if isinstance(child, nn.Linear):
-        return child.in_features, child.out_features
-    return (child.nx, child.nf) if hasattr(child, "nx") and hasattr(child, "nf") else None
 
 
 def _note_masks(model: nn.Module, left: bool) -> None:
@@ -303,8 +338,11 @@ def _note_masks(model: nn.Module, left: bool) -> None:
         own.whole_masks = whole
 
 
-def _record(model: Any, settings: Settings, names: list[str]) -> None:
-    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again."""
-    config = getattr(model, "config", None)
+def _record(model: Any) -> None:
+    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again: all that is linearised now."""
+    config, found = getattr(model, "config", None), dict[Settings, list[str]]()
+    for name, module in model.named_modules():
+        if is_linearised(module):
+            found.setdefault(module.linearised.settings, []).append(name)
     if hasattr(model, "save_pretrained") and config is not None:
-        setattr(config, RECORD, [*getattr(config, RECORD, ()), {"settings": asdict(settings), "names": names}])
+        setattr(config, RECORD, [{"settings": asdict(one), "names": names} for one, names in found.items()])

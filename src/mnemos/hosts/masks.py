@@ -159,10 +159,7 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
 
 def _recall(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
     """The judgement of a mask with values. It stays with the mask until it is written to."""
-    try:
-        writes = write_count(mask)
-    except RuntimeError:  # a tensor of inference mode
-        writes = None
+    writes = count_writes(mask)
     kept = getattr(mask, _JUDGED, None)
     key = writes, rows, hides
     if kept is None or writes is None or kept[0] != key:
@@ -172,6 +169,14 @@ def _recall(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | 
         setattr(mask, _JUDGED, kept)
     found: tuple[bool, bool, Tensor | None] = kept[1]
     return found
+
+
+def count_writes(mask: Tensor) -> int | None:
+    """The number of in-place writes to a mask; None: unknown, so what is found of its values must not stay with it."""
+    try:
+        return write_count(mask)
+    except RuntimeError:  # a tensor of inference mode
+        return None
 
 
 def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:

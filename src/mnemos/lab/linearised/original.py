@@ -17,7 +17,7 @@ def original(model: nn.Module) -> Iterator[None]:
     each other's.
     """
     found = [(module, type(module)) for module in model.modules() if is_linearised(module)]
-    hooks = [child._forward_hooks for module, _ in found for child in module.children()]
+    hooks = [child._forward_hooks for module, _ in found for child in module.modules()]
     kept = [list(one.items()) for one in hooks]
     try:
         for module, kind in found:

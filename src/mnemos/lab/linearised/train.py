@@ -36,6 +36,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
+from mnemos.hosts.linearised import present_names
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, Provenance, read_object
 from mnemos.lab.run.progress import progress
@@ -358,7 +359,7 @@ def load(model: Any, folder: Path) -> LinearisedConfig:
     found = read_object(folder / SETTINGS)
     settings = replace(LinearisedConfig(), **found["settings"])
     report = mnemos.linearise(model.eval().requires_grad_(False), **settings.arguments)
-    saved = checkpoint.read(folder / TRAINED)
+    saved = present_names(checkpoint.read(folder / TRAINED))
     with torch.no_grad():
         for name, value in {**report.maps, **report.updates}.items():
             value.copy_(saved[name])

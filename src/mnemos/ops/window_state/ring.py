@@ -1,9 +1,12 @@
 """One token at a time without gradients: `Ring` keeps a state in buffers that it changes in place."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from mnemos.ops.delta import KEY_EPS
+from mnemos.ops.precision import full_precision
 
 from .state import Far, Sizes, WindowState
 
@@ -35,20 +38,25 @@ class Ring:
         found = k.to(keys), v.to(values), raw.to(keys), self._sinks, sinks
         return WindowState(*found, self.s.clone(), self.z.clone(), self.seen + self.steps)
 
-    def map(self, fn: "object") -> None:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply `fn` to every tensor, as to select rows."""
         for name in ("keys", "raw", "values", "sink_k", "s", "z", "seen", "_sinks"):
-            setattr(self, name, fn(getattr(self, name)))  # type: ignore[operator]
+            setattr(self, name, fn(getattr(self, name)))
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """y [B, H, 1, M] of one token: q [B, H, 1, D], k [B, Hk, 1, D], v [B, Hk, 1, M], sink_q as q, raw q and k."""
+        with full_precision(q.device.type):
+            return self._step(q, k, v, far, sink_q, raw)
+
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         wide, dtype, place, sinks = self.s.dtype, v.dtype, self.place, self.sizes.sinks
-        if dtype != wide:
-            q, k, v = q.to(wide), k.to(wide), v.to(wide)
-            sink_q = None if sink_q is None else sink_q.to(wide)
-            raw = None if raw is None else (raw[0].to(wide), raw[1].to(wide))
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
+        sink_q = None if sink_q is None else sink_q.to(wide)
+        raw = None if raw is None else (raw[0].to(wide), raw[1].to(wide))
         b, heads = q.shape[:2]
         kv_heads = k.shape[1]
         slot = slice(place, place + 1)
