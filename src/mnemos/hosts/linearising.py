@@ -129,8 +129,9 @@ def linearise(
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d + Hk·2d·d
     numbers. Raises InputError, and leaves the model unchanged, for settings out of range and if no attention can be
-    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, and of classes whose
-    forward calls no attention function of Transformers (Falcon).
+    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, of a part of a model,
+    with accelerate's hooks, and of classes whose forward calls no attention function of Transformers (Falcon). Calls
+    beyond the window raise it for registered decoders with another form of attention.
     """
     settings = Settings(window, sinks, state, rank, rotary)
     _check(model, settings)
@@ -191,6 +192,8 @@ def _check(model: nn.Module, settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
+    if not isinstance(settings.rotary, bool):
+        raise InputError(f"linearise: expected rotary, True or False, found {settings.rotary!r}")
     if settings.state not in _STATES:
         raise InputError(f"linearise: expected a state of {', '.join(_STATES)}, found {settings.state!r}")
 
