@@ -185,16 +185,16 @@ def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args
 
 
 @functools.cache
-def _list_names(kind: Any) -> tuple[str, ...]:
-    """The arguments of the forward of a class of attentions."""
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+def _list_names(forward: Any) -> tuple[str, ...]:
+    """The arguments of the forward of a class of attentions, without `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
     """A call of the linearised attention `module`."""
     refuse_lengths(options)
     past = None
-    for i, name in enumerate(_list_names(type(module))[: len(args)]):
+    for i, name in enumerate(_list_names(type(module).forward)[: len(args)]):
         if name in _PASTS and args[i] is not None:
             past = args[i]
             args = (*args[:i], _Passing(past), *args[i + 1 :])
@@ -258,7 +258,7 @@ def _refuse_other_forms(call: _Call, module: nn.Module, q: Tensor, k: Tensor, op
     """Raise InputError for an attention that is more than softmax of q·k with rotary positions last."""
     expected = f"{type(module).__name__}: expected softmax attention of queries and keys after rotary positions, found"
     for name in options.keys() - _KNOWN:  # what the caller gave it, and its forward has no name for, changes nothing
-        if options[name] is not None and (name in _list_names(type(module)) or name not in call.options):
+        if options[name] is not None and (name in _list_names(type(module).forward) or name not in call.options):
             raise InputError(f"{expected} the option {name!r}; leave it out of where=")
     if call.rotated is not None and not all(map(_is_kept, (q, k), call.rotated)):
         raise InputError(f"{expected} them changed again after rotary positions; leave it out of where=")

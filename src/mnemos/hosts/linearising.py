@@ -129,9 +129,9 @@ def linearise(
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d + Hk·2d·d
     numbers. Raises InputError, and leaves the model unchanged, for settings out of range and if no attention can be
-    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, of a part of a model,
-    with accelerate's hooks, and of classes whose forward calls no attention function of Transformers (Falcon). Calls
-    beyond the window raise it for registered decoders with another form of attention.
+    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, of a part of a
+    model, with accelerate's hooks, and of classes whose forward calls no attention function of Transformers (Falcon).
+    Calls beyond the window raise it for registered decoders with another form of attention.
     """
     settings = Settings(window, sinks, state, rank, rotary)
     _check(model, settings)
