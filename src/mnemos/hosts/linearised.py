@@ -28,7 +28,7 @@ StateName = Literal["none", "linear", "hedgehog", "delta"]
 V = TypeVar("V")
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
-_UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
+UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
 _OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
 _KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: weights at which the untrained maps of SmolLM2-135M did least harm (docs/linearise.md).
@@ -67,19 +67,19 @@ class LowRank(nn.Module):
 
 
 def add_update(projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
-    """A forward hook: the output of a projection with its low-rank update."""
-    changed: Tensor = output + projection.__dict__[_UPDATE][0](args[0])
-    return changed
+    """A forward hook: the output of a projection with its low-rank update, unless that was taken off for a while."""
+    found = projection.__dict__.get(UPDATE)
+    return output if found is None else output + found[0](args[0])
 
 
 def hook_update(projection: nn.Module, update: LowRank) -> None:
     """Let a projection add an update, which is no module of the projection: its weights keep their names."""
-    projection.__dict__[_UPDATE] = update, projection.register_forward_hook(add_update)
+    projection.__dict__[UPDATE] = update, projection.register_forward_hook(add_update)
 
 
 def unhook_update(projection: nn.Module) -> None:
     """Undo `hook_update`, if there is one."""
-    if (found := projection.__dict__.pop(_UPDATE, None)) is not None:
+    if (found := projection.__dict__.pop(UPDATE, None)) is not None:
         found[1].remove()
 
 

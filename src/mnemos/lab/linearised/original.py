@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from mnemos.hosts.linearised import add_update
+from mnemos.hosts.linearised import UPDATE
 from mnemos.hosts.linearising import is_linearised
 
 
@@ -17,18 +17,17 @@ def original(model: nn.Module) -> Iterator[None]:
     each other's.
     """
     found = [(module, type(module)) for module in model.modules() if is_linearised(module)]
-    hooks = [child._forward_hooks for module, _ in found for child in module.modules()]
-    kept = [list(one.items()) for one in hooks]
+    updates = [
+        (vars(child), vars(child)[UPDATE]) for module, _ in found for child in module.modules() if UPDATE in vars(child)
+    ]
     try:
         for module, kind in found:
             module.__class__ = kind.__mro__[1]
-        for one in hooks:
-            for key in [key for key, hook in one.items() if hook is add_update]:
-                del one[key]
+        for owner, _ in updates:
+            del owner[UPDATE]
         yield
     finally:
         for module, kind in found:
             module.__class__ = kind
-        for one, items in zip(hooks, kept, strict=True):
-            one.clear()
-            one.update(items)
+        for owner, update in updates:
+            owner[UPDATE] = update
