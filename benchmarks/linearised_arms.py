@@ -2,7 +2,7 @@
 
     python benchmarks/linearised_arms.py run --model FOLDER --train TEXT TEXT --test TEXT ... --out FOLDER
                                              --arm hedgehog [--seed 0] [--tokens 131072]
-    python benchmarks/linearised_arms.py table --out FOLDER --result results/linearised.json
+    python benchmarks/linearised_arms.py table --model FOLDER --out FOLDER --result results/linearised.json
 
 `run` trains one arm with one seed and measures it on each test text: perplexity by position, bits per byte and, in the
 first of the texts, recall of told facts. It can be killed at any moment; the same command continues it, and with more
@@ -14,6 +14,7 @@ over seeds, and over pieces of text for one seed.
 
 import argparse
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _costs(model: Any) -> dict[str, int]:
-    """Bytes of state after 4,096 tokens, and FLOPs of a token there, of a layer's share each."""
+    """Bytes of the cache's tensors after 4,096 tokens, which count for the original, and FLOPs of a token there."""
     reading, ids = Reading(model), torch.zeros(1024, dtype=torch.int64)
     with torch.no_grad():
         for _ in range(4):
@@ -104,7 +105,8 @@ def table(options: argparse.Namespace) -> None:
         row: dict[str, Any] = {"name": arm, "seeds": len(runs), "tokens": runs[0]["tokens"], "runs": runs}
         nats = spread(far[arm])
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
-        row |= {name: statistics.fmean(one[name] for one in runs) for name in ("state_bytes", "token_flops")}
+        row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
+        row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)
@@ -112,6 +114,12 @@ def table(options: argparse.Namespace) -> None:
             }
             for text in runs[0]["texts"]
         }
+        row["positions"] = {
+            name: math.exp(statistics.fmean(_mean(one, name) for one in runs)) for name in ("0-64", "64-512", FAR)
+        }
+        row["bits_per_byte"] = statistics.fmean(
+            bits for one in runs for text in one["texts"].values() for bits in text["bits_per_byte_of_pieces"]
+        )
         if floor is not None and ceiling is not None:
             row["gap_closed"] = [(floor - one) / (floor - ceiling) for one in far[arm]]
         if AGAINST in far and arm not in (AGAINST, FLOOR, CEILING):
@@ -143,12 +151,22 @@ def table(options: argparse.Namespace) -> None:
             )
 
 
+def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
+    """Bytes of state of a linearised arm, from a model without weights; None: of the original, which was measured."""
+    if settings is None:
+        return None
+    transformers = mnemos.libraries.transformers()
+    with torch.device("meta"):
+        decoder = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))
+    return sum(one.state_bytes for one in mnemos.linearise(decoder, **settings.arguments).changed)
+
+
 def _read(place: Path, folder: Path) -> dict[str, Any]:
     """One run: its texts' measurements, costs, commit and training."""
     about = read_object(folder / "run.json")
     texts = {path.stem: read_object(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"}
     found = {
-        name: about.get(name) for name in ("seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "threads")
+        name: about.get(name) for name in ("seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "finished")
     }
     result = read_object(place / "result.json") if (place / "result.json").is_file() else {}
     tokens = int(folder.name.rpartition("-")[2])

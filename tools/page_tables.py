@@ -224,6 +224,41 @@ def convolutions() -> str:
     return "".join(lines)
 
 
+def linearised_arms() -> str:
+    """The table of docs/linearise.md: what training gives a linearised decoder, by arm."""
+    titles = {
+        "original": "original: softmax over all tokens",
+        "window": "window and sinks, not trained",
+        "window-trained": "window and sinks, trained alike",
+        "hedgehog": "`hedgehog`",
+        "elu": "`linear`",
+        "delta": "`delta`",
+        "hedgehog-before-rotary": "`hedgehog`, `rotary=False`",
+        "hedgehog-labels": "`hedgehog`, trained on the labels",
+        "window-labels": "window and sinks, trained on the labels",
+    }
+    lines = [
+        "| | tokens of stage 2 | seeds | perplexity at 0–64 | 64–512 | 512–4,096 | bits per byte | of the gap, % "
+        "| facts of 128, 1,024, 4,096 tokens ago, % | state, KiB |\n",
+        "|---|---|---|---|---|---|---|---|---|---|\n",
+    ]
+    for row in _load("linearised")["rows"]:
+        title = titles[row["name"]]
+        if not row["seeds"]:
+            lines.append(f"| {title} | waits | | | | | | | | |\n")
+            continue
+        places = " | ".join(f"{row['positions'][name]:.1f}" for name in ("0-64", "64-512", "512-4096"))
+        closed = f"{100 * sum(row['gap_closed']) / row['seeds']:.0f}" if "gap_closed" in row else ""
+        told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
+        facts = ", ".join(told[distance] for distance in (128, 1024, 4096))
+        state = f"{row['state_bytes'] / KIB:,.0f}"
+        lines.append(
+            f"| {title} | {row['tokens']:,} | {row['seeds']} | {places} | {row['bits_per_byte']:.3f} | {closed} "
+            f"| {facts} | {state} |\n"
+        )
+    return "".join(lines)
+
+
 def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
@@ -259,4 +294,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "delta-gradients": delta_gradients,
     "delta-forward": delta_forward,
     "convolutions": convolutions,
+    "linearised-arms": linearised_arms,
 }
