@@ -6,6 +6,7 @@ FOLDER is a decoder of Transformers with its tokenizer. Every layer attends to t
 that the state between two segments has a constant size. Gradient flows through that state: with 30 layers, a loss
 depends on tokens 30 windows back. `replay` keeps the states alone and runs each segment again in its backward pass;
 the gradients are those of back-propagation through all tokens at once. An optimiser's step would follow.
+A folder of a linearised decoder (RUN/model of `mnemos linearise`) is read as linearised: give --window 0.
 """
 
 import argparse
@@ -16,23 +17,22 @@ from pathlib import Path
 import torch
 
 import mnemos
-
-mnemos.libraries.transformers()  # before it is imported, where torchvision was built for another PyTorch
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from mnemos.hugging_face.hub import language_model
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Compute the gradients, and print what they cost."""
     parser = argparse.ArgumentParser(description="Exact gradients through a long text")
-    parser.add_argument("folder", help="a decoder of Transformers with its tokenizer")
+    parser.add_argument("folder", help="a decoder of Transformers with its tokenizer, or hf:NAME of the hub")
     parser.add_argument("novel", type=Path, help="a text in UTF-8")
     parser.add_argument("--tokens", type=int, default=16_384, help="of the novel (%(default)s)")
     parser.add_argument("--segment", type=int, default=512, help="tokens whose activations are kept (%(default)s)")
-    parser.add_argument("--window", type=int, default=512, help="tokens that a layer attends to (%(default)s)")
+    about = "tokens that a layer attends to; 0: FOLDER is linearised already (%(default)s)"
+    parser.add_argument("--window", type=int, default=512, help=about)
     options = parser.parse_args(arguments)
-    tokenizer = AutoTokenizer.from_pretrained(options.folder)
-    model = AutoModelForCausalLM.from_pretrained(options.folder).eval()  # no dropout
-    mnemos.linearise(model, window=options.window, sinks=4, state="none")
+    model, tokenizer = language_model(options.folder)  # in eval mode: no dropout
+    if options.window:
+        mnemos.linearise(model, window=options.window, sinks=4, state="none")
     read = mnemos.functional(model)
 
     def step(segment: torch.Tensor, state: object) -> tuple[torch.Tensor, object]:

@@ -5,7 +5,7 @@
 FOLDER is a decoder of Transformers with its tokenizer. `mnemos.linearise` with state="none" lets every layer attend to
 the last tokens and the first ones alone, so the state stops growing; `mnemos.functional` makes the decoder a function
 `logits, state = step(ids, state)`. Without --window the decoder is as it is, and the state grows with the novel.
-A folder that `mnemos.linearise` and a training made may be given too.
+A folder of a linearised decoder (RUN/model of `mnemos linearise`) is read as linearised: leave --window out.
 """
 
 import argparse
@@ -16,10 +16,8 @@ from pathlib import Path
 import torch
 
 import mnemos
+from mnemos.hugging_face.hub import language_model
 from mnemos.types import leaves
-
-mnemos.libraries.transformers()  # before it is imported, where torchvision was built for another PyTorch
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 CHUNK = 512  # tokens that are read together
 
@@ -27,15 +25,14 @@ CHUNK = 512  # tokens that are read together
 def main(arguments: list[str] | None = None) -> None:
     """Read the novel, and print a line for each part of it."""
     parser = argparse.ArgumentParser(description="Read a novel in constant memory")
-    parser.add_argument("folder", help="a decoder of Transformers with its tokenizer")
+    parser.add_argument("folder", help="a decoder of Transformers with its tokenizer, or hf:NAME of the hub")
     parser.add_argument("novel", type=Path, help="a text in UTF-8")
     parser.add_argument("--window", type=int, help="tokens that a layer attends to; without it, all")
     parser.add_argument("--sinks", type=int, default=4, help="first tokens that stay (%(default)s)")
     parser.add_argument("--tokens", type=int, help="read so many tokens (all)")
     parser.add_argument("--every", type=int, default=10_000, help="tokens between two lines (%(default)s)")
     options = parser.parse_args(arguments)
-    tokenizer = AutoTokenizer.from_pretrained(options.folder)
-    model = AutoModelForCausalLM.from_pretrained(options.folder).eval()
+    model, tokenizer = language_model(options.folder)  # in eval mode; linearised, if it was saved so
     if options.window:
         print(mnemos.linearise(model, window=options.window, sinks=options.sinks, state="none"))
     step = mnemos.functional(model)

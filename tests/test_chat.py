@@ -135,6 +135,11 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     sizes = [re.search(r"state (.*), constant\]", line)[1] for line in err]
     assert len(set(sizes)) == 1
     assert said(monkeypatch, capsys, folder, lines, "--sinks", "2")[0] == 2
+    refused = ["--length 0", "--temperature -1", "--top-p 0", "--top-k -1", "--window 0", "--window 8 --sinks 8"]
+    for words in refused:
+        code, _, err = said(monkeypatch, capsys, "nowhere", [], *words.split())
+        assert (code, len(err)) == (2, 1)
+        assert err[0].startswith(f"mnemos: {words.split()[-2]}: expected ")
 
     saved = copytree(folder, tmp_path / "saved")
     model = library.AutoModelForCausalLM.from_pretrained(folder)
@@ -160,4 +165,6 @@ def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_pa
         path.unlink()
     code, out, err = said(monkeypatch, capsys, other, ["so"])
     assert (code, out, len(err)) == (2, "", 1), err
-    assert err[0].startswith("mnemos: ")
+    found = {"tokenizer": "a tokenizer", "config.json": "without its config.json", "a folder": "no such folder"}
+    assert err[0].startswith(f"mnemos: {other}: expected ")
+    assert found[missing] in err[0]

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import tiny_decoder
@@ -32,7 +33,7 @@ def run(name, *words):
     module.main([str(word) for word in words])
 
 
-def test_a_novel_is_read_with_a_state_that_does_not_grow(folder, text, capsys):
+def test_a_novel_is_read_with_a_state_that_does_not_grow(folder, text, tmp_path, capsys):
     run("stream_novel", folder, text, "--every", 500)
     grows = [float(x) for x in re.findall(r"state ([\d.]+) MiB", capsys.readouterr().out)]
     run("stream_novel", folder, text, "--window", 32, "--every", 500)
@@ -43,6 +44,13 @@ def test_a_novel_is_read_with_a_state_that_does_not_grow(folder, text, capsys):
     assert grows[0] < grows[-1]
     assert len(set(constant)) == 1
     assert said.count("perplexity") == len(constant)
+
+    saved = copytree(folder, tmp_path / "saved")
+    model = library.AutoModelForCausalLM.from_pretrained(folder)
+    mnemos.linearise(model, window=32, state="none")
+    model.save_pretrained(saved)
+    run("stream_novel", saved, text, "--every", 500)  # read as linearised
+    assert re.findall(r"perplexity (\S+)", capsys.readouterr().out) == re.findall(r"perplexity (\S+)", said)
 
 
 def test_the_gradients_are_those_of_one_graph(folder, text, capsys):

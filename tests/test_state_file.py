@@ -34,15 +34,20 @@ def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
     h, rest = mnemos.load_state(tmp_path / "gru", like=(torch.zeros(1, 3), {"count": 0, "empty": None}))
     assert torch.equal(h, gru[0])
     assert rest == gru[1]
-    with pytest.raises(InputError, match="expected a saved stream, found another file"):
-        Stream.restore(model, file)
+    mnemos.save_state(gru[0], tmp_path / "typed", dtype=torch.bfloat16)
+    assert torch.equal(mnemos.load_state(tmp_path / "typed", like=gru[0]), gru[0].bfloat16().float())
+    Stream(model).prefill(ids(20)[None]).save(tmp_path / "stream")
     for words, call in (
         ("of other weights", lambda: mnemos.load_state(file, built(1))),
         ("another configuration", lambda: mnemos.load_state(file, built(mlp=28))),
         (r"expected a state of 2 parts, found \d", lambda: mnemos.load_state(file, like=(h, h))),
         (r"part 0 of the state as float32 \[B, N\], found int64 \[B\]", lambda: mnemos.load_state(file, like=[h] * 7)),
         ("give like=", lambda: mnemos.load_state(file, torch.nn.Linear(2, 2))),
-        ("found Stream in the state", lambda: mnemos.save_state([Stream(model)], file)),
+        ("found Stream in the state; give stream.state", lambda: mnemos.save_state(Stream(model), file)),
+        ("found a saved state; mnemos.load_state reads it", lambda: Stream.restore(model, file)),
+        ("found a saved stream; mnemos.Stream.restore", lambda: mnemos.load_state(tmp_path / "stream", model)),
+        ("found a folder; name a file in it", lambda: mnemos.load_state(tmp_path, model)),
+        (r"call save_state\(state, file, model\)", lambda: mnemos.save_state(file, state, model)),
         ("bfloat16, int8 or None, found 'int4'", lambda: mnemos.save_state(h, file, dtype="int4")),
     ):
         with pytest.raises(InputError, match=words) as error:

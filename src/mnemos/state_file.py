@@ -19,20 +19,28 @@ SMALLER = ("bfloat16", "int8")  # what `dtype` may be
 
 
 def save_state(
-    state: State, file: str | Path, model: nn.Module | None = None, dtype: str | None = None, kind: str = "state"
+    state: State,
+    file: str | Path,
+    model: nn.Module | None = None,
+    dtype: str | torch.dtype | None = None,
+    kind: str = "state",
 ) -> None:
     """Write a state, a pytree of tensors [B, …], as one safetensors file; `load_state` reads it. Atomic.
+
+    A `Stream` has its last token beside the state: `Stream.save` writes both, and `Stream.restore` reads them.
 
     model: the file then holds a fingerprint of it, a hash of its weights and its configuration, so that no other model
     reads the state. Cost: reading all weights once, at about a gigabyte per second.
 
-    dtype: None, bit for bit. "bfloat16": numbers of a floating type in 16 bits. "int8": in 8 bits with a float32 scale
-    for each vector along the last axis, and the error of this rounding in 4 bits, which is added when the state is
-    read; numbers are then right to 1/2,000 of the largest of their vector. Vectors of zeros stay zeros, so a new row
-    stays one; integers, booleans and tensors with one axis, or with numbers that are not finite, are exact.
+    dtype: None, bit for bit. "bfloat16" (or torch.bfloat16): numbers of a floating type in 16 bits. "int8" (or
+    torch.int8): in 8 bits with a float32 scale for each vector along the last axis, and the error of this rounding in
+    4 bits, which is added when the state is read; numbers are then right to 1/2,000 of the largest of their vector.
+    Vectors of zeros stay zeros, so a new row stays one; integers, booleans and tensors with one axis, or with numbers
+    that are not finite, are exact.
 
     kind: what the file says that it holds. Two processes may write the same file: one of both is there.
-    Raises InputError for parts of a state that are neither tensors nor numbers, and for a folder that does not exist.
+    Raises InputError for parts of a state that are neither tensors nor numbers, for a stream, and for a folder that
+    does not exist.
     """
     write_state(state, file, fingerprint(model), dtype, kind)
 
@@ -65,11 +73,15 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
     return {} if model is None else {"model": signature_of(model), "weights": weights_of(model)}
 
 
-def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str | None, kind: str) -> None:
+def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str | torch.dtype | None, kind: str) -> None:
     """`save_state` with a fingerprint that was made before."""
     from safetensors.torch import save_file
 
-    file = Path(file)
+    if not isinstance(file, str | Path):
+        raise InputError(
+            f"save_state: expected a file second, found {type(file).__name__}; call save_state(state, file, model)"
+        )
+    file, dtype = Path(file), str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     if dtype not in (None, *SMALLER):
         raise InputError(f"save_state: expected a dtype of {', '.join(SMALLER)} or None, found {dtype!r}")
     if not file.parent.is_dir():
@@ -85,9 +97,10 @@ def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str |
         elif leaf is None or type(leaf) in (bool, int, float, str):
             parts.append({"value": leaf})
         else:
+            fix = "register its class as a pytree"
+            fix = "give stream.state, or call stream.save(file)" if type(leaf).__name__ == "Stream" else fix
             raise InputError(
-                f"save_state: expected tensors and numbers, found {type(leaf).__name__} in the state; register its "
-                "class as a pytree"
+                f"save_state: expected tensors and numbers, found {type(leaf).__name__} in the state; {fix}"
             )
     about = {"format": f"mnemos {kind} 1", **of, "parts": json.dumps(parts), "tensors": _hash(sorted(tensors.items()))}
     with replacing(file, own=True) as temporary:
@@ -104,7 +117,8 @@ def read_state(file: str | Path, begin: Callable[[int], State], of: dict[str, st
 
     file, what = Path(file), f"a saved {kind}"
     if not file.is_file():
-        raise InputError(f"{file}: expected {what}, found no such file; write one first")
+        found = "a folder; name a file in it" if file.is_dir() else "no such file; write one first"
+        raise InputError(f"{file}: expected {what}, found {found}")
     try:
         with safe_open(str(file), "pt") as opened:
             said = opened.metadata() or {}
@@ -114,6 +128,9 @@ def read_state(file: str | Path, begin: Callable[[int], State], of: dict[str, st
             f"{file}: expected {what}, found a file that cannot be read ({error}); save it again"
         ) from None
     if said.get("format") != f"mnemos {kind} 1" or not {"parts", "tensors"} <= said.keys():
+        for other, reader in (("stream", "mnemos.Stream.restore"), ("state", "mnemos.load_state")):
+            if said.get("format") == f"mnemos {other} 1":
+                raise InputError(f"{file}: expected {what}, found a saved {other}; {reader} reads it")
         raise InputError(f"{file}: expected {what}, found another file ({said.get('format', 'no format')}); save one")
     if of and ("weights" in said or kind != "state"):
         for name, other in (("model", "another configuration"), ("weights", "other weights")):

@@ -210,7 +210,7 @@ def test_what_cannot_be_checked_is_one_line():
         ("the width of its inputs", lambda: check_memory(nn.GRUCell(4, 4))),
         ("put a module around it", lambda: check_memory(nn.GRUCell(4, 4), 4)),
         ("found Tensor", lambda: check_memory(Alone(), 4)),
-        ("names of laws, found 'causality'", lambda: check_memory(Average(), laws=["causality"])),
+        ("names of laws, found 'causality'", lambda: check_memory(Average(), laws="causality")),
     ):
         with pytest.raises(InputError, match=words) as error:
             call()

@@ -257,8 +257,8 @@ class Stream:
                 raise InputError("join: expected streams of one and the same model, found several")
         return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
 
-    def save(self, file: str | Path, dtype: str | None = None) -> None:
-        """Write the stream to a safetensors file, atomically; `restore` reads it, bit for bit unless dtype says else.
+    def save(self, file: str | Path, dtype: str | torch.dtype | None = None) -> None:
+        """Write state and last token to a safetensors file, atomically; `restore` reads it, bit for bit without dtype.
 
         The file holds hashes of the model's weights and of its own tensors. dtype: "bfloat16" or "int8", for a smaller
         file (`mnemos.save_state`). Cost: reading all weights once.
@@ -318,7 +318,7 @@ def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
     return tokens
 
 
-def save_stream(stream: Stream, file: str | Path, of: dict[str, str], dtype: str | None = None) -> None:
+def save_stream(stream: Stream, file: str | Path, of: dict[str, str], dtype: str | torch.dtype | None = None) -> None:
     """`Stream.save`, with the fingerprint of the model."""
     last = require_tokens(stream, "save")
     write_state((last, stream.state), file, of, dtype, "stream")

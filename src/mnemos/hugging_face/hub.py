@@ -83,12 +83,13 @@ def language_model(source: str) -> tuple[nn.Module, Any]:
     """A trained decoder of Transformers, or of this library, in eval mode, and its tokenizer.
 
     source: see `is_source`. A decoder that was saved with gated caches has them, and a linearised one its states.
-    Raises InputError as `settings_of`, and where there is no tokenizer.
+    Raises InputError as `settings_of`, for a folder that does not exist, and where there is no tokenizer.
     """
     from mnemos.hosts.pretrained import from_pretrained
 
     from .registration import register
 
+    check_folder(source)
     register()
     library: Any = transformers()
     with _from_hub(source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"):
@@ -98,6 +99,16 @@ def language_model(source: str) -> tuple[nn.Module, Any]:
         cached = {"mnemos", "mnemos_linearised"} & {*library.AutoConfig.from_pretrained(_place(source)).to_diff_dict()}
         model = from_pretrained(auto, _place(source)) if cached else auto.from_pretrained(_place(source))
     return model.eval(), tokenizer
+
+
+def check_folder(source: str) -> None:
+    """Raise InputError if a source is neither hf:NAME nor the folder of a saved model."""
+    if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
+        found = "a folder without its config.json" if Path(source).is_dir() else "no such folder"
+        raise InputError(
+            f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}; "
+            "check the path"
+        )
 
 
 def tokenizer_file(source: str) -> str:

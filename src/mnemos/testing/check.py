@@ -81,7 +81,7 @@ def examine(law: Law, probe: Probe) -> Result:
     return Result(law.name, law.about, False, text, t, fault.position, fault.difference)
 
 
-def check_memory(layer: nn.Module, width: int | None = None, laws: Iterable[str] | None = None) -> Report:
+def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterable[str] | None = None) -> Report:
     """Check the laws of a memory on any module `y, state = layer(x, state)`, x and y [B, T, width].
 
         report = mnemos.testing.check_memory(layer)
@@ -98,11 +98,13 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: Iterable[str]
     A copy of the layer is run, with its weights and in its mode: call layer.eval() first if it has dropout. Numbers are
     compared in float64 where the whole layer computes in it, to 1e-9, and else in float32, to 1e-4.
 
-    width: by default layer.dim. laws: the names of those that are checked, by default all of `mnemos.testing.LAWS`.
+    width: by default layer.dim. laws: the name or names of those that are checked, by default all
+    (`mnemos.testing.LAWS`).
     Cost: some hundred forwards of 1 to 80 tokens and 3 rows, and a compilation; a few seconds.
     Raises InputError if the width is unknown, or the layer cannot be called in this way.
     """
-    chosen = [_law(name) for name in (LAWS if laws is None else laws)]
+    named = [laws] if isinstance(laws, str) else LAWS if laws is None else laws
+    chosen = [_law(name) for name in named]
     probe = _probe(layer, width)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers of others, in every call

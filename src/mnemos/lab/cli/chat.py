@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mnemos.errors import InputError
 
-from .parsers import CommandParser
+from .parsers import SOURCE, CommandParser
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ def chat(arguments: list[str]) -> int:
     about = "Chat with a language model of Hugging Face Transformers. A turn reads the new tokens alone, because the "
     about += "chat is the model's state. Answers go to the standard output; without a terminal, each line of the "
     parser = CommandParser("chat", f"{about}standard input is a turn.", epilog=f"In the chat: {_in_one_line(HELP)}")
-    parser.add_argument("folder", metavar="FOLDER", help="a saved model with its tokenizer, or hf:NAME of the hub")
+    parser.add_argument("folder", metavar="FOLDER", help=SOURCE)
     about = "attend to the last N tokens and the first ones alone (mnemos.linearise), so the state stops growing"
     parser.add_argument("--window", type=int, metavar="N", help=about)
     parser.add_argument("--sinks", type=int, metavar="N", help="first tokens that --window keeps (4)")
@@ -53,6 +54,8 @@ def chat(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.sinks is not None and options.window is None:
         raise InputError(f"--sinks: expected --window beside it, found {options.sinks} alone; add --window N")
+    sinks = 4 if options.sinks is None else options.sinks
+    _check(options, sinks)
     import torch
 
     from mnemos.hugging_face.hub import language_model
@@ -61,13 +64,26 @@ def chat(arguments: list[str]) -> int:
     if options.window is not None:
         from mnemos.hosts.linearising import linearise
 
-        linearise(model, window=options.window, sinks=4 if options.sinks is None else options.sinks, state="none")
+        linearise(model, window=options.window, sinks=sinks, state="none")
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     drawn["generator"] = torch.Generator().manual_seed(options.seed)
     talk = Chat(model, Turns(tokenizer, options.system), options.length, drawn)
     with on_ctrl_c(signal.default_int_handler):
         Terminal(talk).run()
     return 0
+
+
+def _check(options: Namespace, sinks: int) -> None:
+    """Raise InputError for an option that is out of range, before the model is loaded."""
+    least = {"length": 1, "temperature": 0, "top_k": 0, "window": 1, "sinks": 0}
+    for name, value in least.items():
+        found = getattr(options, name)
+        if found is not None and not found >= value:
+            raise InputError(f"--{name.replace('_', '-')}: expected at least {value}, found {found}; raise it")
+    if not 0 < options.top_p <= 1:
+        raise InputError(f"--top-p: expected more than 0 and at most 1, found {options.top_p}; change it")
+    if options.window is not None and sinks >= options.window:
+        raise InputError(f"--sinks: expected less than the window of {options.window}, found {sinks}; raise --window")
 
 
 def _in_one_line(text: str) -> str:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from mnemos.lab.run.recipe import Recipe
 
 
+SOURCE = "a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub"
+
+
 def check_verb(verb: str, known: Iterable[str]) -> None:
     """Raise InputError for an unknown command, with the most similar one."""
     known = list(known)
