@@ -1,11 +1,16 @@
 """The training of a linearised decoder: it learns, it resumes exactly, and its teacher is the model itself."""
 
-from dataclasses import replace
+import re
+import signal
+from dataclasses import fields, replace
 
+import pytest
 import torch
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.errors import InputError, Interrupted
+from mnemos.lab.cli import main
 from mnemos.lab.linearised import train
 from mnemos.lab.linearised.original import original
 from mnemos.lab.linearised.pieces import Teacher, divergence
@@ -101,6 +106,50 @@ def test_it_learns_and_continues_bit_for_bit_after_a_kill_and_with_more_tokens(t
     longer = begin(tmp_path / "longer")
     longer.run()
     assert all(map(torch.equal, weights(whole), weights(longer)))
+
+
+def test_a_signal_ends_it_after_the_update_and_it_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_SAVED", 0.0)
+    update, done = train._Stage._update, []
+
+    def signalled(self, number):
+        done.append(number)
+        if len(done) == 7:  # the first of two updates of a group
+            signal.raise_signal(signal.SIGTERM)
+        return update(self, number)
+
+    monkeypatch.setattr(train._Stage, "_update", signalled)
+    few = {"tokens": 0, "transfer_tokens": 64 * 5}
+    with pytest.raises(Interrupted, match="continues from update 6 of 10"):
+        begin(tmp_path / "ended", **few).run()
+    assert done == [1, 2, 3, 4, 5, 6, 7]
+    ended, whole = begin(tmp_path / "ended", **few), begin(tmp_path / "whole", **few)
+    ended.run()
+    assert done[7:] == [7, 8, 9, 10]
+    whole.run()
+    assert all(map(torch.equal, weights(whole), weights(ended)))
+
+
+def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for words, said in (
+        ("nowhere --text x", "nowhere: expected the folder of a saved model of Transformers, or hf:NAME of the hub"),
+        ("nowhere --text x --window 0", "window: expected at least 1, found 0"),
+        ("nowhere --text x --length 100", "length: expected a divisor of the context of 4096 tokens, found 100"),
+        (f"{tmp_path} --text {tmp_path}/no", "found no such file or folder; check --text"),
+        (f"{tmp_path} --text {tmp_path}/empty.txt", "found none in it; check --text"),
+    ):
+        assert main(["linearise", *words.split(), "--out", str(tmp_path / "run")]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert said in lines[-1]
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"4,096 tokens \(--context\) or more, found 3,000 in the longest"):
+        begin(tmp_path / "run", context=4096)
+    assert main(["linearise", "--help"]) == 0
+    options = re.findall(r"^ +--(\S+)", told := capsys.readouterr().out, re.M)
+    assert {one.name.replace("_", "-") for one in fields(LinearisedConfig)} <= {*options}
+    assert not re.search(r"--\S+ \S+\s+\(", told)  # every option has a meaning before its default
 
 
 def test_original_is_the_model_before(tmp_path):

@@ -1,10 +1,11 @@
 """The command that makes a trained decoder an RNN: `mnemos linearise`."""
 
+import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from .parsers import CommandParser
+from .parsers import SOURCE, CommandParser
 
 
 def linearise(arguments: list[str]) -> int:
@@ -12,9 +13,7 @@ def linearise(arguments: list[str]) -> int:
     about = "Give a trained decoder of Transformers a state of constant size, and train what is new in two stages. "
     about += "The same command continues a training that was interrupted, and one with more --tokens goes on."
     parser = CommandParser("linearise", about)
-    parser.add_argument(
-        "model", metavar="FOLDER", help="the decoder: a folder of save_pretrained, or a name of the hub"
-    )
+    parser.add_argument("model", metavar="FOLDER", help=SOURCE)
     parser.add_argument(
         "--text", nargs="+", type=Path, required=True, metavar="PATH", help="files or folders to train on"
     )
@@ -26,19 +25,22 @@ def linearise(arguments: list[str]) -> int:
     parser.add_argument("--teacher", type=Path, metavar="DIR", help=about)
     from mnemos.lab.linearised.settings import LinearisedConfig
 
+    told = _meanings(LinearisedConfig)
     for one in fields(LinearisedConfig):
+        about = f"{told[one.name]} (%(default)s)"
         option = f"--{one.name.replace('_', '-')}"
         if isinstance(one.default, bool):
-            parser.add_argument(option, type=_yes, default=one.default, metavar="true|false", help="(%(default)s)")
+            parser.add_argument(option, type=_yes, default=one.default, metavar="true|false", help=about)
         elif get_origin(one.type) is Literal:
-            parser.add_argument(option, choices=get_args(one.type), default=one.default, help="(%(default)s)")
+            parser.add_argument(option, choices=get_args(one.type), default=one.default, help=about)
         else:
-            parser.add_argument(option, type=type(one.default), default=one.default, metavar="N", help="(%(default)s)")
+            metavar = "X" if isinstance(one.default, float) else "N"
+            parser.add_argument(option, type=type(one.default), default=one.default, metavar=metavar, help=about)
     options = parser.parse_args(arguments)
 
+    settings = LinearisedConfig(**{one.name: getattr(options, one.name) for one in fields(LinearisedConfig)})
     from mnemos.lab.linearised.train import train_folder
 
-    settings = LinearisedConfig(**{one.name: getattr(options, one.name) for one in fields(LinearisedConfig)})
     found = train_folder(options.model, options.text, settings, options.out, options.teacher, options.test or ())
     for name, stage in found["stages"].items():
         said = f"{stage['updates']} updates, {stage['tokens']:,} tokens, {stage['seconds']:.0f} s"
@@ -48,8 +50,18 @@ def linearise(arguments: list[str]) -> int:
         print(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
         told = (f"{one['distance']:,}: {sum(one['choice'])}" for one in measured["recall"]["distances"])
         print(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")
-    print(f"{options.out / 'model'}: the decoder; mnemos.hosts.from_pretrained loads it")
+    print(f"{options.out / 'model'}: the decoder; mnemos chat and mnemos.hosts.from_pretrained load it")
     return 0
+
+
+def _meanings(config: type) -> dict[str, str]:
+    """The meanings of a configuration's fields, from "Attributes:" of its docstring, a line each; "" with -OO."""
+    found = dict.fromkeys((one.name for one in fields(config)), "")
+    _, _, lines = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
+    for line in lines.splitlines():
+        name, _, meaning = line.strip().partition(": ")
+        found[name] = meaning.removesuffix(".")
+    return found
 
 
 def _yes(word: str) -> bool:

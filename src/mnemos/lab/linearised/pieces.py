@@ -27,7 +27,10 @@ def read_texts(paths: Sequence[str | Path]) -> dict[str, str]:
     """The texts of files and folders by name. Line ends are "\\n"; of an e-book of Project Gutenberg, its body."""
     texts: dict[str, str] = {}
     for path in paths:
-        found = find_text(path)
+        found = find_text(path) if Path(path).exists() else None
+        if found is None or not any(file.stat().st_size for file in found.read):
+            said = "no such file or folder" if found is None else "none in it"
+            raise InputError(f"{path}: expected a file or a folder of text, found {said}; check --text and --test")
         for name, document in read_documents(found, characters=True).items():
             text = document.tobytes().decode().replace("\r\n", "\n")
             body = _BODY.search(text)
@@ -45,12 +48,16 @@ class Pieces:
 
     def __init__(self, tokenizer: Any, texts: dict[str, str], context: int, seed: int = 0) -> None:
         found = []
-        self.bytes = 0
+        longest = 0
         for text in texts.values():
             ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+            longest = max(longest, len(ids))
             found += list(ids[: len(ids) // context * context].view(-1, context))
         if not found:
-            raise InputError(f"text: expected at least {context:,} tokens in one file, found fewer; add text")
+            raise InputError(
+                f"--text: expected a file of {context:,} tokens (--context) or more, found {longest:,} in the longest; "
+                "add text, or lower --context"
+            )
         order = generator(0, ORDER).permutation(len(found))
         for first in range(0, len(found), _BLOCK):
             order[first : first + _BLOCK] = generator(seed, ORDER, first).permutation(order[first : first + _BLOCK])

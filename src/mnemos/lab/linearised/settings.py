@@ -1,39 +1,42 @@
 """The settings of the training of a linearised decoder."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
-from mnemos.types import JSONObject
+from mnemos.models.fields import check_sizes
+from mnemos.types import InputError, JSONObject
 
 
 @dataclass(frozen=True)
 class LinearisedConfig:
     """The settings of a training; those of the model are the arguments of `mnemos.linearise`.
 
+    Raises InputError for settings out of range.
+
     Attributes:
-        window: tokens that softmax attention reads.
+        window: last tokens that softmax attention reads.
         sinks: first tokens that it also reads.
-        state: of the tokens between them: "none", "linear", "hedgehog" or "delta".
+        state: of the tokens between them; none: window and sinks alone.
         rank: of the low-rank updates of the projections; 0 for none.
         rotary: whether feature maps read queries and keys after rotary positions.
-        loss: of stage 2, "distil" or "labels".
+        loss: of stage 2: the decoder's own distribution of the next token (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
-        length: tokens of an update, through which the gradient passes.
+        length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
         rows: pieces that are read at once.
-        transfer_length: tokens of an update of stage 1, whose first has position 0.
-        transfer_tokens: of stage 1; rounded up to whole groups of pieces, as `tokens`.
-        tokens: of stage 2.
-        transfer_rate: the learning rate of stage 1.
-        rate: that of low-rank updates in stage 2.
-        map_rate: that of feature maps in stage 2.
-        decay: the share of the updates at the end of a stage in which the rate falls to 0.
-        top: tokens whose probabilities are kept of each of the teacher's distributions.
-        seed: of the low-rank updates' first values and of the order of the text.
+        transfer_length: tokens of an update of stage 1, attention transfer; it divides the context.
+        transfer_tokens: tokens of text in stage 1; rounded up to whole groups of pieces, as those of stage 2.
+        tokens: tokens of text in stage 2, the next token.
+        transfer_rate: learning rate of stage 1.
+        rate: learning rate of low-rank updates in stage 2.
+        map_rate: learning rate of feature maps in stage 2.
+        decay: share of the updates at the end of a stage in which the learning rate falls to 0.
+        top: most probable tokens that are kept of each distribution of the decoder.
+        seed: random seed of the low-rank updates' first values and of the order of the text.
     """
 
     window: int = 64
     sinks: int = 4
-    state: str = "hedgehog"
+    state: Literal["none", "linear", "hedgehog", "delta"] = "hedgehog"
     rank: int = 8
     rotary: bool = True
     loss: Literal["distil", "labels"] = "distil"
@@ -49,6 +52,22 @@ class LinearisedConfig:
     decay: float = 0.2
     top: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, window=1, sinks=0, rank=0, context=1, length=1, rows=1, transfer_length=1, top=1)
+        check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
+        for name in ("state", "loss"):
+            known = get_args(get_type_hints(type(self))[name])
+            if getattr(self, name) not in known:
+                raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.decay > 1:
+            raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
+        for name in ("length", "transfer_length"):
+            if self.context % getattr(self, name):
+                raise InputError(
+                    f"{name}: expected a divisor of the context of {self.context} tokens, found {getattr(self, name)}; "
+                    "change one"
+                )
 
     @property
     def arguments(self) -> JSONObject:

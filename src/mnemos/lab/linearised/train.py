@@ -22,12 +22,13 @@ killed and started again with the same command gives the same weights bit for bi
 """
 
 import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ import mnemos
 from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.hosts.linearised import present_names
+from mnemos.hugging_face.hub import HF, check_folder
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, Provenance, read_object
 from mnemos.lab.run.progress import progress
@@ -75,12 +77,6 @@ class Training:
         about: JSONObject | None = None,
         quiet: bool = False,
     ) -> None:
-        for name in ("length", "transfer_length"):
-            if getattr(settings, name) < 1 or settings.context % getattr(settings, name):
-                raise InputError(
-                    f"{name}: expected a divisor of the context of {settings.context} tokens, found "
-                    f"{getattr(settings, name)}; change one"
-                )
         self.settings, self.folder, self.quiet = settings, folder, quiet
         self.pieces = Pieces(tokenizer, texts, settings.context, settings.seed)
         self.about: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
@@ -162,11 +158,14 @@ class _Stage:
         self.optimizer = torch.optim.AdamW(sets, weight_decay=0.0, betas=(0.9, 0.99), foreach=True)
         self.folder = training.folder / name
         self.group, self.seconds, self.last, self.peak = 0, 0.0, 0.0, 0
+        self.saved = 0  # the group at which the newest checkpoint begins
 
     def run(self) -> JSONObject:
         """Train from the newest checkpoint on; with more groups than before, from the one before the rate fell."""
         self.folder.mkdir(exist_ok=True)
         self._load()
+        if not self.training.quiet and self.group < self.groups:
+            _say(f"{self.name.replace('_', ' ')}: {self.updates} updates of {self.length} tokens")
         settings, kept = self.training.settings, self.falls // self.each  # whole groups before the rate falls
         for values in self.training.trained.values():
             values.requires_grad_(False)
@@ -182,6 +181,8 @@ class _Stage:
                     losses.append(loss)
                     rate = self._update(update)
                     display.updated(update, {"loss": loss, "lr": rate}, _peak)
+                    if self.signals.asked and len(losses) < self.each and self.saved == self.group:
+                        self._end()  # the checkpoint is that of this group's beginning
                 self.seconds += time.monotonic() - began
                 self.group, self.last = self.group + 1, sum(losses) / len(losses)
                 step = self.group * self.each
@@ -195,10 +196,15 @@ class _Stage:
                     self._save(step)
                     saved = time.monotonic()
                 if self.signals.asked and self.group < self.groups:
-                    raise Interrupted(f"interrupted; the same command continues from update {step} of {self.updates}")
+                    self._end()
         self.peak = max(self.peak, _peak())
         done = {"updates": self.updates, "tokens": self.tokens, "seconds": self.seconds, "last_loss": self.last}
         return done | {"peak_bytes": self.peak}
+
+    def _end(self) -> NoReturn:
+        """Raise Interrupted after a signal, where the newest checkpoint is one of `self.group` groups."""
+        step = self.group * self.each
+        raise Interrupted(f"interrupted; the same command continues from update {step} of {self.updates}")
 
     @property
     def tokens(self) -> int:
@@ -259,6 +265,7 @@ class _Stage:
     def _save(self, step: int) -> None:
         checkpoint.write(checkpoint.path_of(self.folder, step), self._state())
         checkpoint.prune(self.folder, step, keep=1)
+        self.saved = self.group
 
     def _load(self) -> None:
         """Continue: from the newest checkpoint, or, if the number of groups has grown, from one at the whole rate."""
@@ -275,7 +282,7 @@ class _Stage:
                 return
             state = max(at_rate, key=lambda one: one["group"])
         self.group, self.seconds, self.last = state["group"], state["seconds"], state["last"]
-        self.peak = state.get("peak", 0)
+        self.peak, self.saved = state.get("peak", 0), self.group
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(state["parameters"][name])
@@ -345,6 +352,11 @@ def _names(report: Any) -> list[str]:
     return [one.name for one in report.changed]
 
 
+def _say(text: str) -> None:
+    """A line that tells what begins, on standard error, as those of the progress in a log."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def _count(parameters: dict[str, nn.Parameter]) -> int:
     return sum(value.numel() for value in parameters.values())
 
@@ -374,22 +386,28 @@ def train_folder(
     teacher: Path | None = None,
     test: Sequence[Path] = (),
 ) -> JSONObject:
-    """Linearise and train the decoder of a folder or a name of the hub: what `mnemos linearise` does.
+    """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
 
     out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
     which `mnemos.hosts.from_pretrained` loads. Returns both results.
     """
     transformers = mnemos.libraries.transformers()
+    check_folder(str(model))
+    model = str(model).removeprefix(HF)
+    _say(f"reading the text of {', '.join(map(str, text))}")
+    texts, tests = read_texts(text), read_texts(test)
+    _say(f"loading {model}")
     decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    training = Training(
-        decoder, tokenizer, read_texts(text), settings, out, teacher=teacher, about={"name": Path(model).name}
-    )
+    _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
+    about: JSONObject = {"name": Path(model).name}
+    training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
     found = training.run()
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
-        measured = {name: assess(decoder, tokenizer, one) for name, one in read_texts(test).items()}
+        _say(f"measuring on {', '.join(tests)}")
+        measured = {name: assess(decoder, tokenizer, one) for name, one in tests.items()}
         write_json(out / ASSESSED, measured)
         found |= {"test": measured}
     return found
