@@ -117,8 +117,8 @@ def read_state(file: str | Path, begin: Callable[[int], State], of: dict[str, st
 
     file, what = Path(file), f"a saved {kind}"
     if not file.is_file():
-        found = "a folder; name a file in it" if file.is_dir() else "no such file; write one first"
-        raise InputError(f"{file}: expected {what}, found {found}")
+        missing = "a folder; name a file in it" if file.is_dir() else "no such file; write one first"
+        raise InputError(f"{file}: expected {what}, found {missing}")
     try:
         with safe_open(str(file), "pt") as opened:
             said = opened.metadata() or {}
@@ -129,7 +129,7 @@ def read_state(file: str | Path, begin: Callable[[int], State], of: dict[str, st
         ) from None
     if said.get("format") != f"mnemos {kind} 1" or not {"parts", "tensors"} <= said.keys():
         for other, reader in (("stream", "mnemos.Stream.restore"), ("state", "mnemos.load_state")):
-            if said.get("format") == f"mnemos {other} 1":
+            if other != kind and said.get("format") == f"mnemos {other} 1":
                 raise InputError(f"{file}: expected {what}, found a saved {other}; {reader} reads it")
         raise InputError(f"{file}: expected {what}, found another file ({said.get('format', 'no format')}); save one")
     if of and ("weights" in said or kind != "state"):

@@ -25,9 +25,9 @@ def linearise(arguments: list[str]) -> int:
     parser.add_argument("--teacher", type=Path, metavar="DIR", help=about)
     from mnemos.lab.linearised.settings import LinearisedConfig
 
-    told = _meanings(LinearisedConfig)
+    meanings = _meanings(LinearisedConfig)
     for one in fields(LinearisedConfig):
-        about = f"{told[one.name]} (%(default)s)"
+        about = f"{meanings[one.name]} (%(default)s)"
         option = f"--{one.name.replace('_', '-')}"
         if isinstance(one.default, bool):
             parser.add_argument(option, type=_yes, default=one.default, metavar="true|false", help=about)
