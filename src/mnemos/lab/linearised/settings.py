@@ -16,10 +16,10 @@ class LinearisedConfig:
     Attributes:
         window: last tokens that softmax attention reads.
         sinks: first tokens that it also reads.
-        state: of the tokens between them; none: window and sinks alone.
-        rank: of the low-rank updates of the projections; 0 for none.
+        state: what holds the tokens between them; none: window and sinks alone.
+        rank: rank of the low-rank updates of the projections; 0: no updates.
         rotary: whether feature maps read queries and keys after rotary positions.
-        loss: of stage 2: the decoder's own distribution of the next token (distil), or the text's tokens (labels).
+        loss: targets of stage 2: the decoder's own next-token distribution (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
         rows: pieces that are read at once.
