@@ -371,9 +371,6 @@ def test_low_rank_updates_and_adapters() -> None:
     assert {p.dtype for p in mnemos.linearise(model, rank=2).updates.values()} == {torch.float32}
     names = [name for name, _ in model.named_modules() if name.endswith(".q_proj")]
     assert not any("linearised" in name for name in names)
-    own = model.get_decoder().layers[0].self_attn.linearised
-    own.load_state_dict({name.replace("to_", ""): value + 1 for name, value in own.state_dict().items()})  # older names
-    assert own.updates["to_q_proj"].up.min() == 1
 
 
 @pytest.mark.parametrize(

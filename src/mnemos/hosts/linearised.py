@@ -6,11 +6,10 @@ Transformers for attention and rotary positions are those of this file.
 
 import functools
 import inspect
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from .copied import with_globals
 from .masks import combine, count_writes, own_tokens, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
-V = TypeVar("V")
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
 UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
@@ -92,11 +90,6 @@ def list_projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module, int
             width, out = (getattr(child, size, None) for size in sizes)
             if isinstance(width, int) and isinstance(out, int):
                 yield name, child, width, out
-
-
-def present_names(saved: Mapping[str, V]) -> dict[str, V]:
-    """Saved values by the present names of low-rank updates: they had no `to_`."""
-    return {re.sub(r"((?:^|\.)updates\.)(?!to_)", r"\1to_", name): value for name, value in saved.items()}
 
 
 class Rotation(NamedTuple):
@@ -298,7 +291,6 @@ class Linearised(nn.Module):
         self.settings = settings
         self.whole_masks = False  # whether other layers of the model keep all keys, so that masks have them all
         self.updates = nn.ModuleDict()
-        self.register_load_state_dict_pre_hook(_rename)
         if settings.state == "none":
             return
         self.log_gamma = nn.Parameter(torch.full((heads,), START[settings.state]))
@@ -398,11 +390,6 @@ class Linearised(nn.Module):
             sink_q, width = rotation.q, rotation.q.shape[-1]
             sink_q = sink_q if width == q.shape[-1] else torch.cat([sink_q, q[..., width:]], -1)
         return ring.step(q, k, v, self.far(), sink_q, self.before_rotation(q, k, rotation)).transpose(1, 2)
-
-
-def _rename(own: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    for old, name in [(name, *present_names({name: 0})) for name in state_dict if name.startswith(f"{prefix}updates.")]:
-        state_dict[name] = state_dict.pop(old)
 
 
 def _meet_sinks(

@@ -37,7 +37,6 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
-from mnemos.hosts.linearised import present_names
 from mnemos.hugging_face.hub import HF, check_folder
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, Provenance, read_object
@@ -193,7 +192,7 @@ class _Stage:
                     checkpoint.write(self.folder / f"constant-{self.group:06d}.safetensors", self._state())
                 over = self.group == self.groups or self.signals.asked
                 if over or time.monotonic() - saved > _SAVED:
-                    self._save(step)
+                    self._keep_checkpoint(step)
                     saved = time.monotonic()
                 if self.signals.asked and self.group < self.groups:
                     self._end()
@@ -262,7 +261,7 @@ class _Stage:
             "optimizer": {str(i): dict(state) for i, state in optimizer["state"].items()},
         }
 
-    def _save(self, step: int) -> None:
+    def _keep_checkpoint(self, step: int) -> None:
         checkpoint.write(checkpoint.path_of(self.folder, step), self._state())
         checkpoint.prune(self.folder, step, keep=1)
         self.saved = self.group
@@ -371,7 +370,7 @@ def load(model: Any, folder: Path) -> LinearisedConfig:
     found = read_object(folder / SETTINGS)
     settings = replace(LinearisedConfig(), **found["settings"])
     report = mnemos.linearise(model.eval().requires_grad_(False), **settings.arguments)
-    saved = present_names(checkpoint.read(folder / TRAINED))
+    saved = checkpoint.read(folder / TRAINED)
     with torch.no_grad():
         for name, value in {**report.maps, **report.updates}.items():
             value.copy_(saved[name])
