@@ -115,6 +115,6 @@ def test_a_task_that_reads_no_files_says_so(tmp_path, capsys):
     folder = trained("short-listops", tmp_path / "run", small, {"train_size": 100, "valid_size": 20, "test_size": 20})
     assert main(["predict", str(folder), "prompt.txt"]) == 2
     said = capsys.readouterr().err
-    kinds = "detection, images, recordings, text, translation"
+    kinds = "detection, images, recordings, text, text-classes, translation"
     assert f"expected a model that reads files ({kinds}), found one whose task does not" in said
     assert said.count("\n") == 1

@@ -26,6 +26,7 @@ from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.task import Task
 from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.translation.translation import TranslationConfig
 from mnemos.lab.vision.detection.files import COCOConfig
 from mnemos.lab.vision.detection.shapes import ShapesConfig
@@ -36,7 +37,7 @@ SHARED = Path(__file__).parents[3] / "../shared/data"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A few images: photos/ in class folders, and cifar/ with the official files; and recordings in spoken/."""
+    """A few images: photos/ in class folders, and cifar/ with the official files; recordings in spoken/, and texts/ in class folders."""
     folder = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for kind in ("hats", "shoes"):
@@ -44,6 +45,9 @@ def folder(tmp_path_factory) -> Path:
         for i in range(4):
             pixels = random.integers(0, 256, (5, 4, 3)).astype(np.uint8)
             Image.fromarray(pixels).resize((90, 70)).save(folder / "photos" / kind / f"{i}.jpg")
+    for kind in ("letters", "verses"):
+        (folder / "texts" / kind).mkdir(parents=True)
+        (folder / "texts" / kind / "one.txt").write_text(f"{kind} of some words. " * 400)
     write_recordings(folder / "spoken")
     write_pairs(folder / "pairs", rows=40)
     words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
@@ -107,6 +111,8 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
         return dataclasses.replace(data, folder=str(folder / "coco"))
     if isinstance(data, ShapesConfig):
         return dataclasses.replace(data, train=4, valid=1, test=1)
+    if isinstance(data, TextClassesConfig):
+        return dataclasses.replace(data, path=str(folder / "texts"))
     if isinstance(data, TextConfig) and data.tokens == "words":
         return dataclasses.replace(data, path=str(folder / "words.txt"), held_out=0.01, segment=64)
     if isinstance(data, TranslationConfig):

@@ -45,6 +45,11 @@ class ImageConfig(ModelConfig):
         host = self._host()
         example = torch.zeros(1, self.channels, self.image, self.image)
         if isinstance(self.cache, GRC):
+            if self.cache.scope != "shared":
+                raise InputError(
+                    f"{self.name}: cache.scope: expected shared, because an image is no stream, found "
+                    f"{self.cache.scope}; use --model.cache.scope shared"
+                )
             cache(host, self.cache, example=example)
         elif self.cache is not None:
             cache_attention(host, self.cache, example)
