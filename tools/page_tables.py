@@ -259,6 +259,29 @@ def linearised_arms() -> str:
     return "".join(lines)
 
 
+def linearised_speed() -> str:
+    """The table of docs/linearise.md: tokens a second and bytes of a linearised decoder beside its own softmax."""
+    lines = [
+        "| | tokens of context | softmax, tokens a second | `hedgehog` | times as fast | softmax, MB of cache "
+        "| `hedgehog` |\n",
+        "|---|---|---|---|---|---|---|\n",
+    ]
+    rows = _load("linearised_speed")["rows"]
+    for part in ("generate", "prefill"):
+        for softmax in (row for row in rows if (row["part"], row["model"]) == (part, "softmax")):
+            (own,) = (
+                r for r in rows if (r["part"], r["model"], r["context"]) == (part, "hedgehog", softmax["context"])
+            )
+            times = own["times_softmax"]
+            speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (softmax, own))
+            sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (softmax, own))
+            lines.append(
+                f"| {part} | {softmax['context']:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
+                f"{times['high']:.2f}) | {sizes} |\n"
+            )
+    return "".join(lines)
+
+
 def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
@@ -295,4 +318,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "delta-forward": delta_forward,
     "convolutions": convolutions,
     "linearised-arms": linearised_arms,
+    "linearised-speed": linearised_speed,
 }
