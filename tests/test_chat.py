@@ -110,6 +110,15 @@ def test_a_terminal_answers_lines_and_refuses_in_one(monkeypatch, capsys, folder
     assert all(line in err for line in chats.HELP.splitlines())
 
 
+@pytest.fixture
+def with_ctrl_c():
+    """SIGINT has its usual handler: a shell's background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("with_ctrl_c")
 def test_ctrl_c_ends_an_answer_and_not_the_chat(monkeypatch, capsys, folder):
     before = signal.getsignal(signal.SIGINT)
     put = library.TextStreamer.put
