@@ -318,17 +318,28 @@ def _make_empty(layer: type) -> Any:
     return kind.__new__(kind)
 
 
+def list_layers(past: Any) -> tuple[Any, list[Any]]:
+    """The decoder's own cache and its layers. Raises InputError for what is no cache with layers."""
+    past = getattr(past, "self_attention_cache", past)  # of an encoder and a decoder
+    layers = getattr(past, "layers", None)
+    if not isinstance(layers, list):
+        raise InputError(
+            f"expected a cache with a layer for each attention, found a {type(past).__name__}; "
+            "give a transformers.DynamicCache, or none"
+        )
+    return past, layers
+
+
 def find_carried(past: Any, number: int, batch: int, t: int) -> Carried:
     """What layer `number` of a host's cache carries, in the call that has just added t tokens of `batch` rows to it.
 
     Raises InputError if `past` is no cache with layers, or if its tokens are not those that the gated cache has read.
     """
-    past = getattr(past, "self_attention_cache", past)  # of an encoder and a decoder
-    layers = getattr(past, "layers", None)
-    if not isinstance(layers, list) or len(layers) <= number:
+    _, layers = list_layers(past)
+    if len(layers) <= number:
         raise InputError(
-            f"expected a cache with a layer for each attention, found a {type(past).__name__}; "
-            "give a transformers.DynamicCache, or none"
+            f"expected a cache with a layer for each attention, found {len(layers)} layers; give a "
+            "transformers.DynamicCache, or none"
         )
     layer = layers[number]
     if not hasattr(layer, "mnemos_gated"):

@@ -106,6 +106,13 @@ class Rotation(NamedTuple):
         q, k = self.q[:, :, tokens], self.k[:, :, tokens]
         return self._replace(q=q, k=k, cos=self.cos[:, tokens], sin=self.sin[:, tokens])
 
+    def before(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k as they were before it; of wider ones the rest is as it is."""
+        width = self.q.shape[-1]
+        if width == q.shape[-1]:
+            return self.q, self.k
+        return torch.cat([self.q, q[..., width:]], -1), torch.cat([self.k, k[..., width:]], -1)
+
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, H, N, D] rotated; of x wider than what is rotated the rest stays."""
         width = self.q.shape[-1]
@@ -156,7 +163,8 @@ class _Functions:
         return functools.partial(_attend, self._table.get_interface(name, default))
 
 
-def copy_forward(kind: type[nn.Module]) -> Any:
+@functools.cache
+def copy_forward(kind: Any) -> Any:
     """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
     function = inspect.unwrap(kind.forward)
     names = function.__globals__
@@ -326,12 +334,7 @@ class Linearised(nn.Module):
         """What features are computed of, [B, H, T, D]; None: of q and k."""
         if not self.raw:
             return None
-        if rotation is None:
-            return q, k
-        width = rotation.q.shape[-1]
-        if width == q.shape[-1]:
-            return rotation.q, rotation.k
-        return torch.cat([rotation.q, q[..., width:]], -1), torch.cat([rotation.k, k[..., width:]], -1)
+        return (q, k) if rotation is None else rotation.before(q, k)
 
     def read(
         self,
@@ -350,7 +353,7 @@ class Linearised(nn.Module):
             state = LinearisedState(new_state(k, v, None if raw is None else raw[1], sizes, far), turn)
         sink_q, turn = None, state.turn
         if rotation is not None and sizes.sinks:
-            sink_q, turn = _meet_sinks(q, rotation, sizes, state, valid)
+            sink_q, turn = _meet_sinks(rotation.before(q, k)[0], rotation, sizes, state, valid)
         y, window = window_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -363,17 +366,29 @@ class Linearised(nn.Module):
             None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2)),
         )
         end = LinearisedState(window, turn)
-
-        def again(n: int, kept: Tensor | None) -> list[Tensor]:
-            part = slice(n)
-            first = None if rotation is None else rotation.part(part)
-            given = q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state
-            return leaves(
-                self.read(*given, combine(kept, None if valid is None else valid[:, part]))[1] if n else state
-            )
-
-        note(leaves(end), t, again)
+        given = q, k, v, sizes, rotation, state, valid
+        note(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *given, kept)))
         return y, end
+
+    def read_first(
+        self,
+        n: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sizes: Sizes,
+        rotation: Rotation | None,
+        state: LinearisedState | None,
+        valid: Tensor | None,
+        kept: Tensor | None = None,
+    ) -> LinearisedState | None:
+        """The state after the first n tokens of a call of `read`; kept [B, n]: those of them that count, None: all."""
+        if not n:
+            return state
+        part = slice(n)
+        valid = combine(kept, None if valid is None else valid[:, part])
+        first = None if rotation is None else rotation.part(part)
+        return self.read(q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state, valid)[1]
 
     def start_ring(self, state: LinearisedState, sizes: Sizes, rotation: Rotation | None) -> Ring:
         """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""
@@ -385,17 +400,14 @@ class Linearised(nn.Module):
 
     def step(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
         """y [B, 1, H, M] of one token; the ring is changed."""
-        sink_q = None
-        if rotation is not None and ring.sizes.sinks:
-            sink_q, width = rotation.q, rotation.q.shape[-1]
-            sink_q = sink_q if width == q.shape[-1] else torch.cat([sink_q, q[..., width:]], -1)
+        sink_q = None if rotation is None or not ring.sizes.sinks else rotation.before(q, k)[0]
         return ring.step(q, k, v, self.far(), sink_q, self.before_rotation(q, k, rotation)).transpose(1, 2)
 
 
 def _meet_sinks(
     q: Tensor, rotation: Rotation, sizes: Sizes, state: LinearisedState, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The queries [B, H, T, D] rotated to the positions min(i, w + s − 1), and cos and sin of the last of these."""
+    """Queries q [B, H, T, D] rotated to the positions min(i, w + s − 1), and cos and sin of the last of these."""
     b, t, last = len(q), q.shape[2], sizes.window + sizes.sinks - 1
     cos, sin = (x.expand(b, t, -1) for x in (rotation.cos, rotation.sin))
     seen = state.window.seen[:, None]
@@ -409,5 +421,4 @@ def _meet_sinks(
     beyond = (number > last)[..., None]
     cos = torch.where(beyond, turn[:, :1].to(cos.dtype), cos)
     sin = torch.where(beyond, turn[:, 1:].to(sin.dtype), sin)
-    plain = torch.cat([rotation.q, q[..., rotation.q.shape[-1] :]], -1)
-    return rotation.turn(plain, cos, sin), turn
+    return rotation.turn(q, cos, sin), turn

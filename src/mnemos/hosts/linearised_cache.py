@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mnemos.ops.window_state import Ring, Sizes
 from mnemos.types import InputError, map_state
 
+from .decoder_branch import list_layers
 from .linearised import Linearised, LinearisedState, Rotation
 
 DRAFT = 64  # the tokens of a call that `crop` can take back
@@ -101,14 +102,7 @@ class LinearisedLayer(DynamicLayer):
         y, self.state = own.read(q, k, v, sizes, rotation, state, valid)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():
-
-            def earlier(n: int) -> LinearisedState | None:
-                part = slice(n)
-                first = None if rotation is None else rotation.part(part)
-                given = q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state
-                return own.read(*given, None if valid is None else valid[:, part])[1] if n else state
-
-            self.earlier = earlier
+            self.earlier = lambda n: own.read_first(n, q, k, v, sizes, rotation, state, valid)
         self.keys = self.values = self.raw = self.valid = None
         self.is_initialized = True
         self.columns += t
@@ -191,13 +185,7 @@ class LinearisedLayer(DynamicLayer):
 
 def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
     """Layer `number` of a cache; it takes the place of an empty layer of Transformers. Raises InputError for others."""
-    past = getattr(past, "self_attention_cache", past)  # of an encoder and a decoder
-    layers = getattr(past, "layers", None)
-    if not isinstance(layers, list):
-        raise InputError(
-            f"expected a cache with a layer for each attention, found a {type(past).__name__}; give a "
-            "transformers.DynamicCache, or none"
-        )
+    past, layers = list_layers(past)
     if getattr(past, "layer_class_to_replicate", None) is DynamicLayer:
         layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
     layer: Any = layers[number] if number < len(layers) else None

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -26,9 +26,9 @@ from .linearised import (
     run,
     unhook_update,
 )
+from .report import LeftLayer
 
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
-_STATES = ("none", "linear", "hedgehog", "delta")
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ class LinearisedAttention:
     state_bytes: int
 
 
-@dataclass(frozen=True)
-class LeftAttention:
-    """An attention that is as before, and why."""
-
-    name: str
-    kind: str
-    reason: str
-
-
 @dataclass(frozen=True, repr=False)
 class LineariseReport:
     """What `linearise` changed and what it left.
@@ -60,7 +51,7 @@ class LineariseReport:
     """
 
     changed: tuple[LinearisedAttention, ...]
-    left: tuple[LeftAttention, ...]
+    left: tuple[LeftLayer, ...]
     settings: Settings
     maps: Mapping[str, nn.Parameter]
     updates: Mapping[str, nn.Parameter]
@@ -194,13 +185,13 @@ def _check(model: nn.Module, settings: Settings) -> None:
             raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
     if not isinstance(settings.rotary, bool):
         raise InputError(f"linearise: expected rotary, True or False, found {settings.rotary!r}")
-    if settings.state not in _STATES:
-        raise InputError(f"linearise: expected a state of {', '.join(_STATES)}, found {settings.state!r}")
+    if settings.state not in (known := get_args(StateName)):
+        raise InputError(f"linearise: expected a state of {', '.join(known)}, found {settings.state!r}")
 
 
 def _plan(
     sites: list[Site], settings: Settings, where: Where, model: nn.Module
-) -> tuple[list[tuple[Site, DecoderHost]], list[LeftAttention]]:
+) -> tuple[list[tuple[Site, DecoderHost]], list[LeftLayer]]:
     known = registered_hosts()
     hosts = {site.name: host for site in sites if (host := find_host(site.module, known)) is not None}
     named, _ = select_sites(sites, set(hosts), where)
@@ -211,7 +202,7 @@ def _plan(
         inside = any(site.name.startswith(f"{name}.") for name in hosts if name)
         if host is None:
             if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
-                left.append(LeftAttention(site.name, kind, "its class is not known to mnemos.linearise"))
+                left.append(LeftLayer(site.name, kind, "its class is not known to mnemos.linearise"))
             continue
         reason = _find_reason(site, host, settings)
         if reason is None and named is not None and site.name not in named:
@@ -220,7 +211,7 @@ def _plan(
             host.check(site.module)
             chosen.append((site, host))
         elif reason is not None:
-            left.append(LeftAttention(site.name, kind, reason))
+            left.append(LeftLayer(site.name, kind, reason))
     if not chosen:
         first = next((one for one in left if not one.reason.startswith("not named")), left[0] if left else None)
         found = f"where={where!r} chose nothing" if where is not None and first is None else "none"
@@ -243,7 +234,7 @@ def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
         return why
     if (why := _find_obstacle(site)) is not None:
         return why
-    if _copied(cls) is None:
+    if copy_forward(cls) is None:
         return "its forward calls no attention function of Transformers, but computes attention itself"
     if getattr(module, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn=True computes attention itself"
@@ -278,14 +269,9 @@ def _sliding_window(module: Any) -> int | None:
 
 
 @functools.cache
-def _copied(kind: Any) -> Any:
-    return copy_forward(kind)
-
-
-@functools.cache
 def _make_kind(kind: Any) -> Any:
     """The subclass of a class of attentions that is linearised."""
-    forward = _copied(kind)
+    forward = copy_forward(kind)
 
     class LinearisedKind(kind):
         @functools.wraps(kind.forward)

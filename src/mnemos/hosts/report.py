@@ -51,6 +51,15 @@ class Left:
     why: str
 
 
+@dataclass(frozen=True)
+class LeftLayer:
+    """A layer, or functions of one, that `linearise` or `fast` left as before, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """Attentions swapped and left, parameters added, and FLOPs added to a training and to an eval() forward per sample.

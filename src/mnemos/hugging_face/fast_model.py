@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.hosts.copied import with_globals
+from mnemos.hosts.report import LeftLayer
 from mnemos.native import library
 from mnemos.types import InputError
 
@@ -29,15 +30,6 @@ class FastLayer:
     name: str
     kind: str
     functions: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LeftLayer:
-    """A recurrent layer, or functions of one, that runs as before, and why."""
-
-    name: str
-    kind: str
-    reason: str
 
 
 class FastReport:

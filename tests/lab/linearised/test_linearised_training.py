@@ -147,7 +147,7 @@ def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     with pytest.raises(InputError, match=r"4,096 tokens \(--context\) or more, found 3,000 in the longest"):
         begin(tmp_path / "run", context=4096)
     assert main(["linearise", "--help"]) == 0
-    options = re.findall(r"^ +--(\S+)", told := capsys.readouterr().out, re.M)
+    options = re.findall(r"^ +--([\w-]+)", told := capsys.readouterr().out, re.M)
     assert {one.name.replace("_", "-") for one in fields(LinearisedConfig)} <= {*options}
     assert not re.search(r"--\S+ \S+\s+\(", told)  # every option has a meaning before its default
 

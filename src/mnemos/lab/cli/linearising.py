@@ -1,6 +1,7 @@
 """The command that makes a trained decoder an RNN: `mnemos linearise`."""
 
 import inspect
+from argparse import BooleanOptionalAction
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -30,7 +31,7 @@ def linearise(arguments: list[str]) -> int:
         about = f"{meanings[one.name]} (%(default)s)"
         option = f"--{one.name.replace('_', '-')}"
         if isinstance(one.default, bool):
-            parser.add_argument(option, type=_yes, default=one.default, metavar="true|false", help=about)
+            parser.add_argument(option, action=BooleanOptionalAction, default=one.default, help=about)
         elif get_origin(one.type) is Literal:
             parser.add_argument(option, choices=get_args(one.type), default=one.default, help=about)
         else:
@@ -62,9 +63,3 @@ def _meanings(config: type) -> dict[str, str]:
         name, _, meaning = line.strip().partition(": ")
         found[name] = meaning.removesuffix(".")
     return found
-
-
-def _yes(word: str) -> bool:
-    if word.lower() not in ("true", "false"):
-        raise ValueError(word)
-    return word.lower() == "true"

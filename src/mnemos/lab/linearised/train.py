@@ -21,7 +21,6 @@ from it, as if they had been the setting from the start.
 killed and started again with the same command gives the same weights bit for bit, on the same machine and versions.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.hugging_face.hub import HF, check_folder
 from mnemos.lab.run import checkpoint
+from mnemos.lab.run.devices import peak_bytes
 from mnemos.lab.run.files import Measurement, Provenance, read_object
 from mnemos.lab.run.progress import progress
 from mnemos.lab.run.provenance import command_line, now, provenance, source
@@ -85,6 +85,7 @@ class Training:
         self.report = mnemos.linearise(model, **settings.arguments)
         self.maps, self.updates = dict(self.report.maps), dict(self.report.updates)
         self.trained: dict[str, nn.Parameter] = self.maps | self.updates
+        self.step = mnemos.functional(model)
         self.teacher = None
         if settings.loss == "distil":
             about = {"context": settings.context, **self.about}
@@ -121,13 +122,16 @@ class Training:
             write_json(path, wanted)
             return
         before = read_object(path)
-        for place, name in (("settings", name) for name in wanted["settings"] if name not in ("tokens",)):
-            if before[place].get(name) != wanted[place][name]:
+        for name, value in wanted["settings"].items():
+            if name != "tokens" and before["settings"].get(name) != value:
                 raise InputError(
-                    f"{self.folder}: the training has another {name}, {before[place].get(name)!r}; name another folder"
+                    f"{self.folder}: expected a training with {name} {value!r}, found one with "
+                    f"{before['settings'].get(name)!r}; name another folder"
                 )
         if before["model"] != wanted["model"]:
-            raise InputError(f"{self.folder}: the training is one of another model or text; name another folder")
+            raise InputError(
+                f"{self.folder}: expected a training of this model and text, found one of others; name another folder"
+            )
         write_json(path, wanted)
         about = read_object(self.folder / Provenance.FILE)
         entry = {"at": now(), **source(), "command": command_line()}
@@ -146,7 +150,7 @@ class _Stage:
         self.length = settings.transfer_length if first else settings.length
         self.each = settings.context // self.length  # updates of a group
         self.updates = self.groups * self.each
-        self.falls = self.updates - int(settings.decay * self.updates)  # the last update at the whole rate
+        self.falls = self._last_at_whole_rate(self.groups)
         self.parameters = training.maps if first else training.trained
         rate = settings.transfer_rate if first else settings.map_rate
         split: dict[float, list[nn.Parameter]] = {rate: [], _GAMMA * rate: []}
@@ -215,15 +219,15 @@ class _Stage:
         model = self.training.model
         parts = ids.split(self.length, 1)
         if self.name == "transfer":
-            changed = {name: model.get_submodule(name) for name in _names(self.training.report)}
+            changed = {one.name: model.get_submodule(one.name) for one in self.training.report.changed}
             for part in parts:
                 yield transfer_gradients(model, changed, part)
             return
         known = self.training.teacher.of(numbers, ids) if self.training.teacher is not None else None
-        cache = _new_cache() if len(parts) > 1 else None
+        state = None
         for i, part in enumerate(parts):
             here = slice(i * self.length, (i + 1) * self.length)
-            logits = model(input_ids=part, past_key_values=cache, use_cache=cache is not None).logits
+            logits, state = self.training.step(part, state)
             if known is not None:
                 loss = divergence(logits, *(values[:, here] for values in known)).mean()
             else:
@@ -231,7 +235,7 @@ class _Stage:
                 loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
             del logits
             loss.backward()
-            detach_cache(cache)
+            state = mnemos.detach(state)
             yield loss.item()
 
     def _update(self, update: int) -> float:
@@ -248,6 +252,11 @@ class _Stage:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(self.optimizer.param_groups[0]["lr"])
+
+    def _last_at_whole_rate(self, groups: int) -> int:
+        """The last update before the rate falls in a training of so many groups."""
+        updates = groups * self.each
+        return updates - int(self.training.settings.decay * updates)
 
     def _state(self) -> JSONObject:
         optimizer = self.optimizer.state_dict()
@@ -276,24 +285,20 @@ class _Stage:
             if self.groups < state["groups"]:
                 raise InputError(f"{self.folder}: expected at least {state['groups']} groups of pieces; raise tokens")
             whole = [checkpoint.read(path) for path in sorted(self.folder.glob("constant-*.safetensors"))]
-            at_rate = [one for one in [*whole, state] if one["group"] * self.each <= _fall_of(self, one["groups"])]
+            at_rate = [
+                one for one in [*whole, state] if one["group"] * self.each <= self._last_at_whole_rate(one["groups"])
+            ]
             if not at_rate:
                 return
             state = max(at_rate, key=lambda one: one["group"])
         self.group, self.seconds, self.last = state["group"], state["seconds"], state["last"]
-        self.peak, self.saved = state.get("peak", 0), self.group
+        self.peak, self.saved = state["peak"], self.group
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(state["parameters"][name])
         own = self.optimizer.state_dict()
         own["state"] = {int(i): one for i, one in state["optimizer"].items()}
         self.optimizer.load_state_dict(own)
-
-
-def _fall_of(stage: _Stage, groups: int) -> int:
-    """The last update at the whole rate in a training of so many groups."""
-    updates = groups * stage.each
-    return updates - int(stage.training.settings.decay * updates)
 
 
 def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> float:
@@ -324,33 +329,6 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor) -
     return total / len(changed)
 
 
-def detach_cache(cache: Any) -> None:
-    """Cut the gradient of every tensor that a cache of Transformers holds; None is no cache."""
-    for layer in () if cache is None else cache.layers:
-        for name, value in vars(layer).items():
-            setattr(layer, name, _detached(value))
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_detached, value))
-    if isinstance(value, list | tuple):
-        return type(value)(map(_detached, value))
-    if isinstance(value, dict):
-        return {name: _detached(one) for name, one in value.items()}
-    return value
-
-
-def _new_cache() -> Any:
-    return mnemos.libraries.transformers().DynamicCache()
-
-
-def _names(report: Any) -> list[str]:
-    return [one.name for one in report.changed]
-
-
 def _say(text: str) -> None:
     """A line that tells what begins, on standard error, as those of the progress in a log."""
     print(text, file=sys.stderr, flush=True)
@@ -360,9 +338,7 @@ def _count(parameters: dict[str, nn.Parameter]) -> int:
     return sum(value.numel() for value in parameters.values())
 
 
-def _peak() -> int:
-    """The most bytes of memory that this process has had."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_peak = partial(peak_bytes, torch.device("cpu"))
 
 
 def load(model: Any, folder: Path) -> LinearisedConfig:
