@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
@@ -99,23 +99,14 @@ def _widen(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
 
 
-def _other_way(model: nn.Module) -> str:
-    """What to do with a model that is refused."""
-    from .fast_model import is_served  # imports this module
-
-    served = any(map(is_served, {type(layer) for layer in model.modules()}))
-    return "mnemos.fast(model) serves its recurrent layers, in calls as before" if served else "use another model"
-
-
 class CacheLayout:
     """What a model's configuration says of its cache: per layer, its kind, whether it attends, and its window.
 
-    Raises InputError for layers that are unknown here.
+    Raises InputError for layers that are unknown here; `advice` says what to do then.
     """
 
-    def __init__(self, model: Any) -> None:
-        config, self.architecture = model.config, type(model).__name__
-        self.advice = _other_way(model)
+    def __init__(self, model: Any, advice: str) -> None:
+        config, self.architecture, self.advice = model.config, type(model).__name__, advice
         kinds = (
             DynamicLayer,
             DynamicSlidingWindowLayer,

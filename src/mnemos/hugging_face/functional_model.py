@@ -14,7 +14,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
-from .fast_model import renew
+from .fast_model import is_served, renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
 from .recurrent_layers import add_steps
 
@@ -121,7 +121,7 @@ class Functional(nn.Module):
         # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
         self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
-        self._layout = CacheLayout(base)
+        self._layout = CacheLayout(base, _other_way(base))
         add_steps(base)
         renew(base)
         self._probe()
@@ -379,6 +379,12 @@ def _are_alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether outputs agree that are computed in different ways, by kernels with and without a mask."""
     bound = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
     return bool((a - b).abs().max() <= bound * b.abs().max())
+
+
+def _other_way(model: nn.Module) -> str:
+    """What to do with a model that is refused."""
+    served = any(map(is_served, {type(layer) for layer in model.modules()}))
+    return "mnemos.fast(model) serves its recurrent layers, in calls as before" if served else "use another model"
 
 
 def _has_keys(cache: FunctionalCache) -> bool:
