@@ -222,7 +222,7 @@ def test_the_size_of_the_state_is_declared():
 
 def test_a_recurrent_layer_is_asked_for_the_window_of_the_first_that_attends():
     """As Transformers asks layer 0 for the mask, and here the third one attends."""
-    layout = CacheLayout(build("RecurrentGemma"))
+    layout = CacheLayout(build("RecurrentGemma"), "use another model")
     assert layout.attends == [False, False, True]
     assert [layout.window(layer) for layer in range(3)] == [4, 4, 4]
 
