@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive newest mutants sanitize numbers clean
+.PHONY: help install demo test check exhaustive newest mutants sanitize soak numbers clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -15,6 +15,7 @@ help:
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
+	@echo 'make soak     long trials; MINUTES=60 of updates, and the others in proportion; writes results/soak.json'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
 install: $(READY)
@@ -62,6 +63,10 @@ mutants: $(READY)
 
 sanitize: $(READY)
 	nice $(BIN)/python tools/sanitize.py
+
+MINUTES ?= 60
+soak: $(READY)
+	OMP_NUM_THREADS=1 nice $(BIN)/python tools/soak.py --minutes $(MINUTES)
 
 check: $(READY)
 	$(BIN)/ruff check .

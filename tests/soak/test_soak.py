@@ -1,0 +1,37 @@
+"""The long trials find what grows; the trials themselves are `make soak`."""
+
+import pytest
+import soak_updates
+from usage import Usage, usage
+
+
+def series(grow=0.0, slow=0.0, handles=0, threads=0):
+    """A hundred samples of a process whose last ones have grown."""
+    found, cpu = [], 0.0
+    for i in range(100):
+        part = i / 99
+        cpu += 10 * (1 + slow * part)
+        use = Usage(float(i), cpu, int(4e8 + grow * part), 5 + round(handles * part), 1 + round(threads * part))
+        found.append((1000 * (i + 1), use))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("grown", "word"),
+    [({"grow": 1e7}, "memory"), ({"slow": 0.7}, "processor"), ({"handles": 2}, "handles"), ({"threads": 2}, "threads")],
+)
+def test_what_grows_in_long_training_is_found(grown, word):
+    report, failed = soak_updates.judge(series())
+    assert report["updates"] == 100_000
+    assert not failed
+    (line,) = soak_updates.judge(series(**grown))[1]
+    assert word in line
+
+
+def test_a_process_is_read():
+    before = usage()
+    with open(__file__):
+        after = usage()
+    assert after.handles == before.handles + 1
+    assert after.rss > 2**20
+    assert after.cpu >= before.cpu
