@@ -303,6 +303,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         (["train", "short-listops", "--resume", "nowhere"], "--resume RUN alone"),
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         (["eval", "nowhere"], "no such folder"),
+        (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         (["eval", __file__], "expected the folder of a run, found a file"),
         (["eval"], "required: run"),
         (["detect", "nowhere", "photo.jpg"], "no such folder"),

@@ -1,6 +1,8 @@
 """Long trials: `make soak MINUTES=60` or `python tools/soak.py [PART ...] [--minutes 60] [--out FILE]`.
 
     updates    as many updates of one training as fit in MINUTES, watched from outside
+    tokens     a million tokens through every registered model that has a state (ten thousand if the state grows)
+    commands   random recipes and command lines
 
 MINUTES is the length of `updates`; every other part is shortened in the same proportion to an hour. Each part replaces
 its own entry of the result, with its commit, so that parts can be run one by one. Exit code 1 if something failed.
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("updates",)
+PARTS = ("updates", "tokens", "commands")
 for place in ("tests/lab/run", "tests", "tests/soak", "src"):
     sys.path.insert(0, str(ROOT / place))
 

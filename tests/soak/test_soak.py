@@ -1,6 +1,7 @@
 """The long trials find what grows; the trials themselves are `make soak`."""
 
 import pytest
+import soak_tokens
 import soak_updates
 from usage import Usage, usage
 
@@ -35,3 +36,17 @@ def test_a_process_is_read():
     assert after.handles == before.handles + 1
     assert after.rss > 2**20
     assert after.cpu >= before.cpu
+
+
+def test_a_state_that_grows_undeclared_is_found():
+    row = {"state": "constant", "microseconds_per_token": [1.0, 1.0], "rss_mib": [300.0, 300.0]}
+    assert not soak_tokens.judge(row, [16, 24, 16, 24], finite=True)
+    assert len(soak_tokens.judge(row, [16, 24, 25, 24], finite=True)) == 1
+    assert len(soak_tokens.judge({**row, "state": "growing"}, [16, 24, 25, 26], finite=True)) == 1
+    assert len(soak_tokens.judge({**row, "rss_mib": [300.0, 305.0]}, [16] * 4, finite=False)) == 2
+
+
+def test_every_registered_attention_and_stateful_model_is_streamed():
+    names = {case.name for case in soak_tokens.cases()}
+    assert {"transformer, linear", "transformer, relative, cached", "memformer", "lstm", "hosted-decoder"} <= names
+    assert len(names) > 30

@@ -112,9 +112,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line is None:
             raise
         _discard_output()
-        print(f"mnemos: {line}", file=sys.stderr)
+        _say(line)
         code = 1
     return code
+
+
+def _say(line: str) -> None:
+    """Print an error as one line: a name in it may hold line ends, or what a terminal would obey."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    print(f"mnemos: {shown}", file=sys.stderr)
 
 
 def _discard_output() -> None:
@@ -145,10 +151,10 @@ def _command(arguments: list[str]) -> int:
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except (InputError, TrainingFailed) as error:
-        print(f"mnemos: {error}", file=sys.stderr)
+        _say(str(error))
         return 2 if isinstance(error, InputError) else 1
     except (KeyboardInterrupt, Interrupted) as stop:
-        print(f"mnemos: {str(stop) or 'interrupted'}", file=sys.stderr)
+        _say(str(stop) or "interrupted")
         return 130
 
 
