@@ -40,6 +40,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
     "window-trained": replace(BASE, state="none"),
     "hedgehog": BASE,
+    "hedgehog-fitted": replace(BASE, fit_tokens=2048, transfer_tokens=0),
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),
     "hedgehog-before-rotary": replace(BASE, rotary=False),

@@ -16,6 +16,7 @@ from mnemos.lab.linearised.original import original
 from mnemos.lab.linearised.pieces import Teacher, divergence
 from mnemos.lab.linearised.settings import LinearisedConfig
 from mnemos.lab.linearised.train import Training, transfer_gradients
+from mnemos.lab.linearised.weights import GRID, LESS
 
 TEXT = {"a": "".join(chr(97 + i * i % 23) for i in range(3000))}
 SETTINGS = LinearisedConfig(
@@ -189,3 +190,32 @@ def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
     assert torch.allclose(found, direct, atol=1e-5)
     assert torch.allclose(gradient, expected, atol=1e-5)
     assert bool((found <= F.kl_div(q.log(), p, reduction="none").sum(-1) + 1e-6).all())
+
+
+def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
+    training = begin(tmp_path, fit_tokens=64, transfer_tokens=0, tokens=0)
+    training.run()
+    ids = training.pieces[0][1][None]
+    for layer in training.model.model.layers:
+        seen = []
+        hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+        own = layer.self_attn.linearised
+        fitted = own.log_gamma.detach() + LESS
+        with torch.no_grad():
+            inputs = []
+            keep = layer.self_attn.register_forward_pre_hook(
+                lambda _, given, named, inputs=inputs: inputs.append((given, named)), with_kwargs=True
+            )
+            with original(training.model):
+                training.model(ids, use_cache=False)
+            keep.remove()
+            errors = []
+            for value in GRID:
+                own.log_gamma.fill_(value)
+                layer.self_attn(*inputs[0][0], **inputs[0][1])
+                errors.append((seen[-1] - seen[0])[0, 8:].unflatten(-1, (4, 6)).square().sum((0, 2)))
+        hook.remove()
+        assert torch.equal(fitted, torch.tensor(GRID)[torch.stack(errors).argmin(0)])
+    again = begin(tmp_path, fit_tokens=64, transfer_tokens=0, tokens=0)
+    again._fit()
+    assert torch.equal(again.model.model.layers[1].self_attn.linearised.log_gamma + LESS, fitted)

@@ -23,6 +23,7 @@ class LinearisedConfig:
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
         rows: pieces that are read at once.
+        fit_tokens: tokens of the row of text on which each head's γ at the start is fitted; 0: the fixed start.
         transfer_length: tokens of an update of stage 1, attention transfer; it divides the context.
         transfer_tokens: tokens of text in stage 1; rounded up to whole groups of pieces, as those of stage 2.
         tokens: tokens of text in stage 2, the next token.
@@ -43,6 +44,7 @@ class LinearisedConfig:
     context: int = 4096
     length: int = 512
     rows: int = 1
+    fit_tokens: int = 0
     transfer_length: int = 2048
     transfer_tokens: int = 49_152
     tokens: int = 262_144
@@ -55,7 +57,7 @@ class LinearisedConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, window=1, sinks=0, rank=0, context=1, length=1, rows=1, transfer_length=1, top=1)
-        check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
+        check_sizes(self, fit_tokens=0, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
         for name in ("state", "loss"):
             known = get_args(get_type_hints(type(self))[name])
             if getattr(self, name) not in known:

@@ -49,8 +49,10 @@ from .assess import assess
 from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
+from .weights import fit_weights
 
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
+FITTED = "fitted.safetensors"
 _WARMUP, _CLIP = 8, 1.0
 _GAMMA = 10.0  # the rate of ln γ, in units of that of feature maps: it starts far below what it becomes
 _SAVED = 20.0  # seconds of training between two checkpoints, at least
@@ -97,6 +99,8 @@ class Training:
         Raises Interrupted after SIGINT or SIGTERM, with a checkpoint, and TrainingFailed for a loss that is no number.
         """
         done: JSONObject = {}
+        if self.settings.fit_tokens and self.maps:
+            self._fit()
         with StopSignals() as signals:
             if self.maps and self.settings.transfer_tokens:
                 done["transfer"] = _Stage(self, "transfer", signals).run()
@@ -111,6 +115,19 @@ class Training:
         write_json(self.folder / "result.json", result)
         write_json(self.folder / Provenance.FILE, read_object(self.folder / Provenance.FILE) | {"finished": now()})
         return result
+
+    def _fit(self) -> None:
+        """Start from the γ of each head that suits the text; they are computed once for a folder."""
+        weights = {name: value for name, value in self.maps.items() if name.endswith("log_gamma")}
+        path = self.folder / FITTED
+        if not path.is_file():
+            changed = {one.name: self.model.get_submodule(one.name) for one in self.report.changed}
+            fit_weights(self.model, changed, self.pieces[0][1][None, : self.settings.fit_tokens])
+            checkpoint.write(path, {name: value.detach() for name, value in weights.items()})
+        found = checkpoint.read(path)
+        with torch.no_grad():
+            for name, value in weights.items():
+                value.copy_(found[name])
 
     def _open(self) -> None:
         """Make the folder, or check that it has a training with these settings."""
