@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive newest mutants sanitize soak numbers clean
+.PHONY: help install demo test check exhaustive newest mutants sanitize soak numbers site clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     which memory has a fact of real text 512 words later? four models, about four minutes'
 	@echo 'make test     the test suite, five minutes on two cores'
 	@echo 'make numbers  numbers of the pages from results/, the index of log/, the map of files, the names of recipes'
+	@echo 'make site     the pages and the API reference as a site in build/site'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
@@ -80,6 +81,11 @@ numbers: $(READY)
 	$(BIN)/python tools/log_index.py
 	$(BIN)/python tools/file_map.py
 	$(BIN)/python tools/recipe_table.py
+
+# The pages, with the docstrings of all public names, as HTML; a warning, such as a broken link, is an error.
+site: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $$($(BIN)/python tools/site/build.py --requirements)
+	$(BIN)/python tools/site/build.py
 
 clean:
 	rm -rf .venv $(NEWEST) build dist

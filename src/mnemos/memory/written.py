@@ -31,6 +31,7 @@ class SegmentMemory(NamedTuple):
 
 
 _UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory_tokens.check_count`
+# The configurations of segment memories, each with the name of its size's field and what reports call the memory.
 SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
     SlotsConfig: SegmentMemory("slots", "slots"),
     AssociationsConfig: SegmentMemory("tokens", "associations", _UNWRITTEN),

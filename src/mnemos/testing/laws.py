@@ -417,6 +417,7 @@ def _no_float64(probe: Probe) -> str:
 
 _WRITES = {"parameters", "saving", "compiles"}  # laws under which a gated cache is written, as in training
 
+# The laws of a memory by name, in the order in which `check_memory` tries them.
 LAWS = {
     law.name: law
     for law in (

@@ -223,6 +223,7 @@ PERPLEXITY = SumMetric(
     2,
     False,
 )
+# The share of targets that are the most probable prediction: the metric of a task of classes.
 ACCURACY = SumMetric(
     "accuracy", True, "The share of targets that are the most probable prediction.", sums=right_predictions
 )

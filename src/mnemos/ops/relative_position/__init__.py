@@ -10,7 +10,7 @@ from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device, InputError
 
-__all__ = ["distance_scores", "hidden", "relative_attention", "relative_weights", "seen_keys", "sinusoids", "weighted"]
+__all__ = ["distance_scores", "relative_attention", "relative_weights", "seen_keys", "sinusoids"]
 
 
 def relative_attention(

@@ -1,0 +1,107 @@
+"""The site has every public name and every page; docstrings become Markdown that says the same. Without Sphinx."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import mnemos
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools" / "site"))
+        yield {name: importlib.import_module(name) for name in ("docstrings", "source", "reference", "pages")}
+
+
+def test_the_reference_has_every_public_name_once(site):
+    reference = site["reference"]
+    text = "\n".join(reference.page(name) for name in reference.PAGES)
+    entries = re.findall(r"^::::\{py:\w+\} ([\w.]+)", text, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    public = {f"mnemos.{name}" for name in mnemos._NAMES}
+    for room in (
+        "ops",
+        "attention",
+        "memory",
+        "models",
+        "memory_replay",
+        "hosts",
+        "hugging_face",
+        "testing",
+        "trainers",
+    ):
+        public |= {f"mnemos.{room}.{name}" for name in importlib.import_module(f"mnemos.{room}").__all__}
+    public |= {"mnemos.registry.names", "mnemos.types.leaves", "mnemos.libraries.transformers"}
+    targets = reference.targets()
+    assert {name for name in public if targets.get(name) not in entries} == set()
+    assert targets["mnemos.attention.LinearConfig"] == "mnemos.LinearConfig"
+    assert targets["Stream.generate"] == "mnemos.Stream.generate"
+
+
+def test_every_public_name_has_a_docstring(site):
+    assert site["reference"].undocumented() == []
+
+
+def test_signatures_are_those_of_the_source(site):
+    source = site["source"]
+    signature = source.class_signature(source.find("mnemos.attention.LinearConfig"))
+    assert signature.startswith("(feature_map: Literal['elu', 'relu', 'polynomial', 'favor']='elu', features: int=128")
+    assert "name" not in signature  # a ClassVar
+    assert source.class_signature(source.find("mnemos.attention.LinearAttention")).startswith(
+        "(dim: int, num_heads: int,"
+    )
+    assert source.find("mnemos.InputError").kind == "exception"
+    assert source.function_signature(source.find("mnemos.hosts.uncache").node).endswith("-> nn.Module")
+
+
+def test_every_page_of_the_repository_is_in_a_section_and_links_lead_to_pages(site, tmp_path):
+    pages = site["pages"]
+    listed = {page for one in pages.sections().values() for page in one}
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= listed
+    assert {f"notebooks/{path.stem}" for path in ROOT.glob("examples/notebooks/*.ipynb")} <= listed
+    made = pages.Site(tmp_path)
+    for link, on_the_site in (
+        ("[a](../src/mnemos/ops/linear/README.md#c)", "[a](operators/linear.md#c)"),
+        ("[`a`](install.md) `[a](install.md)`", "[`a`](install.md) `[a](install.md)`"),
+        ("[a](../results/demo.json)", "[a](files/results/demo.json)"),
+        ("[a](../examples)", "[a](files/examples/index.md)"),
+        ("[a](https://b.c) [a](#b)", "[a](https://b.c) [a](#b)"),
+    ):
+        assert made.with_links(link, ROOT / "docs" / "delta.md", "delta") == on_the_site
+    assert (tmp_path / "files/results/demo.json").exists()
+    assert "stream_novel.py" in (tmp_path / "files/examples/index.md").read_text()
+
+
+DOCSTRING = """The sum of x* and y.
+
+    y = x + 1
+
+x, y [B, T] of any size. mask [B, T] bool, True = valid: a token
+that is not `valid` is left out. scale: none < 0; see
+1. of the paper. Raises InputError for a wrong x.
+"""
+MARKDOWN = r"""The sum of x\* and y.
+
+```text
+y = x + 1
+```
+
+`x`, `y`
+: \[B, T\] of any size.
+
+`mask` \[B, T\] bool, True = valid
+: a token that is not `valid` is left out.
+
+`scale`
+: none \< 0; see 1. of the paper.
+
+Raises InputError for a wrong x."""
+
+
+def test_a_docstring_becomes_markdown(site):
+    assert site["docstrings"].markdown(DOCSTRING, {"x", "mask", "scale"}) == MARKDOWN
