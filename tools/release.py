@@ -1,0 +1,308 @@
+"""Check what a release needs, as far as this machine can: `make release-check`, or `.venv/bin/python tools/release.py`.
+
+A row for each point of the list: "ok", "FAILED", or "to do" for what only a person can do. Exit code 1 if a row failed.
+With --tag (a release, not a rehearsal) also if the date is missing or the tag is not this commit's. Without --dist it
+builds the source distribution, and from that a wheel for this machine. It needs no network once the tools are in
+.venv-release, which the target of make installs.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / ".venv-release" / "bin"
+SIZES = {".whl": 6e6, ".gz": 4e6}  # bytes
+PLATFORMS = {
+    "manylinux x86-64": r"manylinux_\d+_\d+_x86_64",
+    "manylinux aarch64": r"manylinux_\d+_\d+_aarch64",
+    "macOS arm64": r"macosx_\d+_\d+_arm64",
+    "any": r"py3-none-any",
+}
+SOURCES = {"src", "hatch_build.py", "constraints.txt", "CHANGELOG.md", "CITATION.cff", "README.md", "LICENSE"}
+SOURCES |= {"pyproject.toml", "PKG-INFO", ".gitignore"}
+OF_A_MACHINE = re.compile(
+    rb"""(?:^|[\s"'`(=:])/(?:home|root|Users|work|tmp|opt|mnt)/\w|index-url[= ]+\w+://|\bfile:///\w"""
+)
+PAGES = ["tests/test_readme.py", "tests/test_pages.py", "tests/test_install.py", "tests/test_release.py"]
+BY_HAND = (
+    "a trusted publisher of mnemos-torch on the index: this repository, release.yml, environment pypi",
+    "the environment pypi of the repository with a reviewer, and the branch main protected",
+)
+
+
+class FailedError(Exception):
+    """Why a row failed, in one line."""
+
+
+class ByHandError(Exception):
+    """What a person has to do."""
+
+
+def run(*command: str | Path, **settings: object) -> str:
+    """The output of a command; FailedError with its last line if it does not exit with 0."""
+    done = subprocess.run([str(x) for x in command], cwd=ROOT, capture_output=True, text=True, **settings)
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        named = next((line for line in lines if re.search(r"^(FAILED|ERROR)|error", line)), lines[-1] if lines else "")
+        raise FailedError(f"{Path(command[0]).name} {' '.join(map(str, command[1:3]))}: {named.strip()[:160]}")
+    return done.stdout
+
+
+def tool(module: str, *words: str | Path) -> str:
+    """Run a module of .venv-release."""
+    if not TOOLS.exists():
+        raise FailedError("no .venv-release; run `make release-check`")
+    return run(TOOLS / "python", "-m", module, *words, env={**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"})
+
+
+def project() -> dict:
+    """The table [project] of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def changes() -> tuple[str, str]:
+    """The version and the date of the newest heading of CHANGELOG.md; no date where it is unreleased."""
+    heading = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    if found := re.fullmatch(r"Unreleased \(([\w.]+)\)", heading):
+        return found[1], ""
+    if found := re.fullmatch(r"([\w.]+) \((\d{4}-\d\d-\d\d)\)", heading):
+        return found[1], found[2]
+    raise FailedError(f'CHANGELOG.md: expected "## VERSION (DATE)" or "## Unreleased (VERSION)", found "## {heading}"')
+
+
+def cited(field: str) -> str:
+    """A field of CITATION.cff, empty where it is missing."""
+    found = re.search(rf"^{field}: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    return found[1].strip("\"'") if found else ""
+
+
+def versions() -> str:
+    """One version everywhere."""
+    found = {"pyproject.toml": project()["version"], "CHANGELOG.md": changes()[0], "CITATION.cff": cited("version")}
+    if len(set(found.values())) > 1:
+        raise FailedError(", ".join(f"{name} {version}" for name, version in found.items()))
+    return f"{project()['version']} in {', '.join(found)}"
+
+
+def date(tag: str) -> str:
+    """The day of the release in CHANGELOG.md and CITATION.cff."""
+    days = {"CHANGELOG.md": changes()[1], "CITATION.cff": cited("date-released")}
+    if all(days.values()) and len(set(days.values())) == 1:
+        return f"{days['CHANGELOG.md']} in {' and '.join(days)}"
+    missing = ", ".join(f"{name}: {day or 'none'}" for name, day in days.items())
+    raise (FailedError if tag else ByHandError)(f"the day of the release ({missing})")
+
+
+def tagged(tag: str) -> str:
+    """The tag of this version: free, or at this commit."""
+    name = f"v{project()['version']}"
+    if tag and tag != name:
+        raise FailedError(f"expected the tag {name}, found {tag}")
+    at = run("git", "tag", "--points-at", "HEAD").split()
+    if name in run("git", "tag", "--list", name) and name not in at:
+        raise FailedError(f"{name} is another commit's")
+    if tag and name not in at:
+        raise FailedError(f"{name} is not a tag of this commit")
+    return f"{name} is {'at this commit' if name in at else 'free'}"
+
+
+def tree() -> str:
+    """Nothing is changed or untracked."""
+    if changed := run("git", "status", "--porcelain").splitlines():
+        raise FailedError(f"{len(changed)} files are changed or untracked, {changed[0][3:]} among them")
+    return f"clean, {run('git', 'rev-parse', '--short', 'HEAD').strip()}"
+
+
+def files() -> str:
+    """No file names a path of somebody's machine or the address of a package index."""
+    names = run("git", "ls-files", "-z").split("\0")[:-1]
+    found = [name for name in names if (ROOT / name).is_file() and OF_A_MACHINE.search((ROOT / name).read_bytes())]
+    if found := [name for name in found if name != "tools/release.py"]:
+        raise FailedError(f"a machine's path or an index's address in {', '.join(found[:4])}")
+    return f"no machine's path and no index's address in {len(names)} files"
+
+
+def schemas() -> str:
+    """Workflows, issue forms and CITATION.cff have the fields that their readers know."""
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    sorts = {
+        "github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+        "github-issue-forms": [path for path in forms if path.stem != "config"],
+        "github-issue-config": [path for path in forms if path.stem == "config"],
+        "citation-file-format": [ROOT / "CITATION.cff"],
+    }
+    for name, paths in sorts.items():
+        tool("check_jsonschema", "--builtin-schema", f"vendor.{name}", *paths)
+    return f"{sum(map(len, sorts.values()))} files fit their schemas"
+
+
+def workflows() -> str:
+    """The auditor of workflows finds nothing."""
+    run(TOOLS / "zizmor", "--offline", "--quiet", ".github/workflows")
+    return "zizmor found nothing"
+
+
+def build(dist: Path) -> str:
+    """The source distribution, and from it the wheel; on Linux with the tag of the C library that it needs."""
+    tool("build", "--no-isolation", "--outdir", dist)
+    for wheel in dist.glob("*-linux_*.whl"):
+        tool("auditwheel", "repair", "--wheel-dir", dist, wheel)
+        wheel.unlink()
+    return ", ".join(f"{path.name} ({path.stat().st_size / 1e6:.1f} MB)" for path in sorted(dist.iterdir()))
+
+
+def contents(dist: Path) -> str:
+    """What belongs into the distributions is there, and nothing else."""
+    tracked = {x.removeprefix("src/") for x in run("git", "ls-files", "src").split()}
+    paths = sorted(dist.iterdir())
+    if not any(path.suffix == ".gz" for path in paths) or not any(path.suffix == ".whl" for path in paths):
+        raise FailedError(f"expected a source distribution and a wheel, found {', '.join(path.name for path in paths)}")
+    for path in paths:
+        wheel = path.suffix == ".whl"
+        members = dict(_members(path))
+        named = {name for name in members if ".dist-info/" not in name} if wheel else set(members)
+        if wheel:
+            kernels = set() if path.name.endswith("-any.whl") else {"mnemos/native/libmnemos.so"}
+            wrong = named ^ (tracked | kernels)
+        else:
+            wrong = {name for name in named if name.split("/")[0] not in SOURCES}
+            wrong |= {name for name in named if name.startswith("src/")} ^ {f"src/{name}" for name in tracked}
+        wrong |= {name for name, data in members.items() if OF_A_MACHINE.search(data)}
+        if wrong:
+            raise FailedError(f"{path.name}: missing, foreign or with a machine's path: {', '.join(sorted(wrong)[:4])}")
+        if path.stat().st_size > SIZES[path.suffix]:
+            raise FailedError(
+                f"{path.name} has {path.stat().st_size / 1e6:.1f} MB, at most {SIZES[path.suffix] / 1e6:.0f}"
+            )
+    return f"{len(paths)} distributions: the package, in wheels for a platform the kernels, and nothing else"
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and data of a distribution's files, without the folder around a source distribution's."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as archive:
+            yield from ((name, archive.read(name)) for name in archive.namelist() if not name.endswith("/"))
+    else:
+        with tarfile.open(path) as archive:
+            for one in filter(tarfile.TarInfo.isfile, archive):
+                yield one.name.partition("/")[2], archive.extractfile(one).read()
+
+
+def tags(dist: Path, complete: bool) -> str:
+    """Wheels for any Python 3, with tags that an index takes; of a release, one for each platform."""
+    names = [path.name for path in sorted(dist.glob("*.whl"))]
+    of = {label: [x for x in names if re.search(pattern, x)] for label, pattern in PLATFORMS.items()}
+    if strange := [x for x in names if "-py3-none-" not in x or not any(x in found for found in of.values())]:
+        raise FailedError(f"no tag of a release: {', '.join(strange)}")
+    missing = [label for label, found in of.items() if not found]
+    if complete and missing:
+        raise FailedError(f"no wheel for {', '.join(missing)}")
+    return f"{', '.join(label for label, found in of.items() if found)}" + ("" if complete else " (of this machine)")
+
+
+def metadata(dist: Path) -> str:
+    """The index takes the metadata and can show the description."""
+    tool("twine", "check", "--strict", *sorted(dist.iterdir()))
+    return "twine check --strict"
+
+
+def smoke(dist: Path) -> str:
+    """The wheel in a fresh environment that has what it needs and no more, without a compiler on the path."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=False)
+        bin_, (site,) = Path(folder, "bin"), Path(folder).glob("lib/python*/site-packages")
+        name = project()["name"]
+        offline = ["--no-index", "--no-deps", "--quiet", "--find-links", dist]
+        run(sys.executable, "-m", "pip", "--python", bin_ / "python", "install", *offline, name)
+        for one in _needed(name, {}).values():
+            for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+                if not (site / top).exists():
+                    (site / top).symlink_to(Path(str(one.locate_file(top))).resolve())
+        kernels = ["--kernels"] if any("-any" not in path.name for path in dist.glob("*.whl")) else []
+        said = run(
+            bin_ / "python", ROOT / "tools" / "smoke.py", *kernels, env={"PATH": str(bin_), "OMP_NUM_THREADS": "1"}
+        )
+        lines = dict(re.findall(r"^(\w+) +(.*)$", said, re.MULTILINE))
+        return f"{lines['stream']}; {lines['verified']}; kernels {lines['kernels']}"
+
+
+def _needed(name: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
+    """The distributions of this environment that a distribution needs without extras, itself left out."""
+    for line in distribution(name).requires or ():
+        one = re.match(r"[\w.-]+", line)[0]
+        if "extra ==" in line or one in known:
+            continue
+        try:
+            known[one] = distribution(one)
+        except PackageNotFoundError:  # for another system
+            continue
+        _needed(one, known)
+    return known
+
+
+def pages() -> str:
+    """Examples of the README, links, numbers on pages, and the tests of what is released."""
+    said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PAGES)
+    return said.strip().splitlines()[-1].strip("= ")
+
+
+def address() -> str:
+    """Where the project is: without it the README's links lead nowhere on the index."""
+    if not project().get("urls"):
+        raise ByHandError("[project.urls] in pyproject.toml and repository-code in CITATION.cff")
+    return ", ".join(project()["urls"])
+
+
+def main() -> int:
+    """Print the table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dist", type=Path, help="a folder of built distributions, all that will be published")
+    parser.add_argument("--tag", default="", help="the tag that is being released")
+    options = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        dist = options.dist.resolve() if options.dist else Path(folder)
+        rows: list[tuple[str, Callable[[], str]]] = [
+            ("version", versions),
+            ("date", lambda: date(options.tag)),
+            ("tag", lambda: tagged(options.tag)),
+            ("tree", tree),
+            ("files", files),
+            ("schemas", schemas),
+            ("workflows", workflows),
+            *([] if options.dist else [("build", lambda: build(dist))]),
+            ("contents", lambda: contents(dist)),
+            ("tags", lambda: tags(dist, options.dist is not None)),
+            ("metadata", lambda: metadata(dist)),
+            ("smoke", lambda: smoke(dist)),
+            ("pages", pages),
+            ("address", address),
+        ]
+        for name, check in rows:
+            try:
+                state, words = "ok", check()
+            except ByHandError as error:
+                state, words = "to do", str(error)
+            except (FailedError, OSError, StopIteration) as error:
+                state, words = "FAILED", " ".join(str(error).split())
+                failed += 1
+            print(f"{state:7} {name:10} {words}", flush=True)
+    for words in BY_HAND:
+        print(f"{'to do':7} {'by hand':10} {words}")
+    print(f"\n{failed} of {len(rows)} FAILED" if failed else f"\nnothing failed in {len(rows)} rows")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
