@@ -92,6 +92,7 @@ VERBS_OPTIONS = {
     "sample": "--top-k",
     "chat": "--window N",
     "report": "--out FILE",
+    "look": "--text FILE",
     "train": "--resume RUN",
     "compare": "--seeds N",
     "reproduce": "--recipes-only",

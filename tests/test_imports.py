@@ -55,6 +55,7 @@ LABORATORY = [
     "linearised",
     "compare",
     "report",
+    "look",
     "recipes",
     "papers",
     "bench",

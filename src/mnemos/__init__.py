@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .hugging_face import fast as fast
     from .hugging_face import fla_on_cpu as fla_on_cpu
     from .hugging_face import functional as functional
+    from .lab.look.viewer import look as look
     from .lab.run.fit import fit as fit
     from .lab.run.recipe import OptimConfig as OptimConfig
     from .lab.run.recipe import Recipe as Recipe
@@ -152,6 +153,7 @@ _MODULES = {
     "registry": "register",
     "state_file": "load_state save_state",
     "types": "State add_auxiliary_loss collect_auxiliary_losses detach join reset select",
+    "lab.look.viewer": "look",
     "lab.run.fit": "fit",
     "lab.run.recipe": "OptimConfig Recipe TrainConfig recipe",
     "lab.tasks.batch": "Batch",

@@ -235,7 +235,7 @@ def test_gate_activity_can_be_recorded(preset):
     (record,) = records.values()
     assert set(record) == {"update_mean", "update_saturated", "reset_mean", "reset_saturated"}
     assert all(0 <= v <= 1 for values in record.values() for v in values)
-    assert module.trace is None
+    assert module.observer_of_gates is None
 
 
 def test_promotion_happens_once():

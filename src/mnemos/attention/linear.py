@@ -134,7 +134,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
 
     def compute_heads(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        given, turns, seen = self.phi(), None, None
+        turns, seen = None, None
         if isinstance(state, PlacedSums):
             state, seen = state
         if self.rotary is not None:
@@ -142,12 +142,17 @@ class LinearAttention(MultiHeadAttention[Sums]):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)
+        y, sums = self.attend(q, k, v, state, mask)
         if not self.causal:
-            return linear_attention(q, k, v, False, given, None, mask, self.eps, self.backend)[0], None
-        y, sums = linear_attention(
-            *(q, k, v, True, given, state, mask, self.eps, self.backend), compensated=self.compensated
-        )
+            return y, None
         if turns is None:
             return y, sums
         b, t, _ = x.shape
         return y, PlacedSums(sums, torch.full((b,), t, device=x.device) if seen is None else seen + t)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | CompensatedState | None, mask: Tensor | None
+    ) -> tuple[Tensor, LinearState | CompensatedState]:
+        """The function `linear_attention` of queries, keys and values [B, T, H, D/H], with the layer's settings."""
+        given = self.phi(), state if self.causal else None, mask, self.eps, self.backend
+        return linear_attention(q, k, v, self.causal, *given, compensated=self.causal and self.compensated)

@@ -1,7 +1,8 @@
 """The gated recurrent cache as a module: gates around a stored cache (stored.py says when it is updated)."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,7 @@ class GatedCache(StoredCache):
         self.update_gate, self.reset_gate, self.candidate = (self.linear(2 * d, d) for _ in range(3))
         self.candidate_norm = nn.LayerNorm(d) if grc.candidate == "layernorm_gelu" else None
         self.mix = nn.Parameter(torch.full((num_heads,), float(grc.gate_init or 0.0)))
-        self.trace: dict[str, list[Tensor]] | None = None
+        self.observer_of_gates: Callable[[GateValues], None] | None = None  # called with those of every update
 
     def update(
         self, source: Tensor, cache: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None
@@ -95,16 +96,7 @@ class GatedCache(StoredCache):
         weights += [None, None] if norm is None else [norm.weight, norm.bias]
         # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
         weights = [w if w is None or w.dtype == cache.dtype else w.to(cache.dtype) for w in weights]
-        observe = None if self.trace is None else self._record
-        return write(source, cache, weights, mask, self.grc.resample, grid, mean, observe)
-
-    def _record(self, gates: GateValues) -> None:
-        assert self.trace is not None
-        for name, gate in gates._asdict().items():
-            gate = gate.detach()
-            self.trace.setdefault(f"{name}_mean", []).append(gate.mean())
-            saturated = ((gate < 0.05) | (gate > 0.95)).to(gate.dtype).mean()
-            self.trace.setdefault(f"{name}_saturated", []).append(saturated)
+        return write(source, cache, weights, mask, self.grc.resample, grid, mean, self.observer_of_gates)
 
     def batch_mean(self, new: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
@@ -149,8 +141,16 @@ def traced(model: nn.Module) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
     records: dict[str, dict[str, list[Tensor]]] = {name: {} for name in found}
     try:
         for name, cache in found.items():
-            cache.trace = records[name]
+            cache.observer_of_gates = partial(_record, records[name])
         yield records
     finally:
         for cache in found.values():
-            cache.trace = None
+            cache.observer_of_gates = None
+
+
+def _record(record: dict[str, list[Tensor]], gates: GateValues) -> None:
+    for name, gate in gates._asdict().items():
+        gate = gate.detach()
+        record.setdefault(f"{name}_mean", []).append(gate.mean())
+        saturated = ((gate < 0.05) | (gate > 0.95)).to(gate.dtype).mean()
+        record.setdefault(f"{name}_saturated", []).append(saturated)

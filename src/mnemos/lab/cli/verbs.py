@@ -39,6 +39,7 @@ VERBS = {
     "linearise": "linearising:linearise",
     "export": "trained:export",
     "report": "trained:report",
+    "look": "looking:look",
     "reproduce": "training:reproduce",
     "bench-memory": "training:bench_memory",
     "verify": "verify:verify",
@@ -81,6 +82,8 @@ USAGE = """mnemos: memory for transformers
                                                torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
                                                [--push REPOSITORY]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
+  mnemos look RUN ...                          write a page of what memories hold, segment by segment    [--text FILE]
+                                               [--document N] [--segments N] [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
                                                [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
                                                [--books PATH] [--jobs N] [--out DIR]

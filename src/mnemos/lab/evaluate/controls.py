@@ -227,7 +227,7 @@ class _Reading:
                 if not leaves(carried):
                     return
                 first = carried
-                self.memories |= _memories(carried)
+                self.memories |= list_memories(carried)
 
     def _control(self, part: Any, carried: State, first: State, own: dict[Key, State], i: int) -> dict[Key, State]:
         """Read a segment under every control; returns the new states of the readings with a changed part."""
@@ -245,7 +245,7 @@ class _Reading:
             for control, source in sources.items():
                 key = label, control
                 if name is not None:
-                    after[key] = self._score(part, _graft(own.get(key, carried), source, name), i, key)
+                    after[key] = self._score(part, graft(own.get(key, carried), source, name), i, key)
                 elif self.task.count(part):
                     self._score(part, source, i, key)
         return after
@@ -310,7 +310,7 @@ def _rows(batch: Any, rows: Tensor) -> Any:
     return each(batch, lambda x: x[rows])
 
 
-def _memories(state: State) -> dict[str, str | None]:
+def list_memories(state: State) -> dict[str, str | None]:
     """What a state's controls change: all of it, and each named part that does not hold all of its numbers alone."""
     named: dict[str, int] = {}
     for node in pytree.tree_leaves(state, is_leaf=_is_memory):
@@ -330,7 +330,7 @@ def _is_memory(node: object) -> bool:
     return isinstance(node, NamedMemory)
 
 
-def _graft(state: State, source: State, name: str) -> State:
+def graft(state: State, source: State, name: str) -> State:
     """The state, with the parts of this name taken from `source`."""
     others = iter(pytree.tree_leaves(source, is_leaf=_is_memory))
 

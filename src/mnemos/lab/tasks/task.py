@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -39,6 +39,17 @@ class Sampling:
     seed: int = 0
     draft: Any = None
     drafted: int = 8
+
+
+class Question(NamedTuple):
+    """A question about a row of tokens: the tokens told = (first, end) that say the answer, those that ask, the answer.
+
+    The question may be asked anywhere after `told`.
+    """
+
+    told: tuple[int, int]
+    ask: tuple[int, ...]
+    answer: int
 
 
 class Batches:
@@ -239,6 +250,17 @@ class Results:
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
         """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""
+        return None
+
+    def encode(self, text: bytes, where: str) -> Sequence[int]:
+        """The tokens of a text, as the model reads them; `where` says in errors where it is from.
+
+        Raises InputError for tasks whose tokens are no text. That is the default.
+        """
+        raise InputError(f"{where}: expected a run of a model that reads text, found a task of another kind")
+
+    def question(self, tokens: Sequence[int]) -> Question | None:
+        """The question that a row of tokens ends with; None, the default, where rows ask none."""
         return None
 
 

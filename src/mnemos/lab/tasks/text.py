@@ -252,6 +252,10 @@ class TextTask(SegmentedTask):
         """Group tokens into words: (text, number of tokens), as the vocabulary does. Every token is in one group."""
         return self.vocabulary.words(tokens)
 
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """The start token and those of the text."""
+        return [self.vocabulary.start, *(int(token) for token in self.vocabulary.encode(text, where))]
+
 
 def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
     if size < SCORED:

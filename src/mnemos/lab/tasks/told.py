@@ -22,7 +22,7 @@ from mnemos.types import InputError, JSONObject
 from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
 from .haystack import PEOPLE, PLACES
-from .task import Split
+from .task import Question, Split
 from .text_files import SPLITS, find_text, split_documents
 
 TOLD, STOP, ASKED, MARK = "is in the", ".", "Where is", "?"
@@ -184,6 +184,25 @@ class ToldTask(GeneratedTask):
             "values": [[at, float(one.double().mean())] for at, one in found.items() if len(one)],
         }
         return {"along": along, "questions": shown, "examples": {"questions": about}}
+
+    def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """Each token is a word."""
+        return [(self.names[token], 1) for token in tokens]
+
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """Words in any case; those that the task does not have are its word for others."""
+        number = {name.lower(): i for i, name in enumerate(self.names)}
+        phrases = "|".join(re.escape(name.lower()) for name in (TOLD, ASKED))
+        found = re.findall(rf"{phrases}|[a-z]+|[.?…]", text.decode(errors="replace").lower())
+        return [number.get(word, self._other) for word in found if word not in ".?" or word in number]
+
+    def question(self, tokens: Sequence[int]) -> Question | None:
+        """Who is asked for at the end of the row, and where the row says where they are."""
+        ask = tuple(tokens[-QUESTION:])
+        if len(tokens) < FACT + QUESTION or ask[0] != self._number[ASKED] or ask[2] != self._number[MARK]:
+            return None
+        told = [i for i in range(len(tokens) - FACT) if tuple(tokens[i : i + 2]) == (ask[1], self._number[TOLD])]
+        return Question((told[-1], told[-1] + FACT), ask, int(tokens[told[-1] + 2])) if told else None
 
     def written(self, row: Sequence[int]) -> str:
         """A row as text."""

@@ -1,0 +1,1 @@
+"""The viewer of what a memory holds: a model reads a document, and one page shows what it wrote, read and kept."""

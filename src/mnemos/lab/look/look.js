@@ -1,0 +1,545 @@
+"use strict";
+(() => {
+  const runs = [...document.querySelectorAll("script.look-run")].map((one) => JSON.parse(one.textContent));
+  const root = document.getElementById("look");
+  const NAN = 255, LEVELS = 254, TOP = 8;
+
+  // Elements are made with text, never from markup: what a data set holds cannot become an element.
+  function make(tag, settings = {}, ...children) {
+    const found = document.createElement(tag);
+    for (const [name, value] of Object.entries(settings)) {
+      if (name.startsWith("on")) found.addEventListener(name.slice(2), value);
+      else if (name === "class") found.className = value;
+      else if (value === true) found.setAttribute(name, "");
+      else if (value !== false && value != null) found.setAttribute(name, value);
+    }
+    found.append(...children);
+    return found;
+  }
+  const number = (x, digits = 2) => (x == null || Number.isNaN(x) ? "–" : x.toFixed(digits).replace("-", "−"));
+
+  // Arrays: {shape, most, bytes}, decoded when they are first used; with `top`, the largest of the last axis.
+  function bytes(text) {
+    const raw = atob(text), found = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
+    return found;
+  }
+  function open(array) {
+    if (!array.data) {
+      array.data = bytes(array.bytes);
+      delete array.bytes;
+      if (array.top) {
+        const places = bytes(array.places);
+        array.at = array.wide === 1 ? places : new Uint16Array(places.buffer);
+        delete array.places;
+      }
+    }
+    return array.data;
+  }
+  function value(array, index) {
+    const level = open(array)[index];
+    return level === NAN ? NaN : (level / LEVELS) * array.most;
+  }
+  /** The last axis of an array [S, A, B] at (s, a), into `out`. */
+  function slice(array, s, a, out) {
+    const [, count, width] = array.shape, data = open(array), first = s * count + a;
+    out.fill(0, 0, width);
+    if (array.top) {
+      for (let i = 0; i < array.top; i++) out[array.at[first * array.top + i]] = (data[first * array.top + i] / LEVELS) * array.most;
+    } else for (let i = 0; i < width; i++) out[i] = (data[first * width + i] / LEVELS) * array.most;
+    return out;
+  }
+
+  const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, place: 0, alone: false, playing: 0 };
+  const run = () => runs[state.run];
+  const segments = (one) => Math.ceil(one.count / one.length);
+  const scratch = new Float32Array(4096);
+
+  // The words of a run with the tokens that they begin at, and the word of each token.
+  function words(one) {
+    if (one.starts) return one;
+    one.starts = new Uint32Array(one.words.length + 1);
+    one.wordOf = new Uint32Array(one.count + 1);
+    let at = 0;
+    one.words.forEach((_, i) => {
+      one.starts[i] = at;
+      const next = at + (one.counts ? one.counts[i] : 1);
+      for (; at < next; at++) one.wordOf[at] = i;
+    });
+    one.starts[one.words.length] = at;
+    one.wordOf[one.count] = one.words.length;
+    one.spaced = !one.words.some((word) => /\s/.test(word[0] ?? "") || /\s$/.test(word));
+    return one;
+  }
+  const shown = (word) => (word === "" ? "␣" : word);
+  const trimmed = (word) => word.trim() || "␣";
+
+  const ui = {};
+  function build() {
+    const several = runs.length > 1;
+    ui.slider = make("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "segment", oninput: () => go(+ui.slider.value - 1) });
+    ui.output = make("output", {});
+    ui.play = make("button", { type: "button", "aria-pressed": "false", onclick: play }, "▶ play");
+    ui.live = make("div", { class: "look-live", "aria-live": "polite" });
+    const models = several
+      ? [make("fieldset", {}, make("legend", {}, "model"), ...runs.map((one, i) => {
+          const choice = make("input", { type: "radio", name: "look-model", value: i, onchange: () => open_run(i) });
+          choice.checked = i === 0;
+          return make("label", {}, choice, " " + one.name);
+        }))]
+      : [];
+    const bar = make("div", { class: "look-bar", role: "group", "aria-label": "segment and model" }, ...models,
+      make("button", { type: "button", "aria-label": "the segment before", onclick: () => go(state.segment - 1) }, "◀"),
+      ui.slider,
+      make("button", { type: "button", "aria-label": "the next segment", onclick: () => go(state.segment + 1) }, "▶"),
+      ui.play, ui.output);
+    ui.memory = make("select", { "aria-label": "memory that shades the text", onchange: () => choose(+ui.memory.value, -1) });
+    ui.unit = make("select", { "aria-label": "unit that shades the text", onchange: () => choose(state.memory, +ui.unit.value) });
+    ui.text = make("div", { class: "look-text", role: "listbox", tabindex: "0", "aria-label": "the words of the segment: arrow keys choose one", onkeydown: on_text_key, onclick: on_text_click });
+    ui.word = make("div", { "aria-live": "polite" });
+    ui.panels = make("div", {});
+    ui.prediction = make("div", {});
+    const legend = make("p", { class: "note" }, make("i", { class: "look-key w" }), "written to the memory", make("i", { class: "look-key r" }), "read from it; of earlier words: how much they are attended to. Faint: words of the segments before.");
+    root.replaceChildren(make("div", { class: "look" }, bar, ui.live, make("div", { class: "look-columns" },
+      make("div", {}, make("h3", {}, "The text"), make("div", { class: "row" }, make("label", {}, "shaded by ", ui.memory), make("label", {}, "of it ", ui.unit)), ui.text, legend, ui.panels),
+      make("div", {}, ui.prediction, ui.word))));
+    root.addEventListener("keydown", on_key);
+  }
+
+  function on_key(event) {
+    if (event.target.matches("input, select, .look-text")) return;
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+    if (step) { event.preventDefault(); go(state.segment + step); }
+  }
+
+  function open_run(i) {
+    const before = run();
+    state.run = i;
+    const one = words(run());
+    if (before !== one) state.segment = Math.min(state.segment, segments(one) - 1);
+    state.word = -1;
+    state.place = 0;
+    ui.slider.max = segments(one);
+    const first = Math.max(0, one.memories.findIndex((memory) => memory.units.length));
+    ui.memory.replaceChildren(...one.memories.map((memory, m) => make("option", { value: m }, memory.name)));
+    ui.pool = [];
+    ui.text.replaceChildren();
+    build_panels(one);
+    build_prediction(one);
+    choose(one.memories.length ? first : -1, -1);
+  }
+
+  function choose(memory, unit) {
+    state.memory = memory;
+    state.unit = unit;
+    const one = run().memories[memory];
+    if (one) {
+      ui.memory.value = memory;
+      ui.unit.replaceChildren(make("option", { value: -1 }, one.units.length ? "all of it" : "the whole window"), ...one.units.map((name, u) => make("option", { value: u }, name)));
+      ui.unit.value = unit;
+      ui.unit.disabled = !one.units.length;
+    }
+    for (const panel of ui.memories) panel.select();
+    draw();
+  }
+
+  function go(segment) {
+    const next = Math.max(0, Math.min(segments(run()) - 1, segment));
+    if (next === state.segment) return;
+    if (state.word >= 0) state.word = -1;
+    state.segment = next;
+    draw();
+  }
+
+  function play() {
+    if (state.playing) { clearInterval(state.playing); state.playing = 0; }
+    else {
+      if (state.segment === segments(run()) - 1) go(0);
+      state.playing = setInterval(() => {
+        go(state.segment + 1);
+        if (state.segment === segments(run()) - 1) play();
+      }, 250);
+    }
+    ui.play.textContent = state.playing ? "■ stop" : "▶ play";
+    ui.play.setAttribute("aria-pressed", String(!!state.playing));
+  }
+
+  // Shades of the tokens of the segment and of those before it: written and read, 0 to 1.
+  const written = new Float32Array(65536), read = new Float32Array(65536);
+  function shade(one, first, end) {
+    written.fill(0, 0, end - first);
+    read.fill(0, 0, end - first);
+    const memory = one.memories[state.memory];
+    if (!memory) return;
+    const s = state.segment, from = s * one.length, count = Math.min(one.length, one.count - from);
+    if (memory.written) {
+      const units = state.unit < 0 ? memory.units.keys() : [state.unit];
+      for (const u of units) {
+        slice(memory.written, s, u, scratch);
+        for (let i = 0; i < count; i++) {
+          const at = from + i - memory.offset - first;
+          if (at >= 0) written[at] = Math.max(written[at], memory.written.most ? scratch[i] / memory.written.most : 0);
+        }
+      }
+    }
+    if (state.unit >= 0 && memory.readers) {
+      for (let i = 0; i < count; i++) read[from + i - first] = reading(memory, s, i, state.unit);
+    } else {
+      for (const [source, part] of memory.sources) {
+        const share = one.sources[source].share, width = share.shape[1];
+        for (let i = 0; i < count; i++) read[from + i - first] += value(share, (from + i) * width + part) / memory.sources.length;
+      }
+    }
+    if (memory.received) {
+      const width = memory.received.shape[1], reach = width - one.length;
+      for (let i = 0; i < reach; i++) {
+        const at = from - reach + i - first;
+        if (at >= 0) read[at] = memory.received.most ? value(memory.received, s * width + i) / memory.received.most : 0;
+      }
+    }
+  }
+  function reading(memory, s, i, unit) {
+    const [, count, width] = memory.readers.shape;
+    if (!memory.readers.top) return value(memory.readers, (s * count + i) * width + unit);
+    return slice(memory.readers, s, i, scratch)[unit];
+  }
+
+  function draw_text(one) {
+    const s = state.segment, from = s * one.length, to = Math.min(one.count, from + one.length);
+    const memory = one.memories[state.memory];
+    const back = Math.max(one.length, memory ? memory.offset : 0, memory && memory.received ? Math.min(2 * one.length, memory.received.shape[1] - one.length) : 0);
+    const first = Math.max(0, from - back);
+    shade(one, first, to);
+    const begin = one.wordOf[first], end = one.wordOf[to - 1] + 1, count = end - begin;
+    while (ui.pool.length < count) {
+      const span = make("span", { role: "option", id: "look-word-" + ui.pool.length });
+      ui.pool.push(span);
+      ui.text.append(span, one.spaced ? " " : "");
+    }
+    ui.first = begin;
+    for (let i = 0; i < ui.pool.length; i++) {
+      const span = ui.pool[i];
+      span.hidden = i >= count;
+      if (i >= count) continue;
+      const w = begin + i, at = Math.max(first, one.starts[w]), until = Math.min(to, one.starts[w + 1]);
+      let most = 0, mean = 0;
+      for (let t = at; t < until; t++) { most = Math.max(most, written[t - first]); mean = Math.max(mean, read[t - first]); }
+      if (span.textContent !== shown(one.words[w])) span.textContent = shown(one.words[w]);
+      span.style.cssText = `--w:${Math.round(most * 100)}%;--r:${Math.round(mean * 100)}%`;
+      const told = one.told && at >= one.told[0] && at < one.told[1];
+      span.className = (at < from ? "past" : "") + (told ? " told" : "") + (w === state.word ? " chosen" : "");
+      span.setAttribute("aria-selected", String(w === state.word));
+    }
+    const chosen = state.word - begin;
+    if (chosen >= 0 && chosen < count) ui.text.setAttribute("aria-activedescendant", "look-word-" + chosen);
+    else ui.text.removeAttribute("aria-activedescendant");
+    ui.count = count;
+  }
+
+  function on_text_click(event) {
+    const i = ui.pool.indexOf(event.target);
+    if (i >= 0) { state.word = ui.first + i; draw(); }
+  }
+  function on_text_key(event) {
+    const one = run(), from = one.wordOf[state.segment * one.length], end = ui.first + ui.count;
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -8, ArrowDown: 8 }[event.key];
+    if (step) {
+      event.preventDefault();
+      state.word = state.word < 0 ? from : Math.max(ui.first, Math.min(end - 1, state.word + step));
+      draw();
+    } else if (event.key === "PageUp" || event.key === "PageDown") {
+      event.preventDefault();
+      go(state.segment + (event.key === "PageUp" ? -1 : 1));
+    }
+  }
+
+  function bars(list, rows, most) {
+    while (list.children.length < rows.length) list.append(make("li", {}, make("span"), make("s"), make("em")));
+    [...list.children].forEach((item, i) => {
+      item.hidden = i >= rows.length;
+      if (i >= rows.length) return;
+      const [name, size, said] = rows[i];
+      item.children[0].textContent = name;
+      item.children[1].style.cssText = `--v:${Math.round((100 * size) / (most || 1))}%`;
+      item.children[2].textContent = said ?? number(size);
+    });
+  }
+
+  const COLOURS = ["var(--muted)", "var(--variant-4)", "var(--negative)", "var(--positive)", "var(--variant-5)"];
+  function colour_of(part) {
+    if (part === "this segment" || part === "the attention") return "color-mix(in srgb, var(--muted) 55%, transparent)";
+    if (/window|before|first words/.test(part)) return "color-mix(in srgb, var(--variant-4) 75%, transparent)";
+    return "color-mix(in srgb, var(--negative) 85%, transparent)";
+  }
+
+  function draw_word(one) {
+    const w = state.word >= 0 ? state.word : one.wordOf[Math.min(one.count, (state.segment + 1) * one.length) - 1];
+    const t = Math.min(one.starts[w + 1], one.count) - 1, s = Math.floor(t / one.length);
+    const rows = [make("h3", {}, `What “${trimmed(one.words[w])}” read`),
+      make("p", { class: "note" }, (state.word < 0 ? "The last word of the segment; click or choose another. " : "") + "Shares of what each layer gives the word.")];
+    for (const source of one.sources) {
+      const width = source.parts.length;
+      const share = source.parts.map((_, i) => value(source.share, t * width + i));
+      rows.push(make("div", {}, make("div", { class: "note" }, `${source.name}: ` + source.parts.map((part, i) => `${part} ${number(share[i])}`).join(", "))));
+      const stack = make("div", { class: "look-stack", "aria-hidden": "true" }, ...share.map((x, i) => {
+        const bar = make("s");
+        bar.style.cssText = `width:${x * 100}%;background:${colour_of(source.parts[i])}`;
+        return bar;
+      }));
+      rows.push(stack);
+    }
+    for (const memory of one.memories.filter((memory) => memory.readers)) {
+      const read = memory.units.map((name, u) => [name, reading(memory, s, t - s * one.length, u)]);
+      const list = make("ul", { class: "look-bars" });
+      const best = read.sort((a, b) => b[1] - a[1]).slice(0, TOP).filter((row) => row[1] > 0);
+      if (!best.length) continue;
+      bars(list, best, best[0][1]);
+      rows.push(make("p", { class: "note" }, `${memory.name}: weights of its ${memory.kind === "sums" ? "directions" : memory.kind === "tokens" ? "tokens" : "slots"}`), list);
+    }
+    if (one.surprise && t < one.count) {
+      const x = value(one.surprise, t), gain = value(one.helped, t);
+      if (!Number.isNaN(x)) rows.push(make("p", {}, `It was predicted with probability ${number(Math.exp(-x), 3)}; the memory raised ln p by ${number(gain)} or more.`));
+    }
+    ui.word.replaceChildren(...rows);
+  }
+
+  // A picture of rows × columns, one pixel each, that the page enlarges.
+  function picture(canvas, columns, rows, level, colour) {
+    canvas.width = columns;
+    canvas.height = rows;
+    const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+    const [r, g, b] = rgb(colour);
+    for (let y = 0; y < rows; y++) {
+      for (let x = 0; x < columns; x++) {
+        const at = 4 * (y * columns + x), v = level(x, y);
+        image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b;
+        image.data[at + 3] = Number.isNaN(v) ? 0 : Math.round(255 * Math.max(0, Math.min(1, v)));
+      }
+    }
+    context.putImageData(image, 0, 0);
+  }
+  function rgb(name) {
+    const found = getComputedStyle(root).getPropertyValue(name).trim();
+    const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    probe.fillStyle = found;
+    probe.fillRect(0, 0, 1, 1);
+    return probe.getImageData(0, 0, 1, 1).data;
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const panel of [...ui.memories, ui.trace].filter(Boolean)) panel.paint(); });
+
+  const CURVES = {
+    moved: "how far it moved", read: "how much it was read", keeps: "how much it kept itself", update: "update gate", reset: "reset gate",
+    candidate: "distance of the candidate", strength: "strength of the direction",
+  };
+
+  function strip(label, on_point) {
+    const canvas = make("canvas", { role: "img", "aria-label": label });
+    const now = make("i"), row = make("b", { hidden: true });
+    const box = make("div", { class: "look-strip" }, canvas, row, now);
+    box.addEventListener("pointerdown", (event) => {
+      const place = box.getBoundingClientRect();
+      on_point((event.clientX - place.left) / place.width, (event.clientY - place.top) / place.height);
+    });
+    return { box, canvas, now, row };
+  }
+  function mark(found, column, columns) {
+    found.now.style.cssText = `left:${(100 * column) / columns}%;width:${100 / columns}%`;
+    found.now.hidden = column < 0 || column >= columns;
+  }
+  function notch(found, at, total, title) {
+    const line = make("u", { title });
+    line.style.left = `${(100 * at) / total}%`;
+    found.box.append(line);
+  }
+  const axis = (...parts) => make("div", { class: "look-axis" }, ...parts.map((part) => make("span", {}, part)));
+
+  function build_panels(one) {
+    ui.memories = one.memories.map((memory, m) => (memory.units.length ? unit_panel(one, memory, m) : window_panel(one, memory, m)));
+    ui.panels.replaceChildren(...ui.memories.map((panel) => panel.element));
+  }
+
+  function unit_panel(one, memory, m) {
+    const count = memory.units.length, total = segments(one);
+    const names = Object.keys(memory.curves);
+    const kind = make("select", { "aria-label": `curve of ${memory.name}`, onchange: () => paint() }, ...names.map((name) => make("option", { value: name }, CURVES[name] ?? name)));
+    kind.value = memory.curves.keeps ? "read" : names.includes("strength") ? "strength" : names[0];
+    const heat = strip(`${memory.name}: a row for each of ${count} units, a column for each of ${total} segments`, (x, y) => {
+      choose(m, Math.min(count - 1, Math.floor(y * count)));
+      go(Math.floor(x * total));
+    });
+    heat.canvas.style.height = `${Math.max(3, Math.min(14, 320 / count)) * count}px`;
+    if (one.told) notch(heat, one.told[0] / one.length, total, "told here");
+    const units = make("select", { "aria-label": `unit of ${memory.name}`, onchange: () => choose(m, +units.value) }, make("option", { value: -1 }, "choose one"), ...memory.units.map((name, u) => make("option", { value: u }, name)));
+    const history = strip(`history of the chosen unit of ${memory.name}`, (x) => go(Math.floor(x * total)));
+    history.canvas.style.height = "64px";
+    const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), ever = make("div", { class: "row" });
+    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, memory.offset ? "Words of this segment's step that it took most from:" : "Words of this segment that it took most from:"), heard, make("p", { class: "note" }, "In the whole text (a button goes there):"), ever);
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "colour: ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), detail);
+
+    function paint() {
+      const curve = memory.curves[kind.value];
+      picture(heat.canvas, total, count, (x, y) => value(curve, x * count + y) / (curve.most || 1), kind.value === "read" ? "--negative" : "--positive");
+      paint_history();
+    }
+    function paint_history() {
+      const u = state.unit;
+      if (state.memory !== m || u < 0) return;
+      const curve = memory.curves[kind.value], rows = 48;
+      const height = new Float32Array(total);
+      for (let s = 0; s < total; s++) height[s] = value(curve, s * count + u) / (curve.most || 1);
+      picture(history.canvas, total, rows, (x, y) => (rows - y <= Math.max(1, height[x] * rows) ? 0.85 : 0), kind.value === "read" ? "--negative" : "--positive");
+    }
+    function select() {
+      const mine = state.memory === m && state.unit >= 0;
+      units.value = mine ? state.unit : -1;
+      detail.hidden = !mine;
+      heat.row.hidden = !mine;
+      if (!mine) return;
+      heat.row.style.cssText = `top:${(100 * state.unit) / count}%;height:${100 / count}%`;
+      paint_history();
+      ever.replaceChildren(...most_written(one, memory, state.unit).map(([t, weight]) =>
+        make("button", { type: "button", title: `weight ${number(weight)}`, onclick: () => { go(Math.floor((t + memory.offset) / one.length)); state.word = one.wordOf[t]; draw(); } }, trimmed(one.words[one.wordOf[t]]))));
+    }
+    function update() {
+      mark(heat, state.segment, total);
+      if (detail.hidden) return;
+      mark(history, state.segment, total);
+      const s = state.segment, from = s * one.length - memory.offset;
+      said.textContent = `${memory.units[state.unit]}, segment ${s + 1}: ` + names.map((name) => `${CURVES[name] ?? name} ${number(value(memory.curves[name], s * count + state.unit), 3)}`).join("; ");
+      if (!memory.written) { heard.hidden = true; return; }
+      slice(memory.written, s, state.unit, scratch);
+      const rows = [];
+      for (let i = 0; i < one.length && s * one.length + i < one.count; i++) if (scratch[i] > 0 && from + i >= 0) rows.push([trimmed(one.words[one.wordOf[from + i]]), scratch[i]]);
+      rows.sort((a, b) => b[1] - a[1]);
+      bars(heard, rows.slice(0, TOP), memory.written.most);
+    }
+    return { element, paint, select, update };
+  }
+
+  function most_written(one, memory, unit) {
+    if (!memory.written) return [];
+    const found = [];
+    for (let s = 0; s < segments(one); s++) {
+      slice(memory.written, s, unit, scratch);
+      let best = -1;
+      for (let i = 0; i < one.length && s * one.length + i < one.count; i++) if (scratch[i] > (best < 0 ? 0 : scratch[best])) best = i;
+      const t = s * one.length + best - memory.offset;
+      if (best >= 0 && t >= 0) found.push([t, scratch[best]]);
+    }
+    return found.sort((a, b) => b[1] - a[1]).slice(0, 12).sort((a, b) => a[0] - b[0]);
+  }
+
+  function window_panel(one, memory, m) {
+    const total = segments(one), width = memory.received.shape[1], rows = Math.min(64, width);
+    const reach = width - one.length;
+    const heat = strip(`${memory.name}: attention by distance, a column for each of ${total} segments`, (x) => { choose(m, -1); go(Math.floor(x * total)); });
+    heat.canvas.style.height = `${Math.max(64, rows * 2)}px`;
+    const list = make("ul", { class: "look-bars" }), said = make("p", { class: "note" });
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before the end of the segment, the oldest on top (${width} words).`), heat.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, "Earlier words that this segment attends to most:"), list);
+    function paint() {
+      picture(heat.canvas, total, rows, (x, y) => {
+        let most = 0;
+        for (let i = Math.floor((y * width) / rows); i < Math.max(Math.floor((y * width) / rows) + 1, Math.floor(((y + 1) * width) / rows)); i++) most = Math.max(most, value(memory.received, x * width + i));
+        return most / (memory.received.most || 1);
+      }, "--negative");
+    }
+    function update() {
+      mark(heat, state.segment, total);
+      const s = state.segment, from = s * one.length - reach, found = [];
+      for (let i = 0; i < reach; i++) {
+        const t = from + i, x = value(memory.received, s * width + i);
+        if (t >= 0 && x > 0) found.push([trimmed(one.words[one.wordOf[t]]), x, memory.keys ? `${number(x, 3)}` : number(x, 3)]);
+      }
+      found.sort((a, b) => b[1] - a[1]);
+      bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
+      const oldest = Math.max(0, from);
+      let text = s ? `The segment can reach back to “${trimmed(one.words[one.wordOf[oldest]])}”, ${s * one.length - oldest} words before it.` : "No word comes before it.";
+      if (one.told) text += one.told[0] >= oldest ? " What was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
+      if (memory.keys) text += ` Mean length of its keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
+      said.textContent = text;
+    }
+    return { element, paint, select() {}, update };
+  }
+  function mean(array, from, count) {
+    let sum = 0, n = 0;
+    for (let i = from; i < Math.min(array.shape[0], from + count); i++, n++) sum += value(array, i);
+    return n ? sum / n : NaN;
+  }
+
+  function build_prediction(one) {
+    ui.trace = null;
+    ui.effects = null;
+    if (!one.places.length) { ui.prediction.replaceChildren(); return; }
+    const places = make("select", { "aria-label": "word that is predicted", onchange: () => { state.place = +places.value; build_trace(one); draw(); } },
+      ...one.places.map((place, i) => make("option", { value: i }, `“${trimmed(place.answer)}” after “${trimmed(one.words[one.wordOf[place.token - 1]])}” (segment ${Math.ceil(place.token / one.length)})`)));
+    ui.about = make("p", {});
+    ui.asked = make("p", {});
+    ui.holder = make("div", {});
+    ui.prediction.replaceChildren(make("h3", {}, "What a prediction needs"), make("label", { class: "row" }, "prediction of ", places), ui.about, ui.asked, ui.holder);
+    build_trace(one);
+  }
+
+  function build_trace(one) {
+    const place = one.places[state.place];
+    ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all words." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
+    if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
+    const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
+    const units = place.effects.filter((effect) => effect.unit != null);
+    const choice = (name, alone) => {
+      const input = make("input", { type: "radio", name: "look-alone", onchange: () => { state.alone = alone; build_trace(one); draw(); } });
+      input.checked = state.alone === alone;
+      return make("label", {}, input, name);
+    };
+    const rows = [...whole, ...units.filter((effect) => effect.alone === state.alone)];
+    const columns = place.boundaries.length, count = one.length;
+    const heat = strip(`probability of the answer with a part emptied: a row for each of ${rows.length} parts, a column for each of ${columns} segments before which it is emptied`, (x, y) => {
+      const effect = rows[Math.min(rows.length - 1, Math.floor(y * rows.length))];
+      if (effect.memory != null) choose(effect.memory, effect.unit ?? -1);
+      go(place.boundaries[Math.min(columns - 1, Math.floor(x * columns))]);
+    });
+    heat.canvas.style.height = `${Math.max(4, Math.min(14, 360 / rows.length)) * rows.length}px`;
+    const list = make("ul", { class: "look-bars" }), title = make("p", { class: "note" });
+    ui.holder.replaceChildren(
+      make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true)),
+      make("p", { class: "note" }, state.alone ? "Each column: the other units of the memory are emptied before this segment. Dark: the answer is lost." : "Each column: the part is emptied before this segment, and the reading goes on. Dark: the answer is lost."),
+      heat.box, axis(`segment ${place.boundaries[0] + 1}`, `segment ${place.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
+    const paint = () => picture(heat.canvas, columns, rows.length, (x, y) => {
+      const p = rows[y].p[x];
+      return p == null ? NaN : Math.max(0, 1 - p / (place.p || 1));
+    }, "--ink");
+    paint();
+    ui.trace = { paint };
+    ui.effects = () => {
+      let at = place.boundaries.indexOf(state.segment);
+      mark(heat, at, columns);
+      if (at < 0) at = state.segment < place.boundaries[0] ? 0 : columns - 1;
+      title.textContent = `Probability of “${trimmed(place.answer)}” if this is ${state.alone ? "emptied (units: kept alone)" : "emptied"} before segment ${place.boundaries[at] + 1}:`;
+      bars(list, rows.map((effect) => [effect.name, effect.p[at] ?? 0, number(effect.p[at])]), 1);
+      rows.forEach((effect, i) => { list.children[i].className = effect.memory === state.memory && (effect.unit ?? -1) === state.unit ? "chosen" : ""; });
+    };
+  }
+
+  function draw() {
+    const one = run(), s = state.segment, total = segments(one);
+    ui.slider.value = s + 1;
+    const from = s * one.length, to = Math.min(one.count, from + one.length);
+    const text = `segment ${s + 1} of ${total}, tokens ${from + 1} to ${to}`;
+    ui.output.textContent = text;
+    ui.slider.setAttribute("aria-valuetext", text);
+    draw_text(one);
+    for (const panel of ui.memories) panel.update();
+    draw_word(one);
+    if (ui.effects) ui.effects();
+    if (ui.asked && one.asked) {
+      let known = -1;
+      one.asked.after.forEach((after, i) => { if (after <= to) known = i; });
+      ui.asked.textContent = known < 0 ? "Nothing has been told yet." : `Asked after token ${one.asked.after[known]}, the answer would have probability ${number(one.asked.p[known], 3)}.`;
+    } else if (ui.asked) ui.asked.textContent = "";
+  }
+
+  if (!runs.length) return;
+  build();
+  open_run(0);
+  for (const panel of ui.memories) panel.paint();
+  window.mnemosLook = { go, choose, state, open_run, count: () => segments(run()) };
+})();

@@ -1,0 +1,140 @@
+"""A recording as JSON of bounded size: arrays as bytes of 8 bits, in base64."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from mnemos.types import JSONObject
+
+from .effects import Place
+from .memories import Array, Memory
+from .record import Recording
+
+BYTES = 2_500_000  # of arrays in a page, before base64
+LEVELS = 254  # of a value; 255 is NaN
+_PARTS = {  # the source that is a memory's own, by its kind
+    "slots": ("slots",),
+    "cache": ("cache",),
+    "window": ("earlier words of the window", "the segment before"),
+    "sums": ("sums of earlier segments", "sums of the words between"),
+    "tokens": ("memory tokens",),
+}
+
+
+def pack(recording: Recording, share: float = 1.0) -> JSONObject:
+    """What a page shows of a recording. share: of `BYTES`, where a page has several recordings.
+
+    Values are rounded to 254 levels of their array's greatest. Of the weights between units and tokens, the largest are
+    kept where all would not fit.
+    """
+    document = recording.document
+    texts, counts = [word for word, _ in document.words], [count for _, count in document.words]
+    found: JSONObject = {
+        "name": recording.name,
+        "about": recording.about,
+        "document": document.about,
+        "length": recording.length,
+        "count": len(document.tokens),
+        "words": texts,
+        "counts": None if set(counts) <= {1} else counts,
+        "surprise": dense(recording.surprise),
+        "helped": dense(np.clip(recording.helped, 0, None)),
+        "told": None if document.question is None else list(document.question.told),
+        "sources": [
+            {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources
+        ],
+        "places": [_pack_place(place) for place in recording.places],
+        "asked": None if recording.asked is None else {"after": recording.asked[0], "p": _short(recording.asked[1])},
+    }
+    budget = BYTES * share - len(str(found)) * 3 / 4
+    budget -= sum(array.size for one in recording.memories for array in _curves(one).values())
+    detailed = sum(one.written.size + one.readers.size for one in recording.memories)
+    kept = min(1.0, max(0.0, budget) / max(1, detailed))
+    found["memories"] = [_pack_memory(one, recording, kept) for one in recording.memories]
+    return found
+
+
+def _curves(one: Memory) -> dict[str, Array]:
+    return {"moved": one.moved, "received": one.received, "keys": one.keys, "norms": one.norms, **one.values}
+
+
+def _pack_memory(one: Memory, recording: Recording, kept: float) -> JSONObject:
+    read = one.readers.mean(1) if one.readers.size else one.readers.reshape(0, 0)
+    curves = {"moved": one.moved, **({"read": read} if read.size else {}), **one.values}
+    title = one.name.rsplit(", ", 1)[0]
+    own = [
+        [i, source.parts.index(part)]
+        for i, source in enumerate(recording.sources)
+        for part in _PARTS[one.kind]
+        if part in source.parts and (title == one.name or source.name == title)
+    ]
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "about": one.about,
+        "units": list(one.units),
+        "offset": one.offset,
+        "curves": {name: dense(array) for name, array in curves.items() if array.size},
+        "written": strongest(one.written, kept),
+        "readers": strongest(one.readers, kept),
+        "received": dense(one.received),
+        "keys": dense(one.keys),
+        "norms": dense(one.norms),
+        "sources": own,
+    }
+
+
+def _pack_place(place: Place) -> JSONObject:
+    return {
+        "token": place.token,
+        "answer": place.answer_text,
+        "p": round(place.probability, 4),
+        "guess": place.guess_text,
+        "certainty": round(place.certainty, 4),
+        "boundaries": place.boundaries,
+        "effects": [
+            {"name": c.name, "memory": c.memory, "unit": c.unit, "alone": c.alone, "p": _short(p)}
+            for c, p in place.effects
+        ],
+    }
+
+
+def _short(values: Any) -> list[float | None]:
+    return [None if np.isnan(value) else round(float(value), 4) for value in values]
+
+
+def dense(array: Array, most: float | None = None) -> JSONObject | None:
+    """An array as {"shape", "most": what `LEVELS` stands for, "bytes"}, negative values as 0; None if it is empty."""
+    if not array.size:
+        return None
+    if most is None:
+        most = float(np.nanmax(array)) if np.isfinite(array).any() else 0.0
+    levels = np.where(np.isnan(array), 255, np.clip(np.rint(array / (most or 1.0) * LEVELS), 0, LEVELS))
+    return {"shape": list(array.shape), "most": most, "bytes": _text(levels.astype(np.uint8))}
+
+
+def strongest(array: Array, kept: float) -> JSONObject | None:
+    """An array [S, A, B] as `dense`, or with the largest values of the last axis, at least one, beside their places.
+
+    kept: the share of the array's bytes that may be used. {"top": n, "places": [S, A, n] of 8 or 16 bits}.
+    """
+    if not array.size or kept >= 1:
+        return dense(array)
+    width = 1 if array.shape[-1] <= 256 else 2
+    n = max(1, int(kept * array.shape[-1] / (1 + width)))
+    places = np.argpartition(-array, n - 1, -1)[..., :n]
+    order = np.argsort(-np.take_along_axis(array, places, -1), -1, kind="stable")
+    places = np.take_along_axis(places, order, -1)
+    found = dense(np.take_along_axis(array, places, -1))
+    assert found is not None
+    return found | {
+        "shape": list(array.shape),
+        "top": n,
+        "wide": width,
+        "places": _text(places.astype(np.uint8 if width == 1 else "<u2")),
+    }
+
+
+def _text(array: Array) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

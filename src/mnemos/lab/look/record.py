@@ -1,0 +1,202 @@
+"""Record what a model's memories do while it reads a document, segment by segment."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators
+from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.hosts.linearised import Linearised
+from mnemos.lab.tasks.task import Question
+from mnemos.modes import evaluating
+from mnemos.types import InputError, State, reset
+
+from .effects import Effects, Place, choose_places, find_effects, log_probabilities
+from .memories import Array, Memory, Reader, Sources
+from .observe import observing
+from .readers import readers_of
+
+LAYERS = 6  # with a memory, that are recorded, evenly spaced
+SEGMENT = 32  # tokens, of a model that has no segments, blocks or window
+PARTS = 4  # of a segment, after each of which the question is asked
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a model reads: tokens [N], the words that they form as (text, number of tokens), and what is asked.
+
+    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from. name:
+    the text of a token.
+    """
+
+    tokens: tuple[int, ...]
+    words: tuple[tuple[str, int], ...]
+    targets: tuple[int, ...]
+    about: str = ""
+    question: Question | None = None
+    name: Callable[[int], str] = str
+
+    @staticmethod
+    def of_text(
+        tokens: Sequence[int],
+        words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None] = lambda tokens: None,
+        about: str = "",
+    ) -> "Document":
+        """A text whose every next token counts. words: groups tokens into words (`Task.words`); None: their numbers."""
+        return Document(
+            *(tuple(tokens), shown_words(tokens, words), (*tokens[1:], -1)[: len(tokens)], about),
+            name=lambda token: shown_words([token], words)[0][0],
+        )
+
+
+def shown_words(
+    tokens: Sequence[int], words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None]
+) -> tuple[tuple[str, int], ...]:
+    """The words of tokens; where they are no text, their numbers."""
+    found = words(tokens)
+    return tuple((str(token), 1) for token in tokens) if found is None else tuple(found)
+
+
+class Asked(NamedTuple):
+    """The probability of the answer if the question came after so many tokens."""
+
+    after: list[int]
+    probability: list[float]
+
+
+@dataclass
+class Recording:
+    """What a model's memories did over a document of N tokens in S segments of `length`.
+
+    surprise [N]: −ln p of each token given those before, NaN where it does not count. helped [N]: by how much ln p of
+    it is greater than with every memory emptied before its segment. answers: the words of the places' tokens, by token.
+    """
+
+    name: str
+    about: str
+    document: Document
+    length: int
+    memories: list[Memory]
+    sources: list[Sources]
+    surprise: Array
+    helped: Array
+    places: list[Place] = field(default_factory=list)
+    asked: Asked | None = None
+
+    @property
+    def segments(self) -> int:
+        """S."""
+        return -(-len(self.document.tokens) // self.length)
+
+
+def segment_length(model: nn.Module) -> int:
+    """The tokens of a segment: the model's own segments or blocks, else its window, else `SEGMENT`."""
+    config = getattr(model, "config", None)
+    if isinstance(length := getattr(config, "segment", None), int):
+        return length
+    modules = list(model.modules())
+    branches = [one for one in modules if isinstance(one, GatedBranch) and getattr(one, "causal", True)]
+    lengths = [getattr(one, "block", None) for one in branches]
+    blocks = {length for length in lengths if isinstance(length, int)}
+    windows = {one.settings.window for one in modules if isinstance(one, Linearised)}
+    windows |= {one.window for one in modules if isinstance(one, SoftmaxAttention) and one.window is not None}
+    return max(blocks or windows or {SEGMENT})
+
+
+@torch.no_grad()
+def record(
+    model: nn.Module, document: Document, name: str = "", about: str = "", length: int = 0, state: State = None
+) -> Recording:
+    """Read a document with a causal model y, state = model(x, state), and record what its memories did.
+
+    length: tokens of a segment; 0: `segment_length`. state: where the reading starts, of one row; None: afresh. The
+    model and all random generators are unchanged. Cost: the forward of the document with its attention weights, twice
+    more with memories emptied, and that of the places that are looked at (`effects.find_effects`).
+    Raises InputError for a model without a causal state, and for a document without tokens.
+    """
+    if getattr(model, "state_kind", "none") == "none" or not getattr(model, "autoregressive", False):
+        raise InputError(
+            "look: expected a model that reads tokens with a state and predicts the next one, found another; its "
+            "images, if it reads them, are shown with mnemos look RUN"
+        )
+    if not document.tokens:
+        raise InputError("look: expected a document of at least one token, found none; add text to it")
+    length = length or segment_length(model)
+    device = next(model.parameters()).device
+    tokens = torch.tensor([document.tokens], device=device)
+    targets = torch.tensor(document.targets)
+    readers = readers_of(model, LAYERS)
+    with generators.preserve(), evaluating(model):
+        surprise, helped = _read(model, readers, tokens, targets, length, state)
+        recording = Recording(
+            *(name, about, document, length),
+            memories=[reader.memory() for reader in readers],
+            sources=[one for reader in readers for one in reader.sources()],
+            surprise=surprise,
+            helped=helped,
+        )
+        wanted = choose_places(document.targets, helped, length)
+        effects = Effects(model, readers, recording.memories, length)
+        recording.places = find_effects(effects, tokens, targets, wanted, state)
+        for place in recording.places:
+            place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
+        if document.question is not None:
+            recording.asked = _ask(model, tokens, document.question, length, state)
+    return recording
+
+
+def _read(
+    model: nn.Module, readers: Sequence[Reader], tokens: Tensor, targets: Tensor, length: int, state: State
+) -> tuple[Array, Array]:
+    """Let every reader see each segment; returns surprise and helped, at the tokens that are predicted."""
+    n = tokens.shape[1]
+    surprise, helped = np.full(n, np.nan), np.full(n, np.nan)
+    with observing(model) as calls:
+        for first in range(0, n, length):
+            x = tokens[:, first : first + length]
+            calls.clear()
+            outputs, after = model(x, state)
+            kept = dict(calls)
+            for reader in readers:
+                reader.read(kept, state, after, x.shape[1])
+            wanted = targets[first : first + length]
+            own = _scores(model, outputs, wanted)
+            without = own
+            if state is not None:
+                fresh = torch.ones(1, dtype=torch.bool, device=tokens.device)
+                without = _scores(model, model(x, reset(state, fresh))[0], wanted)
+            for i in range(x.shape[1]):
+                if wanted[i] >= 0 and first + i + 1 < n:
+                    surprise[first + i + 1] = -float(own[i])
+                    helped[first + i + 1] = float(own[i] - without[i])
+            state = after
+    return surprise, helped
+
+
+def _scores(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    """ln p of the target at each place of one row, [T]."""
+    found = log_probabilities(model, outputs[0])
+    scores: Tensor = found.gather(-1, targets.clamp(min=0).to(found.device)[:, None])[:, 0].cpu()
+    return scores
+
+
+def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
+    """Ask after every part of a segment from the told words on; the reading itself is not changed by it."""
+    step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
+    after, found = [], []
+    end = tokens.shape[1] - len(question.ask)
+    starts = [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]
+    first = 0
+    for place in starts:
+        if place > first:
+            _, state = model(tokens[:, first:place], state)
+        first = place
+        outputs, _ = model(ask, state)
+        found.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
+        after.append(place)
+    return Asked(after, found)

@@ -1,0 +1,106 @@
+"""What a recording shows, in sentences from templates: where an answer is kept, and until when it is known."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mnemos.lab.report.markup import listed
+
+from .effects import Place
+from .record import Recording
+
+LOST = 0.5  # of the probability as read: below it, the answer is lost
+
+
+def sentences(one: Recording) -> list[str]:
+    """What to say of a recording, the most important first."""
+    found = []
+    if one.asked is not None:
+        found.append(_when(one))
+    found += [_where(one, place) for place in one.places[:1] if one.asked is not None]
+    if one.asked is None:
+        found.append(_helped(one))
+    return found
+
+
+def _when(one: Recording) -> str:
+    """Until when the answer is known."""
+    assert one.asked is not None
+    assert one.document.question is not None
+    end, (after, known) = one.document.question.told[1], one.asked
+    begin = f"Asked right after it was told, the answer has a probability of {known[0]:.2f}"
+    lost = next((i for i, p in enumerate(known) if p < LOST * known[0]), None)
+    if lost is None:
+        return f"{begin}; {after[-1] - end} words later it still has {known[-1]:.2f}."
+    return (
+        f"{begin}. It is lost between {after[lost - 1] - end} and {after[lost] - end} words later, where it falls from "
+        f"{known[lost - 1]:.2f} to {known[lost]:.2f}; at the end it has {known[-1]:.2f}."
+    )
+
+
+def _where(one: Recording, place: Place) -> str:
+    """Where the answer is kept: the smallest parts that it is lost without, by the segments before which they go."""
+    if not place.boundaries:
+        return "No segment comes before the question, so no memory was emptied."
+    if one.asked is not None and place.probability < LOST * max(one.asked.probability):
+        return "The answer is not known at the end, so no part of the memory holds it there."
+    runs: list[tuple[str, int, int]] = []
+    for i, boundary in enumerate(place.boundaries):
+        said = _holders(place, i)
+        if runs and runs[-1][0] == said:
+            runs[-1] = (said, runs[-1][1], boundary)
+        else:
+            runs.append((said, boundary, boundary))
+    return "Where the answer is kept: " + "; ".join(f"{_span(a, b)} {said}" for said, a, b in runs) + "."
+
+
+def _span(first: int, end: int) -> str:
+    """Segments count from 1 on the page; a boundary is before the segment of its number."""
+    if first == end:
+        return f"before segment {first + 1}"
+    return f"before segments {first + 1} to {end + 1}"
+
+
+def _holders(place: Place, i: int) -> str:
+    """What is needed for the answer at one boundary."""
+    least = LOST * place.probability
+    at = [(effect.change, float(effect.probability[i])) for effect in place.effects if i < len(effect.probability)]
+    gone = [change for change, p in at if p < least and not change.alone]
+    enough = [change for change, p in at if p >= least and change.alone]
+    units = [change for change in gone if change.unit is not None]
+    if units:
+        return f"in {listed([change.name for change in units])} (emptied alone, it is lost)"
+    memories = [change for change in gone if change.memory is not None]
+    parts = [change for change in memories if ": " in change.name]
+    if parts:
+        return f"in {listed([change.name for change in parts])}"
+    if memories:
+        held = listed([change.name for change in memories])
+        alone = [change for change in enough if change.memory in {m.memory for m in memories}]
+        if alone:
+            count = sum(1 for change, _ in at if change.alone and change.memory in {m.memory for m in memories})
+            if len(alone) == count:
+                return f"in {held}, in every unit: each of the {count} alone is enough"
+            return (
+                f"in {held}, more than once: enough alone {'is' if len(alone) == 1 else 'are each of'} {_units(alone)}"
+            )
+        return f"in {held}, spread: no unit alone is needed or enough"
+    if gone:
+        return f"only in several memories together ({listed([change.name for change in gone])})"
+    return "nowhere that was emptied: it is not lost, whatever was emptied"
+
+
+def _units(changes: Sequence[object]) -> str:
+    return listed([str(change.name).rsplit(": ", 1)[-1] for change in changes])  # type: ignore[attr-defined]
+
+
+def _helped(one: Recording) -> str:
+    """How much the memory helped in the mean, and which words most."""
+    known = one.helped[~np.isnan(one.helped)]
+    if not known.size:
+        return "No word of the text has a known next word."
+    words = listed([f"“{place.answer_text.strip() or '␣'}”" for place in one.places])
+    return (
+        f"With the memory, the mean of ln p is greater by {known.mean():.3f} than with it emptied before each segment"
+        + (f"; it helped most with {words}." if words else ".")
+    )

@@ -1,0 +1,216 @@
+"""`mnemos look RUN` and `mnemos.look(stream)`: the page of what a model's memories hold."""
+
+import html
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.atomic import write_text
+from mnemos.generate.stream import Stream
+from mnemos.hugging_face.hub import is_source
+from mnemos.lab.evaluate.write_attention import documents
+from mnemos.lab.run.recipe_files import is_model
+from mnemos.lab.run.trained import open_run
+from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.task import Task
+from mnemos.modes import evaluating
+from mnemos.types import InputError, reset
+
+from .effects import log_probabilities
+from .page import page
+from .record import Document, Recording, record, segment_length, shown_words
+
+PAGE = "look.html"
+SEGMENTS = 200  # at most, unless the caller says
+ROWS = 64  # of a task whose rows ask a question, among which one is chosen
+
+
+class Look:
+    """What `look` returns: its recordings, `html`, the page; a notebook shows it. `write(path)` writes it to a file."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.recordings, self.html = list(recordings), page(recordings)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page; returns its path."""
+        out = Path(path)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, self.html)
+        return out
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own."""
+        style, page = "width:100%;height:48rem;border:0", html.escape(self.html, quote=True)
+        return f'<iframe title="What the memory holds" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def look(
+    model: Stream | nn.Module,
+    tokens: Sequence[int] | Tensor | None = None,
+    *,
+    words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None] | None = None,
+    name: str = "",
+    segment: int = 0,
+) -> Look:
+    """A page of what the memories of a model do while it reads tokens.
+
+        mnemos.look(stream, tokens)                           # goes on from the stream's state, which stays as it is
+        mnemos.look(model, tokens, words=task.words)          # from the beginning of a row
+        mnemos.look(stream)                                   # what the state holds now, as the last token reads it
+
+    model: y, state = model(x, state), or a `Stream` of one row. tokens: [T] ids. words: groups tokens into words (text,
+    number of tokens), such as `Task.words`; by default the tokens' numbers. segment: tokens of a segment, by default
+    the model's own. In a notebook the result is shown as the page; `.write(path)` writes it.
+    Cost: see `record`. Raises InputError for a stream of several rows or without a token, and for a model without a
+    causal state.
+    """
+    given = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
+    state = None
+    if isinstance(model, Stream):
+        if model.last is None or model.rows != 1:
+            found = "none" if model.last is None else f"{model.rows} rows"
+            raise InputError(
+                f"look: expected a stream of one row that has read tokens, found {found}; prefill or select"
+            )
+        state, given, model = model.state, [int(model.last), *given], model.model
+    document = Document.of_text(given, words or (lambda tokens: None))
+    return Look([record(model, document, name or type(model).__name__, length=segment, state=state)])
+
+
+class Opened(NamedTuple):
+    """A model that is looked at: what it is called, what it is, and what says what its tokens mean."""
+
+    name: str
+    about: str
+    model: nn.Module
+    task: Task
+
+
+def look_at_runs(
+    folders: Sequence[str | Path],
+    text: str | Path | None = None,
+    out: str | Path | None = None,
+    number: int | None = None,
+    segments: int = SEGMENTS,
+) -> Path:
+    """Write the page of some runs of one task, each a run's folder or a comparison's; returns its path.
+
+    A folder of a decoder of Transformers reads `text`. text: a file that the models read; None: a document of the test
+    split. number: which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses.
+    segments: at most. Raises InputError for runs of several tasks, and for numbers out of range.
+    """
+    if segments < 1 or (number or 0) < 0:
+        raise InputError(
+            f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
+        )
+    opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
+    vocabularies = {one.task.vocab_size for one in opened}
+    if len(vocabularies) > 1:
+        found = " and ".join(f"{size:,}" for size in sorted(vocabularies))
+        raise InputError(f"look: expected runs of one vocabulary, found {found} tokens; look at one at a time")
+    lengths = [segment_length(one.model) for one in opened]
+    document = _document(opened, max(lengths), text, number, segments)
+    recordings = [
+        record(one.model, document, one.name, one.about, length) for one, length in zip(opened, lengths, strict=True)
+    ]
+    return Look(recordings).write(Path(folders[0]) / PAGE if out is None else out)
+
+
+def _open(folder: Path, text: str | Path | None) -> Opened:
+    """A run, or a decoder of Transformers."""
+    source = folder / "model" if (folder / "linearised.json").is_file() else folder
+    if not (folder / "recipe.json").is_file() and is_source(str(source)):
+        if text is None:
+            raise InputError(f"{folder}: expected --text FILE beside a decoder of Transformers, found none; add it")
+        from mnemos.hugging_face import functional
+        from mnemos.hugging_face.hub import language_model
+
+        model, tokenizer = language_model(str(source))
+        return Opened(folder.name, "", functional(model), DecoderText(tokenizer))
+    recipe, task, run = open_run(folder)
+    return Opened(recipe.name, recipe.about, run, task)
+
+
+class DecoderText(Task):
+    """The text of a decoder of Transformers: its tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+
+    def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """Each token's own text."""
+        return [(self.tokenizer.decode([token]), 1) for token in tokens]
+
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """The tokens of a text with those that the tokenizer adds."""
+        return [int(token) for token in self.tokenizer(text.decode(errors="replace"))["input_ids"]]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The runs of a comparison, the first seed of each; or the folder itself."""
+    if not (folder / "comparison.json").is_file():
+        return [folder]
+    found = [
+        seed for row in sorted(folder.iterdir()) if row.is_dir() for seed in sorted(row.iterdir())[:1] if seed.is_dir()
+    ]
+    return [run for run in found if is_model(run) or (run / "recipe.json").is_file()] or [folder]
+
+
+def _document(
+    opened: Sequence[Opened], length: int, text: str | Path | None, number: int | None, segments: int
+) -> Document:
+    most, task = length * segments, opened[0].task
+    if text is not None:
+        tokens = task.encode(read_bytes(Path(text)), str(text))[:most]
+        return Document.of_text(tokens, task.words, Path(text).name)
+    if task.carries_state:
+        row = number or 0
+        rows, valid = documents(task, length, row + 1, segments)
+        if row >= len(rows):
+            raise InputError(f"--document: expected a number below {len(rows)}, found {row}; lower it")
+        tokens = rows[row][valid[row]].tolist()
+        return Document.of_text(tokens, task.words, f"document {row} of the test split")
+    batch = next(iter(task.batches("test", max(ROWS, (number or 0) + 1))))
+    models = [one.model for one in opened]
+    row = choose_row(task, models, batch, length) if number is None else number
+    if row >= len(batch.inputs):
+        raise InputError(f"--document: expected a number below {len(batch.inputs)}, found {row}; lower it")
+    valid = torch.ones_like(batch.inputs[row], dtype=torch.bool) if batch.mask is None else batch.mask[row]
+    tokens, targets = batch.inputs[row][valid].tolist()[:most], batch.targets[row][valid].tolist()[:most]
+    about, question = f"row {row} of the test split", task.question(tokens)
+    words = shown_words(tokens, task.words)
+    return Document(
+        tuple(tokens), words, tuple(targets), about, question, lambda token: shown_words([token], task.words)[0][0]
+    )
+
+
+@torch.no_grad()
+def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int) -> int:
+    """Of rows that ask a question: the first of those told farthest back whose answer needs the memory; else row 0.
+
+    An answer needs the memory if no model that knows it gives it half of that probability without its state: a model
+    that guesses it anyway shows nothing of where it is kept.
+    """
+    questions = [task.question(row.tolist()) for row in batch.inputs]
+    if not any(questions):
+        return 0
+    far = max(batch.inputs.shape[1] - one.told[1] for one in questions if one)
+    rows = [i for i, one in enumerate(questions) if one and batch.inputs.shape[1] - one.told[1] == far]
+    inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
+    cut = (inputs.shape[1] - 1) // length * length
+    fits = torch.ones(len(rows), dtype=torch.bool)
+    for model in models:
+        with evaluating(model):
+            _, state = model(inputs[:, :cut], None)
+            fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
+            known, guessed = (
+                log_probabilities(model, model(inputs[:, cut:], one)[0][:, -1]).gather(1, targets[:, None])[:, 0].exp()
+                for one in (state, fresh)
+            )
+        if (known > 0.5).any():
+            fits &= (known > 0.5) & (guessed < 0.5 * known)
+    return rows[int(fits.nonzero()[0])] if fits.any() else rows[0]

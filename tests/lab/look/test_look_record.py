@@ -1,0 +1,207 @@
+"""What the viewer records is what the model computed: observed weights, hand-made sums, gates, and emptied parts."""
+
+import math
+
+import pytest
+import torch
+
+import mnemos
+from mnemos.lab.look.memories import nodes
+from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
+from mnemos.lab.look.record import Document, record
+from mnemos.lab.tasks.told import ToldConfig
+from mnemos.memory.grc import GRC
+from mnemos.ops.linear import LinearState
+
+SIZES = {"vocab_size": 30, "dim": 16, "num_heads": 2, "mlp": 24}
+TOKENS = torch.randint(30, (1, 21), generator=torch.Generator().manual_seed(0))
+
+
+def memformer():
+    more = {"encoder_layers": 1, "decoder_layers": 1, "segment": 5, "decoder_reads": True}
+    return mnemos.Memformer(**SIZES, **more, memory=mnemos.SlotsConfig(slots=3))
+
+
+def transformer(attention=None, cache=None):
+    attention = attention or mnemos.SoftmaxConfig(window=6)
+    return mnemos.Transformer(**SIZES, layers=2, max_length=99, position="none", attention=attention, cache=cache)
+
+
+MODELS = {
+    "memformer": memformer,
+    "window": transformer,
+    "cached": lambda: transformer(cache=GRC(length=3, block=5, scope="stream")),
+    "linear": lambda: transformer(mnemos.LinearConfig()),
+    "delta": lambda: transformer(mnemos.DeltaConfig()),
+    "rmt": lambda: mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(tokens=3)),
+}
+
+
+def build(name):
+    torch.manual_seed(1)
+    return MODELS[name]().eval()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_recording_is_of_the_models_own_forward(name):
+    model = build(name)
+    modules = dict(model.named_modules())
+    plain, _ = model(TOKENS)
+    with observing(model) as calls:
+        seen, _ = model(TOKENS)
+    torch.testing.assert_close(seen, plain, rtol=1e-5, atol=1e-5)
+    for module, found in calls.items():
+        for call in found:
+            if isinstance(call, Attended):  # its weights give what the attention gave
+                heads = torch.einsum("bhtn,bnhm->bthm", call.weights(), call.v)
+                given = (call.visible, call.causal) if hasattr(modules[module], "dropout") else ()
+                torch.testing.assert_close(heads, modules[module].attend(call.q, call.k, call.v, *given))
+    assert all("attend" not in vars(one) for one in model.modules())  # the observers are taken off again
+    found = record(model, Document.of_text(TOKENS[0].tolist()), name)
+    wanted = -torch.log_softmax(plain[0, :-1], -1).gather(1, TOKENS[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.surprise[1:]).float(), wanted, rtol=1e-4, atol=1e-4)
+    assert math.isnan(found.surprise[0])
+    assert found.memories
+    for one in found.memories:
+        assert not one.moved.size or one.moved.shape == (found.segments, len(one.units))
+        assert not one.readers.size or one.readers.max() <= 1 + 1e-5
+    for source in found.sources:
+        assert source.share.shape == (21, len(source.parts))
+    assert torch.equal(model(TOKENS)[0], plain)
+
+
+@torch.no_grad()
+def test_slots_are_recorded_as_the_writer_wrote_them():
+    model = build("memformer")
+    found = record(model, Document.of_text(TOKENS[0].tolist()))
+    weights, state = model.writing(TOKENS[:, :20], None)
+    (slots,) = [one for one in found.memories if one.kind == "slots"]
+    wanted = weights[0].mean(1)  # [S, K, 1 + L]
+    torch.testing.assert_close(torch.tensor(slots.values["keeps"][:4]), wanted[..., 0])
+    torch.testing.assert_close(torch.tensor(slots.written[:4]), wanted[..., 1:])
+    old, new = (model.slots(one.memory)[0] for one in (model(TOKENS[:, :15])[1], state))
+    torch.testing.assert_close(torch.tensor(slots.moved[3]), (new - old).norm(dim=1) / new.norm(dim=1))
+    # The words of the second segment read the slots after the first.
+    _, before = model(TOKENS[:, :5])
+    with observing(model) as calls:
+        model(TOKENS[:, 5:10], before)
+    q, k = calls["decoder.blocks.0.reads.1"][0][:2]
+    scores = torch.softmax(torch.einsum("bthd,bkhd->bhtk", q, k) / 8**0.5, -1)
+    torch.testing.assert_close(torch.tensor(slots.readers[1]), scores[0].mean(0))
+    parts = [calls[f"decoder.blocks.0.{part}"] for part in ("attention", "reads.0", "reads.1")]
+    lengths = torch.stack([next(x for x in part if isinstance(x, Added)).length[0] for part in parts], -1)
+    (decoder,) = [one for one in found.sources if one.name == "decoder, layer 1"]
+    torch.testing.assert_close(torch.tensor(decoder.share[5:10]), lengths / lengths.sum(-1, keepdim=True))
+    assert {type(call) for one in calls.values() for call in one} == {Added, Attended, SlotsWritten}
+
+
+@torch.no_grad()
+def test_gates_are_those_of_the_equations():
+    model = build("cached")
+    layer = model.blocks[0].attention
+    with observing(model) as calls:
+        model(TOKENS[:, :5])
+    (write,) = [call for call in calls["blocks.0.attention"] if isinstance(call, CacheWritten)]
+    place = torch.arange(3) * 5 // 3  # slot i takes token floor(i·T/Tm)
+    gate = torch.sigmoid(layer.update_gate(torch.cat([write.source[0][place], write.before[0]], -1))).mean(-1)
+    found = record(model, Document.of_text(TOKENS[0].tolist()))
+    cache = next(one for one in found.memories if one.kind == "cache")
+    torch.testing.assert_close(torch.tensor(cache.values["update"][0]), gate)
+    wanted = torch.zeros(3, 5)
+    wanted[torch.arange(3), place] = gate
+    torch.testing.assert_close(torch.tensor(cache.written[0]), wanted)
+
+
+@torch.no_grad()
+def test_directions_are_those_of_the_sum():
+    model = build("linear")
+    found = record(model, Document.of_text(TOKENS[0].tolist()), length=7)
+    with observing(model) as calls:
+        _, state = model(TOKENS)
+    (call,) = [one for one in calls["blocks.0.attention"] if isinstance(one, Summed)]
+    whole = torch.einsum("thd,thm->hdm", call.k[0], call.v[0])
+    torch.testing.assert_close(nodes(state, LinearState)[0].s[0], whole, rtol=1e-4, atol=1e-4)
+    u, sigma, w = torch.linalg.svd(whole)
+    one = found.memories[0]
+    torch.testing.assert_close(torch.tensor(one.values["strength"][2]), sigma[:, :3].flatten(), rtol=1e-4, atol=1e-4)
+    loads = torch.einsum("hdr,thd->hrt", u[..., :3], call.k[0]) * torch.einsum("hrm,thm->hrt", w[:, :3], call.v[0])
+    torch.testing.assert_close(loads.sum(-1), sigma[:, :3], rtol=1e-3, atol=1e-3)  # the tokens' parts are all of it
+    wanted = (loads / sigma[:, :3, None]).abs().clamp(max=1).flatten(0, 1)[:, 14:]
+    torch.testing.assert_close(torch.tensor(one.written[2]), wanted, rtol=1e-3, atol=1e-3)
+    kernel = torch.einsum("thd,shd->hts", call.q[0], call.k[0]).tril()[:, 14:]
+    earlier, this = kernel[..., :14].sum(-1).mean(0), kernel[..., 14:].sum(-1).mean(0)
+    torch.testing.assert_close(torch.tensor(found.sources[0].share[14:, 1]), earlier / (earlier + this))
+
+
+@torch.no_grad()
+def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
+    model = build("memformer")
+    document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
+    (place,) = record(model, document).places
+    assert (place.token, place.boundaries) == (21, [1, 2, 3, 4])
+    plain, _ = model(TOKENS)
+    assert math.isclose(place.probability, float(torch.softmax(plain[0, -1], -1)[7]), rel_tol=1e-4)
+    _, state = model(TOKENS[:, :10])
+    slots, alone = state.memory.slots.clone(), model.memory.start()[None].clone()
+    slots[:, 1], alone[:, 1] = model.memory.start()[1], state.memory.slots[:, 1]
+    for changed, is_alone in ((slots, False), (alone, True)):
+        y, _ = model(TOKENS[:, 10:], state._replace(memory=state.memory._replace(slots=changed)))
+        (effect,) = [one for one in place.effects if one.change[1:] == (0, 1, is_alone)]
+        assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
+
+
+@torch.no_grad()
+def test_a_question_is_asked_of_a_state_on_the_way():
+    task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
+    row = next(iter(task.batches("test", 4))).inputs[0].tolist()
+    question = task.question(row)
+    assert question.ask == tuple(row[-3:])
+    assert (row[question.told[0]], row[question.told[0] + 2]) == (row[-2], question.answer)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": task.vocab_size, "dim": 16, "layers": 1, "num_heads": 2, "max_length": 99}
+    model = mnemos.Transformer(**sizes, position="none").eval()
+    document = Document(tuple(row), tuple(task.words(row)), (-1,) * (len(row) - 1) + (question.answer,), "", question)
+    found = record(model, document, length=8)
+    assert found.asked.after[-1] == len(row) - 3
+    assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
+    y, _ = model(torch.tensor([[*row[: found.asked.after[1]], *question.ask]]))
+    assert math.isclose(found.asked.probability[1], float(torch.softmax(y[0, -1], -1)[question.answer]), rel_tol=1e-4)
+    text = task.encode(b"Anna is in the garden. Where is anna?", "x")
+    assert [task.names[token] for token in text] == ["Anna", "is in the", "garden", ".", "Where is", "Anna", "?"]
+
+
+@torch.no_grad()
+def test_a_linearised_decoder_says_what_window_and_sums_gave():
+    library = mnemos.libraries.transformers()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=30, num_key_value_heads=1, **sizes)).eval()
+    mnemos.linearise(model, window=5, sinks=0, state="hedgehog")
+    own = model.model.layers[0].self_attn.linearised
+    own.log_gamma.fill_(-1.0)
+    step = mnemos.functional(model)
+    found = record(step, Document.of_text(TOKENS[0].tolist()))
+    with observing(step) as calls:
+        step(TOKENS)
+    (call,) = [one for each in calls.values() for one in each if isinstance(one, Windowed)]
+    q, k, far = call.q[0], call.k[0, 0], own.far()
+    distance = torch.arange(21)[:, None] - torch.arange(21)
+    scores = (q @ k.T * call.sizes.scale).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
+    near = torch.exp(scores - scores.amax(-1, keepdim=True))
+    sums = (far.query(call.q)[0] @ far.key(call.k)[0, 0].T).masked_fill(distance < 5, 0).sum(-1) * far.gamma[:, None]
+    share = (sums / (sums + near.sum(-1))).mean(0)
+    assert found.length == 5
+    torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 3]), share, rtol=1e-3, atol=1e-5)
+    own = (near.masked_fill(distance >= torch.arange(21)[:, None] % 5 + 1, 0).sum(-1) / (sums + near.sum(-1))).mean(0)
+    torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 0]), own, rtol=1e-3, atol=1e-5)
+    assert found.memories[0].kind == "sums"
+    assert found.places
+
+
+def test_what_cannot_be_looked_at_is_refused():
+    model = build("window")
+    for given, words in ((mnemos.Stream(model), "one row"), (torch.nn.Linear(2, 2), "a state"), (model, "one token")):
+        with pytest.raises(mnemos.InputError, match=words):
+            mnemos.look(given, [] if given is model else None)
