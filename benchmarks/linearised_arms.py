@@ -196,8 +196,12 @@ def _against(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[s
     if by_piece is not None:
         found["over_pieces"] = {"difference": by_piece.difference, "interval": by_piece.interval}
     if min(len(runs), len(others)) > 1:
-        over = welch(spread([_mean(one, FAR) for one in runs]), spread([_mean(one, FAR) for one in others]))
+        mean = [{one["seed"]: _mean(one, FAR) for one in arm} for arm in (runs, others)]
+        over = welch(*(spread(list(arm.values())) for arm in mean))
         found["over_seeds"] = {"difference": over.difference, "interval": over.interval, "p": over.p}
+        by_seed = paired([mean[0][seed] - mean[1][seed] for seed in mean[0] if seed in mean[1]])
+        if by_seed is not None:
+            found["over_seeds_paired"] = {"difference": by_seed.difference, "interval": by_seed.interval}
     return found
 
 

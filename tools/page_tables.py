@@ -231,6 +231,7 @@ def linearised_arms() -> str:
         "window": "window and sinks, not trained",
         "window-trained": "window and sinks, trained alike",
         "hedgehog": "`hedgehog`",
+        "hedgehog-fitted": "`hedgehog`, γ fitted at the start, no attention transfer",
         "elu": "`linear`",
         "delta": "`delta`",
         "hedgehog-before-rotary": "`hedgehog`, `rotary=False`",
