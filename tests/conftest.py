@@ -46,6 +46,27 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item in kept]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _charts_without_their_library():
+    """Pages hold a stand-in for the library of charts, which takes seconds to put together; see `chart_library`."""
+    try:
+        import vl_convert
+    except ImportError:
+        yield
+        return
+    whole = vl_convert.javascript_bundle
+    vl_convert.javascript_bundle = lambda: "window.vegaEmbed = null;"
+    yield
+    vl_convert.javascript_bundle = whole
+
+
+@pytest.fixture(scope="session")
+def chart_library(_charts_without_their_library):
+    """The library of charts itself."""
+    libraries = pytest.importorskip("vl_convert.vl_convert")
+    return libraries.javascript_bundle()
+
+
 def _covering(cases: list) -> list:
     pairs = cases[0].get_closest_marker("each_value") is None
     return [cases[number] for number in cover([_values(case) for case in cases], pairs)]

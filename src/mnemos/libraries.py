@@ -152,6 +152,11 @@ def trackio() -> ModuleType:
     return _import("trackio", "trackio")
 
 
+def vl_convert() -> ModuleType:
+    """The module `vl_convert`, which has Vega-Lite. Raises InputError with the install command if it is missing."""
+    return _import("vl_convert", "lab")
+
+
 def _import(name: str, extra: str) -> ModuleType:
     try:
         found = importlib.import_module(name)

@@ -1,6 +1,7 @@
 """The curve of a metric along an axis of the task."""
 
 import json
+import re
 
 import pytest
 from matplotlib.figure import Figure
@@ -9,10 +10,14 @@ from synthetic_runs import write_run
 from mnemos import InputError
 from mnemos.lab.compare.comparison import show, summarise
 from mnemos.lab.report import summary_image
-from mnemos.lab.report.curves import along_section as section
-from mnemos.lab.report.curves import read_along
+from mnemos.lab.report.curves import along_figure, along_table, read_along
 from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
+
+
+def section(results):
+    return along_figure(results) + along_table(results)
+
 
 ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
 
@@ -45,8 +50,18 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert "dotted line is a guess" in html
     page = report(folders, tmp_path / "page.html").read_text()
     opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
-    assert html in opening, "the picture is on the first screen"
+    assert along_figure(comparison) in opening, "the picture is on the first screen"
+    assert along_table(comparison) not in opening
     assert page.count("dotted line is a guess") == 1
+    assert "Test accuracy at 512 words back: demo 0.500. A guess has 0.100." in opening
+
+
+def test_a_share_of_few_rows_has_its_interval(tmp_path):
+    results = read([run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.5]], rows=[18, 18])])
+    data = json.loads(re.search(r'class="chart-data">(.*?)</script>', along_figure(results))[1])
+    low, high = data["columns"]["low"], data["columns"]["high"]
+    assert (low, high) == (pytest.approx([0.82412, 0.29032], abs=1e-4), pytest.approx([1, 0.70968], abs=1e-4))
+    assert "Wilson" in along_figure(results)
 
 
 def test_an_axis_without_values_is_not_drawn(tmp_path):

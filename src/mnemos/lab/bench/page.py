@@ -13,7 +13,6 @@ from mnemos.lab.report.markup import (
     duration,
     escape,
     figure,
-    html_page,
     legend,
     listed,
     memory,
@@ -22,7 +21,8 @@ from mnemos.lab.report.markup import (
     paragraph,
     table,
 )
-from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, style_sheet, variant_colour, variant_name
+from mnemos.lab.report.shell import html_page
+from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, variant_colour, variant_name
 from mnemos.types import JSONObject
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def write_page(result: JSONObject, path: Path) -> None:
         "validation split is chosen, and the test scores are those of its runs "
         f"({seeds}). All memories read the same data."
     )
-    write_text(path, html_page(title, style_sheet(), "", f"{paragraph(lead, 'lead')}\n{body}"))
+    write_text(path, html_page(title, f"{paragraph(lead, 'lead')}\n{body}"))
 
 
 def _section(entry: JSONObject, names: Sequence[str]) -> str:

@@ -91,6 +91,21 @@ def interval(score: Scored) -> tuple[float, float] | None:
     return score.mean - reach, score.mean + reach
 
 
+def wilson(right: int, of: int) -> tuple[float, float]:
+    """The 95 % interval (low, high) of a share of independent rows: Wilson (1927), J. Am. Stat. Assoc. 22, 209-212.
+
+    (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n) with p = right / of, n = of and z = 1.96. It is that of the rows
+    that were drawn, of one trained model: another seed may differ by more. Raises ValueError unless 0 ≤ right ≤ of > 0.
+    """
+    if not 0 <= right <= of or not of:
+        raise ValueError(f"expected 0 <= right <= of and of > 0, found right {right} and of {of}")
+    z = statistics.NormalDist().inv_cdf(1 - LEVEL / 2)
+    share, size = right / of, z * z / of
+    middle = (share + size / 2) / (1 + size)
+    reach = z * math.sqrt(share * (1 - share) / of + size / (4 * of)) / (1 + size)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
 def welch(score: Scored, reference: Scored) -> Difference:
     """The difference of two means by Welch's t-test.
 

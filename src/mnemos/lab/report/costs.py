@@ -3,8 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,16 +10,12 @@ from mnemos.lab.compare.budgets import budget_text
 from mnemos.lab.compare.comparison import UNNAMED_UNIT, Row
 from mnemos.lab.compare.significance import interval
 from mnemos.lab.evaluate.recorded import LayerCost
-from mnemos.types import JSONObject
 
-from .curves import mean_curve, quality
-from .markup import capital, count, duration, escape, figure, memory, missing, operations, shortened, table
+from .charts import Axis, Chart, arm, chart_figure
+from .markup import capital, count, duration, escape, memory, missing, operations, shortened, table
 from .read import Results, finite_spread
 from .run_records import RunRecord
-from .style import ROUND, curve, marker, panel, variant_colour, variant_legend, variant_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import variant_name
 
 _SECONDS, _FLOPS = "seconds", "FLOPs"
 
@@ -35,34 +29,28 @@ def quality_section(results: Results) -> str:
     if len(rows) < 2:
         return ""
     axes = [_SECONDS] + [_FLOPS] * any(math.isfinite(_spent(results, row, _FLOPS)) for row in rows)
-    metric = results.metric
-    panels = [
-        panel(
-            f"cost-{unit}",
-            f"{capital(results.split)} {metric} against {'time' if unit == _SECONDS else 'training FLOPs'}",
-            partial(_draw_scores, results=results, rows=rows, unit=unit),
-            x="seconds of updates" if unit == _SECONDS else "training FLOPs",
-        )
-        for unit in axes
-    ]
-    name = quality(results)
-    if any(len(_course(results, row, name)[0]) > 1 for row in rows):
-        panels.append(
-            panel(
-                "cost-course",
-                f"Validation {name} in the course of training",
-                partial(_draw_course, results=results, rows=rows, name=name),
-                x="seconds of updates",
-            )
-        )
+    charts = [_scores(results, rows, unit) for unit in axes]
     bars = ", with the 95% interval" if any(interval(row) for row in rows) else ""
     caption = (
-        f"Quality against cost: the mean {results.split} {metric}{bars}, against the seconds of updates and the "
-        "training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a multiply-"
-        "add is 2). Seconds are those that passed, so they grow on a busy machine. From result.json and metrics.jsonl."
+        f"Quality against cost: the mean {results.split} {results.metric}{bars}, against the seconds of updates and "
+        "the training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a "
+        "multiply-add is 2). Seconds are those that passed, so they grow on a busy machine. The learning curves have an axis of "
+        "either. From result.json and metrics.jsonl."
     )
-    keys = variant_legend(results.names, [row.name for row in rows])
-    return _spent_table(results, rows) + "\n" + figure(panels, caption, legend=keys)
+    return _spent_table(results, rows) + "\n" + chart_figure(charts, caption)
+
+
+def _scores(results: Results, rows: list[Row], unit: str) -> Chart:
+    """A mark with its interval for each variant, on a logarithmic axis of cost."""
+    against = "time" if unit == _SECONDS else "training FLOPs"
+    axis = Axis("seconds of updates", ",") if unit == _SECONDS else Axis("training FLOPs", "~s")
+    arms = [arm(row.name, results.names.index(row.name)) for row in rows]
+    score = f"{results.split} {results.metric}"
+    chart = Chart(f"cost-{unit}", f"{capital(score)} against {against}", score, arms, ["mean"], [axis], "marks", True)
+    for place, row in enumerate(rows):
+        if (cost := _spent(results, row, unit)) > 0 and math.isfinite(cost):
+            chart.add(place, 0, row.mean, cost, interval=interval(row) or (row.mean, row.mean))
+    return chart
 
 
 def _spent_table(results: Results, rows: list[Row]) -> str:
@@ -110,59 +98,6 @@ def _spent(results: Results, row: Row, unit: str) -> float:
     return _mean_cost(results, row, "update_flops") * _mean_cost(results, row, "steps")
 
 
-def _draw_scores(axes: "Axes", results: Results, rows: list[Row], unit: str) -> None:
-    """A point with its interval for each variant, on a logarithmic axis of cost."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    axes.set_xscale("log")
-    for row in rows:
-        cost = _spent(results, row, unit)
-        if not (math.isfinite(cost) and cost > 0):
-            continue
-        index = results.names.index(row.name)
-        ends = None if (found := interval(row)) is None else [[row.mean - found[0]], [found[1] - row.mean]]
-        look: JSONObject = {"color": variant_colour(index), "marker": marker(index), "linewidth": 1.0}
-        axes.errorbar([cost], [row.mean], yerr=ends, markersize=5, capsize=2, linestyle="none", **look)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, high / 4), high * 1.1)  # so that ticks fall within equal costs
-    axes.xaxis.set_major_locator(LogLocator(subs=ROUND[:-1]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if unit == _SECONDS else operations(x)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-    axes.grid(axis="y")
-
-
-def _draw_course(axes: "Axes", results: Results, rows: list[Row], name: str) -> None:
-    """The mean over seeds of a metric on the validation split against the seconds of updates."""
-    from matplotlib.ticker import MaxNLocator
-
-    for row in rows:
-        index = results.names.index(row.name)
-        seconds, value = _course(results, row, name)
-        curve(axes, seconds, value, color=variant_colour(index), marker=marker(index), markersize=3)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-    axes.grid(axis="y")
-
-
-def _course(results: Results, row: Row, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds of updates, mean of the metric) at the evaluations that every seed has."""
-    runs = [run for run in results.runs_of(row.name) if name in run.valid and len(run.valid["step"])]
-    step, value = mean_curve([run.valid for run in runs], name)
-    if not len(step):
-        return step, value
-    return np.mean([_seconds_at(run, step) for run in runs], axis=0), value
-
-
-def _seconds_at(run: RunRecord, step: np.ndarray) -> np.ndarray:
-    """Seconds of updates at some steps, between the lines of training."""
-    train = run.train
-    known = np.isfinite(train["seconds"]) if "seconds" in train else np.zeros(len(train["step"]), bool)
-    if not known.any():
-        return np.full(len(step), np.nan)
-    return np.interp(step, [0, *train["step"][known]], [0, *train["seconds"][known]])
-
-
 def cost_section(results: Results) -> str:
     """A table of layers for each cached variant that recorded its costs, and one of measured times for all variants."""
     parts = []
@@ -178,9 +113,7 @@ def cost_section(results: Results) -> str:
                 else "no run has an explain.json"
             )
             parts.append(missing(f"{name}: {why}, so the report has no cost by formula."))
-    if not parts:
-        parts.append(missing("No variant has a gated cache, so there is no cost of caches to report."))
-    return "\n".join([*parts, _measured(results)])
+    return "\n".join(filter(None, [*parts, _measured(results)]))
 
 
 def _layers(name: str, run: RunRecord) -> str:
@@ -229,7 +162,7 @@ def _measured(results: Results) -> str:
     """Seconds per update and rows per second in evaluation of every variant, and ratios to the reference."""
     variants = [row for row in results.rows if results.runs_of(row.name)]
     if not any(math.isfinite(_update(results, row)) for row in variants):
-        return missing("No run has finished, so the report has no measured times.")
+        return ""
     reference = next((row for row in variants if row.name == results.against), variants[0])
     rows = []
     for row in variants:

@@ -2,48 +2,102 @@
 
 In learning curves thin lines are seeds, thick lines their mean. An axis of the task is, for example, a distance: a task
 writes it to result.json by `Task.artifacts`: "along": {"metric", "x": the name of the axis, "values": [[x, value]],
-"chance": the value of a guess, if it has one}.
+"rows": the number of rows that each value is a share of, if it is one, "chance": the value of a guess, if it has one}.
 """
 
 import math
-from functools import partial
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mnemos.lab.compare.comparison import UNNAMED_UNIT
+from mnemos.lab.compare.significance import wilson
 from mnemos.lab.evaluate.records import number
 from mnemos.types import JSONObject
 
-from .markup import capital, decimal, escape, figure, listed, missing, plural, table
+from .charts import MOST, Axis, Chart, arm, chart_figure
+from .markup import capital, decimal, escape, listed, missing, plural, table
 from .read import Results, finite_spread
 from .run_records import OWN, Columns, RunRecord
-from .style import MUTED, curve, marker, nothing, panel, steps_axis, thin, variant_colour, variant_legend
+from .style import MUTED, curve, marker, nothing, steps_axis, thin, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOGARITHMIC = 8.0  # greatest / least value of an axis from which it is drawn in octaves
+_MOST, _FEWEST = 400, 20  # points of a curve
 _WORDS = {"valid": "validation", "train": "training"}
 
 
 def section(results: Results) -> str:
-    """The figure with learning curves of all variants, or a line that says there are none."""
-    wanted = [panel for panel in _panels(results) if recorded(results, *panel)]
+    """The figure with learning curves of all variants; "" where no run recorded two points of one."""
+    wanted = [one for one in _panels(results) if recorded(results, *one)]
+    drawn = [curve_chart(results, *one) for one in wanted]
+    wanted = [one for one, chart in zip(wanted, drawn, strict=True) if not chart.empty]
     if not wanted:
-        return missing("No run recorded a loss or a metric, so there is no curve to draw.")
-    panels = [
-        panel(
-            f"curve-{kind}-{name}",
-            title(kind, name),
-            partial(draw, results=results, kind=kind, name=name),
-            x="updates",
-        )
-        for kind, name in wanted
+        return "".join(missing(line) for line in _notes(results, []) if line.startswith(tuple(_labels(results))))
+    return chart_figure(drawn, _caption(results, wanted)) + "".join(missing(line) for line in _notes(results, wanted))
+
+
+def _labels(results: Results) -> list[str]:
+    return [f"{run.label}:" for run in results.all_runs()]
+
+
+def curve_chart(results: Results, kind: str, name: str) -> Chart:
+    """A quantity ("loss" or a metric) of one `kind` ("train", "valid") of records by update, tokens, seconds, FLOPs."""
+    found = [
+        (index, run, columns)
+        for index, label in enumerate(results.names)
+        for run in results.runs_of(label)
+        if _has(columns := getattr(run, kind), name)
     ]
-    keys = variant_legend(results.names, [name for name in results.names if results.runs_of(name)])
-    return figure(panels, _caption(results, wanted), legend=keys) + "".join(
-        missing(line) for line in _notes(results, wanted)
+    axes = {"updates": Axis("updates", ",")}
+    progress = [(place, at_steps(run, columns["step"])) for place, (_, run, columns) in enumerate(found)]
+    for unit, form in (("tokens", "~s"), ("seconds", ","), ("FLOPs", "~s")):
+        if progress and all(np.isfinite(known[unit]).all() for _, known in progress):
+            axes[unit] = Axis({"tokens": f"{results.unit or UNNAMED_UNIT} read"}.get(unit, unit), form)
+    arms = sorted({index for index, _, _ in found})
+    seeds = seed_names(run for _, run, _ in found)
+    majority = [("majority class", results.majority)] if results.majority is not None and name == results.metric else []
+    chart = Chart(
+        f"curve-{kind}-{name}",
+        title(kind, name),
+        f"{_WORDS[kind]} {name}",
+        [arm(results.names[index], index) for index in arms],
+        list(dict.fromkeys(seeds.values())),
+        list(axes.values()),
+        references=majority,
     )
+    most = max(_FEWEST, min(_MOST, MOST // max(len(found), 1)))
+    for (index, run, columns), (_, known) in zip(found, progress, strict=True):
+        parts = [thin(columns["step"], columns[name], most)]
+        parts += [thin(columns["step"], known[unit], most) for unit in list(axes)[1:]]
+        for values in zip(parts[0][1], parts[0][0], *(each for _, each in parts[1:]), strict=True):
+            chart.add(arms.index(index), chart.runs.index(seeds[run.label]), *map(float, values))
+    return chart
+
+
+def seed_names(runs: Iterable[RunRecord]) -> dict[str, str]:
+    """What the runs of an arm are called, by label: by their seeds, or by label where a seed is there twice."""
+    named: dict[str, str] = {}
+    seen: set[tuple[object, str]] = set()
+    for run in runs:
+        key = (run.recipe.get("name"), f"seed {run.seed}")
+        named[run.label] = run.label if key in seen else key[1]
+        seen.add(key)
+    return named
+
+
+def at_steps(run: RunRecord, step: np.ndarray) -> Columns:
+    """Tokens, seconds and FLOPs of the updates of a run up to some steps; NaN where it did not record them."""
+    train, found = run.train, {}
+    for name in ("tokens", "seconds"):
+        known = np.isfinite(train[name])
+        found[name] = np.full(len(step), np.nan)
+        if known.any():
+            found[name] = np.interp(step, [0, *train["step"][known]], [0, *train[name][known]])
+    return {**found, "FLOPs": step * run.cost("update_flops")}
 
 
 def _panels(results: Results) -> list[tuple[str, str]]:
@@ -183,18 +237,50 @@ class Along(NamedTuple):
         return sorted({at for points in self.values.values() for at in points})
 
 
-def along_section(results: Results) -> str:
-    """The curve and the table; "" if no run measured a metric along an axis."""
+def along_figure(results: Results) -> str:
+    """The metric along an axis of the task; "" if no run measured one."""
     found = read_along(results)
     if found is None:
         return ""
-    drawn = panel(
-        "along", f"Test {found.metric}", lambda axes: draw_along(axes, results, found), size=(5.2, 2.6), x=found.x
-    )
-    keys = variant_legend(results.names, found.values)
     chance = " The dotted line is a guess." if math.isfinite(found.chance) else ""
-    caption = f"Test {found.metric} by {found.x}; dots are seeds, lines their mean.{chance} From result.json."
-    return figure([drawn], caption, kind="wide", legend=keys) + _table(results, found)
+    chart = along_chart(results, found)
+    bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
+    caption = f"Test {found.metric} by {found.x}; marks are seeds, lines their mean.{bars}{chance} From result.json."
+    return chart_figure([chart], caption, "wide")
+
+
+def along_table(results: Results) -> str:
+    """The metric along an axis in numbers; "" if no run measured one."""
+    return "" if (found := read_along(results)) is None else _table(results, found)
+
+
+def along_chart(results: Results, found: "Along") -> Chart:
+    """The metric along the axis: a line for each variant, a mark for each seed."""
+    places = found.places
+    runs = [run for name in found.values for run in results.runs_of(name)]
+    seeds = seed_names(runs)
+    chart = Chart(
+        "along",
+        "",
+        f"test {found.metric}",
+        [arm(name, results.names.index(name)) for name in found.values],
+        list(dict.fromkeys(seeds.values())),
+        [Axis(found.x, "~g")],
+        "points",
+        logarithmic=places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC,
+        ticks=places if len(places) <= 12 else (),
+        references=[("a guess", found.chance)] if math.isfinite(found.chance) else [],
+        label=f"Test {found.metric} by {found.x}",
+    )
+    for place, name in enumerate(found.values):
+        for run in results.runs_of(name):
+            one = run.artifacts.get("along")
+            known = isinstance(one, dict) and isinstance(one.get("values"), list)
+            if known and (one.get("metric"), one.get("x")) == (found.metric, found.x):
+                for at, value, rows in _points(one, run):
+                    ends = wilson(round(value * rows), rows) if rows and len(results.runs_of(name)) == 1 else None
+                    chart.add(place, chart.runs.index(seeds[run.label]), value, at, interval=ends)
+    return chart
 
 
 def read_along(results: Results) -> Along | None:
@@ -209,14 +295,20 @@ def read_along(results: Results) -> Along | None:
                 chance = number(one.get("chance"), run.label, "along.chance")
                 found = Along(str(one.get("metric")), str(one.get("x")), chance, {})
             if (one.get("metric"), one.get("x")) == (found.metric, found.x):
-                for at, value in _points(one["values"], run):
+                for at, value, _ in _points(one, run):
                     found.values.setdefault(name, {}).setdefault(at, []).append(value)
     return found if found and found.values else None
 
 
-def _points(values: list, run: RunRecord) -> list[tuple[float, float]]:
-    pairs = [pair for pair in values if isinstance(pair, list) and len(pair) == 2]
-    return [(number(at, run.label, "along.values"), number(one, run.label, "along.values")) for at, one in pairs]
+def _points(along: JSONObject, run: RunRecord) -> list[tuple[float, float, int]]:
+    """(x, value, the rows that it is a share of or 0)."""
+    values = [pair for pair in along["values"] if isinstance(pair, list) and len(pair) == 2]
+    rows = along.get("rows")
+    counts = rows if isinstance(rows, list) and len(rows) == len(values) else [0] * len(values)
+    return [
+        (number(at, run.label, "along.values"), number(one, run.label, "along.values"), int(count))
+        for (at, one), count in zip(values, counts, strict=True)
+    ]
 
 
 def draw_along(axes: "Axes", results: Results, found: Along) -> None:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .charts import MOST, Axis, Chart, Series, chart_figure
 from .curves import extent
-from .markup import figure, legend, missing, paragraph, plural, shortened
+from .markup import figure, missing, paragraph, plural, shortened
 from .read import Results
 from .run_records import GateCurves, RunRecord
-from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis
+from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,52 +41,42 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
     layers = runs[0].gates.layers if runs[0].gates else ()
     gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
     called = shortened(layers)
-    keys = legend([(layer_variable(i, len(layers)), label) for i, label in enumerate(called)])
+    series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(called)]
     seeds, files = plural(len(gates), "seed"), _files(runs)
-    mix = figure(
+    caption = (
+        f"{name}: the share σ(λ) of the cached branch in the output of each head over training, one thin line per head "
+        f"and seed, one thick line per layer (the mean). Above 0.5 the cache has more weight than self-attention. From "
+        f"{files}."
+    )
+    mix = chart_figure([_mix_chart(f"mix-{index}", series, gates)], caption, "wide")
+    end = figure(
         [
-            panel(f"mix-{index}", "Share of the cache, σ(λ)", partial(draw_mix, gates=gates), x="updates"),
             panel(
                 f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates), x="layer"
-            ),
+            )
         ],
-        f"{name}: the share σ(λ) of the cached branch in the output of each head. Left: over training, one thin "
-        "line per "
-        "head and seed, one thick line per layer (the mean). Right: at the end of training, by layer, as in Figure "
-        "5 of "
-        f"Cached Transformers: one circle per head and seed ({seeds}), {_colours(gates)}. The dotted line is the share "
-        f"at the first record. Above 0.5 the cache has more weight than self-attention. From {files}.",
-        legend=keys,
+        f"{name}: the same at the end of training, by layer, as in Figure 5 of Cached Transformers: one circle per "
+        f"head and seed ({seeds}), {_colours(gates)}. The dotted line is the share at the first record. From {files}.",
+        "wide",
     )
     recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
-    activity = figure(
+    activity = chart_figure(
         [
-            panel(
-                f"gate-{index}-{key.replace('.', '-')}",
-                title,
-                partial(draw_activity, gates=gates, key=key),
-                (2.6, 1.75),
-                x="updates",
-            )
+            _activity_chart(f"gate-{index}-{key.replace('.', '-')}", title, series, gates, key)
             for key, title in recorded
         ],
-        f"{name}: activity of the gates and state of the cache over training, by layer: thin lines are seeds, thick "
-        "lines "
-        "their mean. The mean of the update gate is the share of the cache that is rewritten; the mean of the reset "
-        "gate "
-        "is the share that reaches the candidate. The saturated share is the part of the gate's values near 0 or 1, "
-        "where the gradient vanishes. The effective rank is the number of directions that the slots span. From "
-        f"{files}.",
-        kind="small",
-        legend=keys,
+        f"{name}: activity of the gates and state of the cache over training, by layer. The mean of the update gate is "
+        "the share of the cache that is rewritten; the mean of the reset gate is the share that reaches the candidate. "
+        "The saturated share is the part of the gate's values near 0 or 1, where the gradient vanishes. The effective "
+        f"rank is the number of directions that the slots span. From {files}.",
     )
     left_out = len(runs) - len(gates)
     notes = [f"{plural(left_out, 'run')} of {name} is left out: it has other layers."] if left_out else []
     if len(recorded) < len(ACTIVITY):
         absent = [title.lower() for key, title in ACTIVITY if (key, title) not in recorded]
         notes.append(f"Not recorded for {name}: {'; '.join(absent)}.")
-    parts = [paragraph(_summary(name, gates)), mix, activity if recorded else "", *map(missing, notes)]
-    return "\n".join(parts)
+    parts = [paragraph(_summary(name, gates)), mix, end, activity, *map(missing, notes)]
+    return "\n".join(filter(None, parts))
 
 
 def _files(runs: list[RunRecord]) -> str:
@@ -166,18 +157,28 @@ def _spread(count: int) -> np.ndarray:
     return np.linspace(-1, 1, count) * min(0.3, 0.07 * (count - 1)) if count > 1 else np.zeros(1)
 
 
-def draw_activity(axes: "Axes", gates: list[GateCurves], key: str) -> None:
-    """Draw one quantity of ACTIVITY over training: thick lines are means over seeds, thin lines single seeds."""
-    steps_axis(axes)
-    count = len(gates[0].layers)
-    everything = np.concatenate([g.values[key].ravel() for g in gates])
-    for i in range(count):
-        if len(gates) > 1:
-            for one in gates:
-                curve(axes, one.step, one.values[key][:, i], color=layer(i, count), linewidth=0.6, alpha=0.5)
-        curve(axes, *_mean(gates, [g.values[key][:, i] for g in gates]), color=layer(i, count))
-    low, high = extent(everything, 0.1)
-    axes.set_ylim(0.0 if key.startswith("cache") else max(low, 0.0), high)
+def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
+    heads = max(one.mix.shape[2] for one in gates)
+    runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
+    chart = Chart(slug, "Share of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",")])
+    most = max(20, MOST // (len(runs) * len(series)))
+    for i, one in enumerate(gates):
+        for place in range(len(series)):
+            for h in range(one.mix.shape[2]):
+                for step, value in zip(*thin(one.step, one.mix[:, place, h], most), strict=True):
+                    chart.add(place, i * heads + h, float(value), float(step))
+    return chart
+
+
+def _activity_chart(slug: str, title: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
+    """One quantity of ACTIVITY over training, by layer."""
+    runs = [f"seed {i}" for i in range(len(gates))]
+    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",")])
+    for i, one in enumerate(gates):
+        for place in range(len(series)):
+            for step, value in zip(*thin(one.step, one.values[key][:, place], 200), strict=True):
+                chart.add(place, i, float(value), float(step))
+    return chart
 
 
 def _row_means(values: np.ndarray) -> np.ndarray:

@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+_UNKNOWN = {"", "–"}
+
 
 def escape(text: object) -> str:
     """Text for HTML content and quoted attributes."""
@@ -47,14 +49,19 @@ def legend(entries: Iterable[tuple[str, str]], symbol: str = "line") -> str:
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A numbered table. `head` and `caption` are plain text; cells are HTML, and the first cell of a row is its name.
 
-    On a narrow screen a row becomes a block with each cell under its heading (`data-head`).
+    Rows and columns in which nothing is known are left out; "" for a table of these alone. On a narrow screen a row
+    becomes a block with each cell under its heading (`data-head`).
     """
-    names = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
+    known = [row for row in rows if not {*row[1:]} <= _UNKNOWN]
+    kept = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in known)]
+    if not known:
+        return ""
+    names = "".join(f'<th scope="col">{escape(head[i])}</th>' for i in kept)
     body = "\n".join(
         f'<tr><th scope="row">{row[0]}</th>'
-        + "".join(f'<td data-head="{escape(h)}">{cell}</td>' for h, cell in zip(head[1:], row[1:], strict=True))
+        + "".join(f'<td data-head="{escape(head[i])}">{row[i]}</td>' for i in kept[1:])
         + "</tr>"
-        for row in rows
+        for row in known
     )
     return (
         f"<table{_class(kind)}><caption>{prose(caption)}</caption>\n"
@@ -62,15 +69,19 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind
     )
 
 
-def html_page(title: str, style: str, header: str, body: str) -> str:
-    """A page that needs no other file. header: HTML below the title."""
+def folded(slug: str, name: str, text: str, opened: bool = False) -> str:
+    """A section that opens and closes. A link to #slug opens it: browsers open what a link's target is inside of."""
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head>\n<body><main>\n"
-        f"<header><h1>{escape(title)}</h1>{header}</header>\n{body}\n</main></body></html>\n"
+        f'<details class="section"{" open" if opened else ""}><summary><h2>{escape(name)}</h2></summary>\n'
+        f'<section id="{escape(slug)}" tabindex="-1">\n{text}</section></details>'
     )
+
+
+def contents(entries: Iterable[tuple[str, str]]) -> str:
+    """The table of contents: (slug, name) of each section. The button is shown where scripts run."""
+    links = "".join(f'<li><a href="#{escape(slug)}">{escape(name)}</a></li>' for slug, name in entries)
+    button = '<button type="button" class="fold" hidden>open all sections</button>'
+    return f'<nav class="contents" aria-label="Contents"><ul>{links}</ul>{button}</nav>' if links else ""
 
 
 def own_ids(text: str, slug: str) -> str:

@@ -1,22 +1,17 @@
 """Was the memory used? Later segments of rows, read with the state as carried, emptied, exchanged and frozen."""
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
-from mnemos.types import JSONObject
 
+from .charts import Axis, Chart, arm, chart_figure
 from .curves import extent
-from .markup import decimal, escape, figure, legend, listed, missing, paragraph, plural, short, table
+from .markup import decimal, escape, listed, missing, paragraph, plural, short, table
 from .read import Results
 from .run_records import RunRecord
-from .style import INK, RULE, VARIANTS, panel, variant_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import variant_name
 
 WORDS = {
     "emptied": "emptied",
@@ -83,7 +78,7 @@ def _metric(results: Results, name: str) -> str:
 
 def _drawing(results: Results, scored: Scored) -> str:
     """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
-    panels, sources = [], []
+    charts, sources = [], []
     for name, runs in scored.items():
         run, known = runs[0]
         if len(known.segments) < 2:
@@ -91,21 +86,30 @@ def _drawing(results: Results, scored: Scored) -> str:
         index = results.names.index(name)
         courses = [change for memory in known.memories for change in _changes(known, memory).values()]
         for place, memory in enumerate(known.memories):
-            drawn = partial(draw, known=known, memory=memory, limits=_limits(courses))
-            aloud = f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed"
-            slug, title = f"memory-{index}-{place}", f"{short(name)}: {memory.name}"
-            panels.append(panel(slug, title, drawn, label=aloud, x="segment", y=f"change of {known.metric}"))
+            changes = _changes(known, memory)
+            chart = Chart(
+                f"memory-{index}-{place}",
+                f"{short(name)}: {memory.name}",
+                f"change of {known.metric}",
+                [arm(WORDS[kind], _COLOURS[kind]) for kind in changes],
+                [run.label],
+                [Axis("segment", ",")],
+                references=[("as carried", 0.0)],
+                limits=extent(np.concatenate([np.zeros(1), *courses]), 0.02),  # rounding errors are not magnified
+                label=f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed",
+            )
+            for place, change in enumerate(changes.values()):
+                for segment, value in zip(known.segments, change, strict=True):
+                    chart.add(place, 0, float(value), float(segment))
+            charts.append(chart)
         sources.append(f"{name}: {_read(known)} From {run.label}/explain.json.")
-    if not panels:
-        return ""
-    keys = legend([("ink", "as carried"), *((f"variant-{i}", WORDS[kind]) for kind, i in _COLOURS.items())])
     caption = (
         "Change of the test metric by segment of a row, against the state as carried; panels of one variant have one "
         "scale. The memory is replaced before each segment after the first, which reads none. Emptied: by that of a "
         "new row. Exchanged: by that which another row has at this segment. Frozen: by the row's own after its first "
         f"segment. {' '.join(sources)}"
     )
-    return figure(panels, caption, legend=keys)
+    return chart_figure(charts, caption)
 
 
 def _read(known: StateControls) -> str:
@@ -117,25 +121,6 @@ def _read(known: StateControls) -> str:
 def _changes(known: StateControls, memory: ControlledMemory) -> dict[str, np.ndarray]:
     """By control the change of the metric in each segment [S]."""
     return {kind: one.by_segment - known.carried.by_segment for kind, one in memory.scored().items()}
-
-
-def _limits(changes: list[np.ndarray]) -> tuple[float, float]:
-    """Limits that hold zero and all changes, and span at least 0.02, so that rounding errors are not magnified."""
-    return extent(np.concatenate([np.zeros(1), *changes]), 0.02)
-
-
-def draw(axes: "Axes", known: StateControls, memory: ControlledMemory, limits: tuple[float, float]) -> None:
-    """Draw how each control of one memory changes the metric, by segment."""
-    from matplotlib.ticker import MaxNLocator
-
-    few: JSONObject = {"marker": "o", "markersize": 3.4} if len(known.segments) <= 25 else {}
-    for kind, change in _changes(known, memory).items():
-        axes.plot(known.segments, change, color=VARIANTS[_COLOURS[kind]][0], **few)
-    axes.axhline(0, color=INK[0], linewidth=1)
-    axes.set_ylim(*limits)
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.grid(axis="y", color=RULE[0])
 
 
 def _table(results: Results, scored: Scored) -> str:

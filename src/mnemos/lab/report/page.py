@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML file."""
+"""The report: one self-contained HTML file, whose first screen answers what was asked."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,23 +19,20 @@ from . import (
     slot_attention,
     table,
 )
-from .markup import escape, html_page, listed, own_ids, paragraph, plural
+from .markup import contents, escape, folded, listed, own_ids, paragraph, plural, prose
 from .read import Results, read_tasks, task_differences
-from .style import style_sheet
+from .shell import chart_library, html_page, script
 from .table import side_by_side
-from .verdict import verdict
+from .verdict import arms, caveats, headline, verdict
 
 Section = Callable[[Results], str]
-PICTURES: tuple[Section, ...] = (
-    curves.along_section,
-    table.seeds,
-    curves.section,
-)  # the first that a report has opens it, below what it means
+# The first of these that a report has stands on its first screen.
+PICTURES: tuple[Section, ...] = (curves.along_figure, table.seeds, curves.section)
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("results", "Results", table.section),
     ("seeds", "Seeds", table.seeds),
     ("quality-cost", "Quality against cost", costs.quality_section),
-    ("along", "How far it reaches", curves.along_section),
+    ("along", "How far it reaches", curves.along_table),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),
@@ -71,39 +68,48 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return out
 
 
-def assemble(comparisons: Sequence[Results]) -> str:
-    """The report as HTML, with a part for each task."""
-    title = _title(comparisons)
+def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
+    """The report as HTML, with a part for each task. watched: HTML above it, of a page that is served and kept new."""
     if len(comparisons) == 1:
-        lead, body = _parts(comparisons[0])
+        opening, body = _parts(comparisons[0])
     else:
-        lead = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(_apart(comparisons)))
-        parts = [_section("tasks", "All runs", side_by_side(comparisons))]
+        opening = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(_apart(comparisons)))
+        opening += "\n" + contents((f"task-{i + 1}-task", _title([one])) for i, one in enumerate(comparisons))
+        parts = [folded("tasks", "All runs", side_by_side(comparisons), opened=True)]
         for i, one in enumerate(comparisons):
             own, sections = _parts(one)
-            part = _section("task", _title([one]), own) + "\n" + sections
+            part = f'<section id="task"><h2>{escape(_title([one]))}</h2>\n{own}</section>\n{sections}'
             parts.append(own_ids(part, f"task-{i + 1}"))
         body = "\n".join(parts)
-    header = f"\n{paragraph(_byline(comparisons), 'byline')}"
-    opening = f'<section id="verdict" class="abstract"><h2>In short</h2>\n{lead}</section>'
-    return html_page(title, style_sheet(), header, f"{opening}\n{body}")
+    return html_page(
+        _title(comparisons),
+        f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
+        f"{paragraph(_byline(comparisons), 'byline')}{watched}",
+        [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
+        served=bool(watched),
+    )
 
 
 def _parts(comparison: Results) -> tuple[str, str]:
-    """What the results mean, the picture of it and the caveats; and the sections of the task.
+    """The first screen: one sentence, the picture that it is of, a row for each variant, caveats, contents; the sections.
 
     A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
     """
-    made = {make: make(comparison) for _, _, make in SECTIONS}
-    shown = next(make for make in PICTURES if made[make])
-    means, *rest = verdict(comparison)
-    lead = "\n".join([paragraph(means, "lead"), made[shown], *map(paragraph, rest)])
-    sections = (_section(slug, name, made[make]) for slug, name, make in SECTIONS if made[make] and make is not shown)
-    return lead, "\n".join(sections)
-
-
-def _section(slug: str, name: str, text: str) -> str:
-    return f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
+    made = {make: make(comparison) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
+    shown = next((make for make in PICTURES if made[make]), None)
+    told = "\n".join(map(paragraph, verdict(comparison)))
+    texts = {slug: made[make] for slug, _, make in SECTIONS if made[make] and make is not shown}
+    texts["results"] = f"{texts.get('results', '')}\n<h3>What the seeds allow one to say</h3>\n{told}"
+    warned = "".join(f"<li>{prose(text)}</li>" for text in caveats(comparison))
+    opening = [
+        paragraph(headline(comparison), "lead"),
+        made[shown] if shown else "",
+        arms(comparison),
+        f'<ul class="caveats">{warned}</ul>' if warned else "",
+        contents((slug, name) for slug, name, _ in SECTIONS if slug in texts),
+    ]
+    sections = (folded(slug, name, texts[slug]) for slug, name, _ in SECTIONS if slug in texts)
+    return "\n".join(filter(None, opening)), "\n".join(sections)
 
 
 def _apart(comparisons: Sequence[Results]) -> list[str]:

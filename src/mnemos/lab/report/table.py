@@ -2,24 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from mnemos.lab.compare.significance import NO_SPREAD, Difference, differences, interval
-from mnemos.types import JSONObject
 
-from .markup import capital, count, decimal, duration, escape, figure, memory, missing, operations, plural, short, table
+from .charts import Axis, Chart, arm, chart_figure
+from .curves import seed_names
+from .markup import capital, count, decimal, duration, escape, memory, missing, operations, plural, table
 from .read import Results, finite_spread
 from .run_records import flat
-from .style import INK, MUTED, RULE, panel, variant_colour, variant_name
+from .style import variant_name
 from .verdict import mean_and_spread
 
 _ACROSS = 8  # metrics in columns; more are rows
-_NAME = 36  # letters of a variant's name beside the marks of its seeds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 CONTROLS = {
     "emptied": "cache emptied",
@@ -173,44 +167,38 @@ def seeds(results: Results) -> str:
         return ""
     score = f"{results.split} {results.metric}"
     emptied = any(math.isfinite(r.tested(results.metric, "emptied")) for r in results.all_runs())
-    names = 0.1 + 0.075 * max(len(short(name, _NAME)) for name in variants)  # inches
-    drawn = panel(
+    arms = [(name, None) for name in variants]
+    if emptied:
+        pairs = ((name, control) for name in variants for control in (None, "emptied"))
+        arms = [pair for pair in pairs if _scored(results, *pair)]
+    names = [name if control is None else f"{name}, cache {control}" for name, control in arms]
+    called = seed_names(run for name in variants for run in results.runs_of(name))
+    chart = Chart(
         "seeds",
         "",
-        lambda axes: draw_seeds(axes, results, variants),
-        size=(2.1 + max(2.0, names), 0.4 + 0.3 * len(variants)),
-        left=names,
+        score,
+        [arm(shown, results.names.index(name)) for shown, (name, _) in zip(names, arms, strict=True)],
+        list(dict.fromkeys(called.values())),
+        [Axis(score)],
+        "strip",
+        references=[("majority class", results.majority)] if results.majority is not None else [],
         label=f"{capital(score)} by variant and seed",
-        x=score,
     )
+    for place, (name, control) in enumerate(arms):
+        for run in results.runs_of(name):
+            if math.isfinite(value := run.tested(results.metric, control)):
+                chart.add(place, chart.runs.index(called[run.label]), 0.0, value)
     caption = (
-        f"{capital(score)}: filled marks are seeds, the bar is their mean"
-        + (", a ring is the same trained model with its cache emptied" if emptied else "")
+        f"{capital(score)}: marks are seeds, the bar is their mean"
+        + (", cache emptied: the same trained models" if emptied else "")
         + (", the dotted line is the most frequent class" if results.majority is not None else "")
         + f". From result.json of {plural(len(results.all_runs()), 'run')}."
     )
-    return figure([drawn], caption, kind="wide")
+    return chart_figure([chart], caption, "wide")
 
 
-def draw_seeds(axes: "Axes", results: Results, variants: list[str]) -> None:
-    """One row per variant: a dot per seed, a bar for the mean, a ring for the emptied cache."""
-    axes.set_ylim(len(variants) - 0.5, -0.5)
-    axes.set_yticks(range(len(variants)), [short(name, _NAME) for name in variants])
-    axes.tick_params(axis="y", labelcolor=INK[0], pad=6)
-    axes.margins(x=0.08)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x", color=RULE[0])
-    if results.majority is not None:
-        axes.axvline(results.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
-    for y, name in enumerate(variants):
-        colour = variant_colour(results.names.index(name))
-        values = np.array([run.tested(results.metric) for run in results.runs_of(name)])
-        emptied = np.array([run.tested(results.metric, "emptied") for run in results.runs_of(name)])
-        finite = values[np.isfinite(values)]
-        axes.plot([finite.mean()] * 2, [y - 0.36, y + 0.2], color=colour, linewidth=1.4, zorder=1)
-        marks: JSONObject = {"linestyle": "none", "color": colour, "marker": "o", "clip_on": False}
-        axes.plot(values, [y - 0.08] * len(values), markersize=5.2, alpha=0.8, markeredgewidth=0, **marks)
-        axes.plot(emptied, [y + 0.26] * len(values), markersize=4, markerfacecolor="none", markeredgewidth=0.9, **marks)
+def _scored(results: Results, name: str, control: str | None) -> bool:
+    return any(math.isfinite(run.tested(results.metric, control)) for run in results.runs_of(name))
 
 
 def _controls(results: Results) -> str:

@@ -19,14 +19,118 @@ from mnemos.lab.compare.significance import (
     Scored,
     correct,
     differences_of_best,
+    interval,
     welch,
+    wilson,
 )
 from mnemos.lab.tasks.no_learning import BIGRAMS, no_better
 
-from .markup import decimal, listed, plural
-from .read import Results
+from .curves import Along, read_along
+from .markup import capital, decimal, duration, escape, listed, memory, plural, table
+from .read import Results, finite_spread
+from .style import variant_name
 
+_NAMED = 6  # variants at most that a sentence names
 _SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: NO_DIFFERENCE}
+
+
+def headline(results: Results) -> str:
+    """One sentence that answers what was asked: the metric at the end of its axis, else what the memory adds or the best."""
+    rows = [row for row in results.rows if math.isfinite(row.mean)]
+    if not rows:
+        return "No variant has a test result yet."
+    if (found := read_along(results)) is not None:
+        return _reached(results, found)
+    if pairs := _pairs(rows):
+        return _sentence(results, pairs)
+    if len(rows) > 1 and not _nothing_learned(results, rows):
+        best, against = differences_of_best({row.name: row for row in rows}, results.higher_is_better)
+        apart = [name for name, one in against.items() if one.finding(results.higher_is_better) == BETTER]
+        score = f"{best} has the best {results.split} {results.metric}, {decimal(results.row(best).mean)}"
+        if len(apart) == len(against):
+            return f"{score}; its difference to every other variant is shown."
+        return f"{score}; {f'a difference is shown only to {listed(apart)}' if apart else 'no difference is shown'}."
+    scores = [f"{row.name} {decimal(row.mean)}" for row in rows[:_NAMED]]
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f"{capital(results.split)} {results.metric}: {', '.join(scores)}{more}."
+
+
+def _reached(results: Results, found: Along) -> str:
+    """The metric at the greatest x of the axis: the best first, at most `_NAMED` variants."""
+    last = found.places[-1]
+    means = {name: finite_spread(points[last]).mean for name, points in found.values.items() if last in points}
+    ranked = sorted(means, key=lambda name: means[name], reverse=results.higher_is_better)
+    scores = [f"{name} {decimal(means[name])}" for name in ranked[:_NAMED]]
+    more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
+    guess = f" A guess has {decimal(found.chance)}." if math.isfinite(found.chance) else ""
+    return f"Test {found.metric} at {last:,g} {found.x}: {', '.join(scores)}{more}.{guess}"
+
+
+def _sentence(results: Results, pairs: Sequence[tuple[Row, Row]]) -> str:
+    """What the memories add to their never-written baselines, in one sentence."""
+    found = correct([welch(row, other) for row, other in pairs])
+    parts = []
+    for (row, _), one in zip(pairs[:_NAMED], found, strict=False):
+        shown = one.finding(results.higher_is_better)
+        adds = {BETTER: "the memory pays", WORSE: "the memory costs", NO_DIFFERENCE: "no difference shown"}
+        parts.append(f"{row.name} {change(one)} ({adds.get(shown, 'no interval')})")
+    return f"What a memory adds to the same model without it, in {results.split} {results.metric}: {'; '.join(parts)}."
+
+
+def caveats(results: Results) -> list[str]:
+    """What weakens the numbers, each once: seeds, baselines, models that did not learn."""
+    rows = [row for row in results.rows if math.isfinite(row.mean)]
+    if not rows:
+        return []
+    known = {row.name: row.mean for row in rows}
+    learned = no_better(known, _without_learning(results), results.metric, results.higher_is_better)
+    return [*filter(None, [_one_seed(rows), _missing(rows)]), *learned]
+
+
+def arms(results: Results) -> str:
+    """A row for each variant: its score, and its difference to its baseline or to the reference, with intervals."""
+    rows = [row for row in results.rows if math.isfinite(row.mean)]
+    if not rows:
+        return ""
+    pairs = {row.name: other for row, other in _pairs(rows)}
+    against = next((row for row in rows if row.name == results.against), rows[0])
+    compared = [(row, pairs.get(row.name, against)) for row in rows]
+    tested = [(row, other) for row, other in compared if row is not other]
+    found = dict(zip((row.name for row, _ in tested), correct([welch(*pair) for pair in tested]), strict=True))
+    cells, counted = [], False
+    for row, other in compared:
+        ends = interval(row)
+        if ends is None and (share := _share(results, row)) is not None:
+            ends, counted = wilson(*share), True
+        line = [variant_name(results.names.index(row.name), row.name), decimal(row.mean), _range(ends)]
+        if (one := found.get(row.name)) is None:
+            line += ["", ""]
+        else:
+            line += [f"{decimal(one.difference, signed=True)} to {escape(other.name)}", _range(one.interval, True)]
+        cells.append([*line, memory(row.state_bytes), duration(row.seconds)])
+    several = any(row.seeds > 1 for row in rows)
+    said = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
+    how = f"; 95% intervals: {', '.join(said)}" if said else ""
+    caption = (
+        f"{capital(results.split)} {results.metric}, and the difference to a variant's baseline or the reference{how}."
+    )
+    if len(rows) == 1:
+        caption = f"{capital(results.split)} {results.metric}{how}."
+    head = ["variant", results.metric, "95% interval", "difference", "95% interval ", "state", "time"]
+    return table(caption, head, cells, "arms")
+
+
+def _share(results: Results, row: Row) -> tuple[int, int] | None:
+    """(right, of) where the score of a row's only run is a share of the rows that were scored; None where it is not."""
+    runs = results.runs_of(row.name)
+    split = "valid" if results.split == "validation" else "test"
+    of = runs[0].result.scored_rows.get(split, 0) if len(runs) == 1 and runs[0].result else 0
+    right = row.mean * of
+    return (round(right), of) if of and 0 <= row.mean <= 1 and abs(right - round(right)) < 1e-6 * of else None
+
+
+def _range(ends: tuple[float, float] | None, signed: bool = False) -> str:
+    return "–" if ends is None else f"{decimal(ends[0], signed=signed)} to {decimal(ends[1], signed=signed)}"
 
 
 def verdict(results: Results) -> list[str]:
@@ -70,9 +174,14 @@ def _shown(results: Results, difference: Difference, tested: int = 1) -> str:
     return f"{change(difference)}{corrected}: {_SHOWN.get(found, 'no interval, so nothing is shown')}"
 
 
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Each row with its never-written baseline."""
+    return [(row, other) for other in rows for row in rows if row.name in (other.baseline_of or ())]
+
+
 def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
     """A sentence for each row with a memory and its never-written baseline."""
-    pairs = [(row, other) for other in rows for row in rows if row.name in (other.baseline_of or ())]
+    pairs = _pairs(rows)
     found = correct([welch(row, other) for row, other in pairs])
     sentences = [
         f"What the memory of {row.name} adds to its never-written baseline {other.name}, in {results.split} "

@@ -31,6 +31,7 @@ FACT, QUESTION = 4, 3  # tokens of "Anna | is in the | garden | ." and of "Where
 HELD_OUT = 0.1  # of the text, per held-out split
 NEAREST = 4  # words between a fact and the question, the least in training
 SHOWN, ROWS = 12, 64  # questions in reports; rows that are answered at once
+BESIDE = 4  # words of the text that reports show beside facts and questions
 _WORD = re.compile(rb"[a-z]+")
 
 
@@ -170,6 +171,7 @@ class ToldTask(GeneratedTask):
         found = {at: right[distance == at] for at in sorted(self.config.distances)}
         shown = [
             {
+                "told and asked": self._shortened(inputs[i].tolist()),
                 "the right answer": f"{self.names[int(wanted[i])]}, {int(distance[i])} words ago",
                 "answered": self.names[int(answers[i])],
             }
@@ -177,11 +179,13 @@ class ToldTask(GeneratedTask):
         ]
         title = f"Answers to “{ASKED} … ?”"
         about = {"title": title, "given": "the right answer", "found": "answered", "about": "", "exact": False}
+        about |= {"beside": "told and asked"}
         along = {
             "metric": "accuracy",
             "x": "words from the fact to the question",
             "chance": 1 / len(PLACES),
             "values": [[at, float(one.double().mean())] for at, one in found.items() if len(one)],
+            "rows": [len(one) for one in found.values() if len(one)],
         }
         return {"along": along, "questions": shown, "examples": {"questions": about}}
 
@@ -203,6 +207,16 @@ class ToldTask(GeneratedTask):
             return None
         told = [i for i in range(len(tokens) - FACT) if tuple(tokens[i : i + 2]) == (ask[1], self._number[TOLD])]
         return Question((told[-1], told[-1] + FACT), ask, int(tokens[told[-1] + 2])) if told else None
+
+    def _shortened(self, row: list[int]) -> str:
+        """A row as text: a few words, the facts, the number of words that follow, and the question."""
+        begin = max(0, row.index(self._number[TOLD]) - 1 - BESIDE)
+        told = len(row) - row[::-1].index(self._number[STOP])
+        asked = len(row) - QUESTION
+        if asked - told <= 2 * BESIDE:
+            return f"… {self.written(row[begin:])}"
+        between = f"… ({asked - told - 2 * BESIDE} more words) …"
+        return f"… {self.written(row[begin : told + BESIDE])} {between} {self.written(row[asked - BESIDE :])}"
 
     def written(self, row: Sequence[int]) -> str:
         """A row as text."""
