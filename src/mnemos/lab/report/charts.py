@@ -233,10 +233,12 @@ def specification(chart: Chart) -> JSONObject:
         if math.isfinite(value):
             at = {across: {"datum": value, **({"title": chart.y} if across == "y" else {})}}
             mark = {"type": "rule", "strokeDash": [2, 3], "color": "var(--muted)"}
-            layers.append({"mark": mark, "encoding": at})
+            layers.append({"mark": mark, "encoding": at, "data": {"values": [{}]}})
             if len(lines) == 1 and across == "y":
                 text = {"type": "text", "text": name, "align": "right", "dy": -5, "color": "var(--muted)"}
-                layers.append({"mark": text, "encoding": at | {"x": {"value": {"expr": "width"}}}})
+                layers.append(
+                    {"mark": text, "encoding": at | {"x": {"value": {"expr": "width"}}}, "data": {"values": [{}]}}
+                )
     detail = [{"field": "r"}, {"field": "s"}]
     if chart.kind == "strip":
         return _finished(chart, _strip(chart, x, colour), layers)

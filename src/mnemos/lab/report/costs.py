@@ -34,8 +34,8 @@ def quality_section(results: Results) -> str:
     caption = (
         f"Quality against cost: the mean {results.split} {results.metric}{bars}, against the seconds of updates and "
         "the training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a "
-        "multiply-add is 2). Seconds are those that passed, so they grow on a busy machine. The learning curves have an axis of "
-        "either. From result.json and metrics.jsonl."
+        "multiply-add is 2). Seconds are those that passed, so they grow on a busy machine. The learning curves have "
+        "axes of either. From result.json and metrics.jsonl."
     )
     return _spent_table(results, rows) + "\n" + chart_figure(charts, caption)
 

@@ -275,8 +275,9 @@ def along_chart(results: Results, found: "Along") -> Chart:
     for place, name in enumerate(found.values):
         for run in results.runs_of(name):
             one = run.artifacts.get("along")
-            known = isinstance(one, dict) and isinstance(one.get("values"), list)
-            if known and (one.get("metric"), one.get("x")) == (found.metric, found.x):
+            if not isinstance(one, dict) or not isinstance(one.get("values"), list):
+                continue
+            if (one.get("metric"), one.get("x")) == (found.metric, found.x):
                 for at, value, rows in _points(one, run):
                     ends = wilson(round(value * rows), rows) if rows and len(results.runs_of(name)) == 1 else None
                     chart.add(place, chart.runs.index(seeds[run.label]), value, at, interval=ends)

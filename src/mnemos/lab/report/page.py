@@ -91,7 +91,7 @@ def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
 
 
 def _parts(comparison: Results) -> tuple[str, str]:
-    """The first screen: one sentence, the picture that it is of, a row for each variant, caveats, contents; the sections.
+    """The first screen (one sentence, its picture, a row for each variant, caveats, contents), and the sections.
 
     A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
     """

@@ -167,7 +167,7 @@ def seeds(results: Results) -> str:
         return ""
     score = f"{results.split} {results.metric}"
     emptied = any(math.isfinite(r.tested(results.metric, "emptied")) for r in results.all_runs())
-    arms = [(name, None) for name in variants]
+    arms: list[tuple[str, str | None]] = [(name, None) for name in variants]
     if emptied:
         pairs = ((name, control) for name in variants for control in (None, "emptied"))
         arms = [pair for pair in pairs if _scored(results, *pair)]

@@ -35,7 +35,7 @@ _SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: NO_DIFFERENCE}
 
 
 def headline(results: Results) -> str:
-    """One sentence that answers what was asked: the metric at the end of its axis, else what the memory adds or the best."""
+    """One sentence that answers what was asked: the metric at the end of its axis, what memories add, or the best."""
     rows = [row for row in results.rows if math.isfinite(row.mean)]
     if not rows:
         return "No variant has a test result yet."
