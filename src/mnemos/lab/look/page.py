@@ -1,6 +1,5 @@
 """The page of a look: one self-contained HTML file with a summary that needs no scripts, and the viewer."""
 
-import json
 import math
 from collections.abc import Sequence
 from importlib.resources import files
@@ -8,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mnemos.lab.report.markup import decimal, escape, figure, html_page, legend, listed, paragraph, plural, table
-from mnemos.lab.report.style import style_sheet
-from mnemos.types import JSONObject
+from mnemos.lab.report.markup import decimal, escape, figure, legend, listed, paragraph, plural, table
+from mnemos.lab.report.shell import embedded, html_page
 
 from .pack import pack
 from .record import Recording
@@ -39,10 +37,9 @@ def page(recordings: Sequence[Recording], title: str = "What the memory holds") 
         else "".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(sentences(one)))
         for one in recordings
     )
-    short = f'<section id="short" class="abstract"><h2>In short</h2>\n{opening}</section>'
-    run = f"<script>{_file('look.js')}</script>"
+    short = f'<section id="short" class="opening"><h2>In short</h2>\n{opening}</section>'
     header = paragraph(_byline(recordings), "byline")
-    return html_page(title, style_sheet() + _file("look.css"), header, f"{short}\n{body}\n{run}")
+    return html_page(title, f"{short}\n{body}", header, [_file("look.js")], _file("look.css"))
 
 
 def _file(name: str) -> str:
@@ -93,16 +90,8 @@ def _curves(known: Sequence[Recording]) -> str:
     return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{said}" {style}>{"".join(parts)}</svg>'
 
 
-def embedded(value: JSONObject) -> str:
-    """JSON for the page's script, in which no text can end the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return f'<script type="application/json" class="look-run">{text}</script>'
-
-
 def _viewer(recordings: Sequence[Recording]) -> Section:
-    data = "\n".join(embedded(pack(one, 1 / len(recordings))) for one in recordings)
+    data = "\n".join(embedded(pack(one, 1 / len(recordings)), "look-run") for one in recordings)
     note = paragraph(
         "The viewer needs scripts, which this browser does not run. The tables below need none.", "missing"
     )
