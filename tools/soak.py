@@ -2,6 +2,7 @@
 
     updates    as many updates of one training as fit in MINUTES, watched from outside
     tokens     a million tokens through every registered model that has a state (ten thousand if the state grows)
+    operators  ten thousand random calls of every public operator, beside its oracle
     commands   random recipes and command lines
 
 MINUTES is the length of `updates`; every other part is shortened in the same proportion to an hour. Each part replaces
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("updates", "tokens", "commands")
+PARTS = ("updates", "tokens", "operators", "commands")
 for place in ("tests/lab/run", "tests", "tests/soak", "src"):
     sys.path.insert(0, str(ROOT / place))
 

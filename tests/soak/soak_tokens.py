@@ -19,8 +19,9 @@ from mnemos.types import HeadAttention, State
 SIZES = {"vocab_size": 50, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 32, "segment": 16}
 SIZES |= {"encoder_layers": 1, "decoder_layers": 2}
 TOKENS, GROWING = 1_000_000, 10_000  # of a state that grows, each token costs the more the more came before it
-PARTS, PIECE, SINGLE = {"constant": 100, "growing": 20}, 250, 20  # of each part, the last tokens are drawn one by one
+PARTS, PIECE, SINGLE = {"constant": 100, "growing": 20}, 1000, 20  # of each part, the last tokens are drawn one by one
 MEMORY, SLOWER = 4 * 2**20, 1.5
+CACHE = GRC(length=4, scope="stream", block=512)  # updated every 512 tokens: the default, 64, costs eight times more
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ def cases() -> Iterator[Case]:
     for name, attention in ATTENTIONS.items():
         if True not in attention.causal_modes:
             continue
-        caches = (
-            (None, GRC(length=4, scope="stream")) if isinstance(declared(name, "", True), HeadAttention) else (None,)
-        )
+        caches = (None, CACHE) if isinstance(declared(name, "", True), HeadAttention) else (None,)
         for cache in caches:
             sizes = {k: v for k, v in SIZES.items() if has(mnemos.TransformerConfig, k)}
             config = mnemos.TransformerConfig(**sizes, attention=attention, cache=cache)
@@ -53,7 +52,7 @@ def cases() -> Iterator[Case]:
         kind = registry.load("model", case.name)
         config = kind(**{k: v for k, v in SIZES.items() if has(kind, k)})
         if case.cache:
-            config = replace(config, cache=GRC(length=4, scope="stream"))
+            config = replace(config, cache=CACHE)
         yield Case(f"{case.name}{', cached' if case.cache else ''}", config)
 
 
@@ -75,7 +74,7 @@ def stream(case: Case, share: float, say: Callable[[str], None] = lambda _: None
     model = case.build()
     grows = model.state_kind == "growing"
     parts = PARTS[model.state_kind]
-    part = max(PIECE, int((GROWING if grows else TOKENS) * share) // parts)
+    part = max(2 * SINGLE, int((GROWING if grows else TOKENS) * share) // parts)
     generator = torch.Generator().manual_seed(1)
     now, cpu, rss, sizes = begin(model, generator), [], [], []
     for number in range(parts):

@@ -1,0 +1,521 @@
+"""Random calls of every public operator beside its oracle: shapes, strides, types, masks, splits and states.
+
+A case is a dictionary that hypothesis draws. It holds sizes, switches and a seed of the numbers, so a failure is
+repeated by its dictionary alone. Values are compared in every type, gradients where the oracle has them and numbers are
+not in half precision.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mnemos import ops
+from mnemos.ops.associative.reference import reference_associative_read, reference_associative_write, reference_dpfp
+from mnemos.ops.block_sparse import draw_random_blocks
+from mnemos.ops.block_sparse.reference import reference_block_sparse
+from mnemos.ops.bucket_union.reference import reference_bucket_union
+from mnemos.ops.convolution.reference import reference_short_convolution
+from mnemos.ops.delta.reference import reference_delta_rule
+from mnemos.ops.linear import LinearState
+from mnemos.ops.linear.reference import (
+    reference_bidirectional,
+    reference_causal,
+    reference_elu,
+    reference_linear_attention,
+    reference_relu,
+)
+from mnemos.ops.reformer import draw_rotations
+from mnemos.ops.reformer.reference import reference_reformer
+from mnemos.ops.relative_position.reference import reference_relative_attention
+from mnemos.ops.slot_memory.reference import (
+    reference_biased_memory_norm,
+    reference_slot_attention,
+    reference_slot_write,
+)
+
+Case = dict[str, Any]
+CASES = 10_000
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 0.04, torch.float16: 0.01}
+WIDE, ALL = [torch.float64, torch.float32], list(TOLERANCES)
+
+
+class Numbers:
+    """Draws the tensors of a case, in the case's type and with strides of any kind."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.dtype = case, case["dtype"]
+        self.g = torch.Generator().manual_seed(case["seed"])
+        self.leaves: list[Tensor] = []
+
+    def normal(self, *shape: int, size: float = 1.0) -> Tensor:
+        return self.leaf(torch.randn(shape, generator=self.g, dtype=torch.float64) * size)
+
+    def uniform(self, *shape: int, size: float = 1.0) -> Tensor:
+        return self.leaf(torch.rand(shape, generator=self.g, dtype=torch.float64) * size)
+
+    def leaf(self, x: Tensor) -> Tensor:
+        """The numbers with the case's strides: as they come, permuted, with gaps, or one row for all."""
+        x = x.to(self.dtype)
+        kind = int(torch.randint(4, (), generator=self.g)) if self.case["strange"] else 0
+        if kind == 1:
+            x = x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+        elif kind == 2:
+            wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1] + 1), 7.0)
+            wide[..., 1::2] = x
+            x = wide[..., 1::2]
+        elif kind == 3 and x.shape[0] > 1:
+            x = x[:1].expand(x.shape)
+        x = x.detach().requires_grad_()
+        self.leaves.append(x)
+        return x
+
+    def mask(self, b: int, t: int) -> Tensor | None:
+        """No mask, some holes, nothing valid in a row, or everything valid."""
+        kind = self.case["mask"]
+        if kind == "none":
+            return None
+        if kind == "all":
+            return torch.ones(b, t, dtype=torch.bool)
+        valid = torch.rand(t, b, generator=self.g).T > 0.35
+        if kind == "empty row":
+            valid[-1] = False
+        return valid
+
+    def resets(self, b: int, t: int) -> Tensor | None:
+        return torch.rand(b, t, generator=self.g) < 0.2 if self.case.get("resets") else None
+
+
+def compare(numbers: Numbers, found: tuple[Tensor, ...], expected: tuple[Tensor, ...], gradients: bool = True) -> None:
+    """Raise AssertionError with the place and the size of a difference."""
+    bound = TOLERANCES[numbers.dtype]
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        near(a, b, bound, f"output {i}")
+    leaves = [x for x in numbers.leaves if x.requires_grad]
+    if gradients and numbers.dtype in WIDE and leaves:
+        g = torch.Generator().manual_seed(5)
+        ups = [
+            torch.randn(y.shape[::-1], generator=g, dtype=torch.float64).permute(*range(y.dim() - 1, -1, -1))
+            for y in expected
+        ]
+        results = [
+            torch.autograd.grad(
+                [y for y in ys if y.requires_grad],
+                leaves,
+                [u.to(y.dtype) for u, y in zip(ups, ys, strict=True) if y.requires_grad],
+                allow_unused=True,
+                materialize_grads=True,
+                retain_graph=True,
+            )
+            if any(y.requires_grad for y in ys)
+            else [torch.zeros_like(x) for x in leaves]
+            for ys in (found, expected)
+        ]
+        for i, (a, b) in enumerate(zip(*results, strict=True)):
+            near(a, b, 10 * bound, f"gradient of input {i} {tuple(leaves[i].shape)}")
+
+
+def near(a: Tensor, b: Tensor, bound: float, where: str) -> None:
+    if a.shape != b.shape:
+        raise AssertionError(f"{where}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if not b.numel():
+        return
+    a, b = a.detach().double(), b.detach().double()
+    apart = (a - b).abs().max().item() / max(1.0, b.abs().max().item())
+    if not apart <= bound:
+        raise AssertionError(f"{where}: a difference of {apart:.3g}, above {bound:.0e}")
+
+
+def double(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.double()
+
+
+def pieces(t: int, case: Case) -> list[slice]:
+    """A sequence in one call, in two, or token by token; calls may be empty."""
+    if case["split"] == "tokens" and t:
+        ends = list(range(t + 1))
+    elif case["split"] == "two":
+        cut = case["seed"] % (t + 1)
+        ends = [0, cut, t]
+    else:
+        ends = [0, t]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def part(x: Tensor | None, span: slice) -> Tensor | None:
+    return x if x is None else x[:, span]
+
+
+def hidden(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The tensor with NaN in its padding."""
+    return x if mask is None else torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), x, torch.nan)
+
+
+def linear_attention(c: Case) -> None:
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
+    q, k, v = n.normal(b, t, h, d), n.normal(b, t, h, d), n.normal(b, t, h, m)
+    start = (n.uniform(b, h, d, m), n.uniform(b, h, d, size=3)) if c["state"] else None
+    mask, causal = n.mask(b, t), c["causal"]
+    wide = None if start is None else tuple(x.double() for x in start)
+    phi = {"elu": reference_elu, "relu": reference_relu}[c["map"]]
+    schedule = reference_causal if causal else reference_bidirectional
+    eps = 0.1 if c["map"] == "relu" else 1e-6  # where all features are 0, a sum is divided by eps
+    expected = reference_linear_attention(q.double(), k.double(), v.double(), schedule, phi, wide, mask, eps)
+    state: Any = (
+        None if start is None else LinearState(*(x.to(q.dtype if q.dtype in WIDE else torch.float32) for x in start))
+    )
+    ys = []
+    for span in pieces(t, c) if causal else [slice(0, t)]:
+        valid = part(mask, span)
+        given = q[:, span], hidden(k[:, span], valid), hidden(v[:, span], valid)
+        y, state = ops.linear_attention(*given, causal, c["map"], state, valid, eps, compensated=c["compensated"])
+        ys.append(y)
+    compare(
+        n, (torch.cat(ys, 1), state[0] if not c["compensated"] else state.s, state.z), expected, not c["compensated"]
+    )
+
+
+def linear_attention_varlen(c: Case) -> None:
+    n = Numbers(c)
+    t, h, d, m = c["t"], c["h"], c["d"], c["m"]
+    q, k, v = n.normal(t, h, d), n.normal(t, h, d), n.normal(t, h, m)
+    cuts = sorted(int(x) for x in torch.randint(t + 1, (c["b"],), generator=n.g))
+    offsets = [0, *cuts, t]
+    rows = len(offsets) - 1
+    start = (n.uniform(rows, h, d, m), n.uniform(rows, h, d)) if c["state"] else None
+    outputs = []
+    for i in range(rows):
+        span = slice(offsets[i], offsets[i + 1])
+        before = None if start is None else tuple(x[i : i + 1].double() for x in start)
+        if offsets[i] == offsets[i + 1]:  # the oracle reads no empty sequence
+            wide = q.double().sum() * 0 + torch.zeros(1, h, d, m), q.double().sum() * 0 + torch.zeros(1, h, d)
+            outputs.append((v[None, span].double(), *(wide if before is None else before)))
+        else:
+            outputs.append(reference_linear_attention(*(x[None, span].double() for x in (q, k, v)), state=before))
+    expected = (torch.cat([y[0] for y, _, _ in outputs]), *(torch.cat([o[j] for o in outputs]) for j in (1, 2)))
+    y, state = ops.linear_attention_varlen(q, k, v, torch.tensor(offsets), state=start)
+    compare(n, (y, *state), expected)
+
+
+def recurrence(c: Case, erases: bool) -> None:
+    n = Numbers(c)
+    b, t, d, m, keys = c["b"], c["t"], c["d"], c["m"], c["h"]
+    h = keys * c["groups"]
+    q, k, v = n.normal(b, t, keys, d), n.normal(b, t, keys, d, size=d**-0.5), n.normal(b, t, h, m)
+    given: Case = {"beta": n.uniform(b, t, h) if erases else None}
+    kind = c["decay"]
+    given["decay"] = None
+    if kind != "none":
+        shape = (b, t, h) if kind == "head" else (b, t, h, d)
+        given["decay"] = n.leaf(-3 * torch.rand(shape, generator=n.g, dtype=torch.float64) ** 3)
+    state = n.normal(b, h, d, m) if c["state"] else None
+    mask, resets, scale = n.mask(b, t), n.resets(b, t), c["scale"]
+    normalise = {"normalise_keys": c["normalise"]} if erases else {}
+    wide = {name: double(x) for name, x in given.items()}
+    expected = reference_delta_rule(
+        q.double(),
+        k.double(),
+        v.double(),
+        **wide,
+        state=double(state),
+        mask=mask,
+        scale=scale,
+        resets=resets,
+        **normalise,
+    )
+    operator = ops.delta_rule if erases else ops.decayed_attention
+    ys, end = [], state
+    for span in pieces(t, c):
+        here = {name: part(x, span) for name, x in given.items() if erases or name != "beta"}
+        y, end = operator(
+            q[:, span], k[:, span], v[:, span], **here, state=end, mask=part(mask, span), scale=scale,
+            resets=part(resets, span), **normalise,
+        )  # fmt: skip
+        ys.append(y)
+    compare(n, (torch.cat(ys, 1), end), expected)
+
+
+def delta_rule(c: Case) -> None:
+    recurrence(c, True)
+
+
+def decayed_attention(c: Case) -> None:
+    recurrence(c, False)
+
+
+def short_convolution(c: Case) -> None:
+    n = Numbers(c)
+    b, t, width, taps = c["b"], c["t"], c["d"], c["m"]
+    x, weight = n.normal(b, t, width), n.normal(width, taps)
+    bias = n.normal(width) if c["h"] > 1 else None
+    state = n.normal(b, taps - 1, width) if c["state"] else None
+    mask, resets, act = n.mask(b, t), n.resets(b, t), "silu" if c["causal"] else None
+    expected = reference_short_convolution(
+        x.double(), weight.double(), double(bias), double(state), mask, resets, activation=act
+    )
+    ys, end = [], state
+    for span in pieces(t, c):
+        y, end = ops.short_convolution(
+            hidden(x[:, span], part(mask, span)), weight, bias, end, part(mask, span), part(resets, span), act
+        )
+        ys.append(y)
+    compare(n, (torch.cat(ys, 1), end), expected)
+
+
+def rewindable(c: Case) -> None:
+    """The state after each row's own number of tokens, taken back from a call of all of them."""
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
+    q, k, v, beta = n.normal(b, t, h, d), n.normal(b, t, h, d, size=d**-0.5), n.normal(b, t, h, m), n.uniform(b, t, h)
+    state, mask = n.normal(b, h, d, m), n.mask(b, t)
+    kept = [int(x) for x in torch.randint(t + 1, (b,), generator=n.g)]
+    with ops.rewindable() as calls:
+        _, end = ops.delta_rule(q, k, v, beta, state=state, mask=mask)
+        found = calls.rewind(end, kept)
+    rows = []
+    for i, count in enumerate(kept):
+        cut = [x[i : i + 1, :count].double() for x in (q, k, v, beta)]
+        rows.append(
+            reference_delta_rule(
+                *cut, state=state[i : i + 1].double(), mask=None if mask is None else mask[i : i + 1, :count]
+            )[1]
+        )
+    compare(n, (found,), (torch.cat(rows),), gradients=False)
+
+
+def reformer_attention(c: Case) -> None:
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
+    qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
+    rotations = draw_rotations(c["rounds"], h, d, c["factors"], n.g)
+    rest = c["chunk"], c["causal"], mask, c["back"], c["ahead"]
+    expected = reference_reformer(qk, v, [r.double() for r in rotations], *rest)
+    found = ops.reformer_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest)
+    compare(n, (found,), (expected,))
+
+
+def bucket_union_attention(c: Case) -> None:
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
+    qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
+    heads = h if c["shared"] else 1
+    rotations = torch.randn(c["rounds"], heads, d, 2, generator=n.g, dtype=torch.float64)
+    rest = c["chunk"], c["causal"], mask, c["scale"]
+    expected = reference_bucket_union(qk, v, rotations, *rest)
+    compare(n, (ops.bucket_union_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest),), (expected,))
+
+
+def block_sparse_attention(c: Case) -> None:
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"] + 1, c["h"], c["d"], c["m"]
+    q, k, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
+    pattern = c["block"], c["window"], 1
+    blocks = -(-t // c["block"])
+    drawn = draw_random_blocks(h, blocks, c["random"], c["window"], 1, seed=c["seed"] % 1000)
+    expected = reference_block_sparse(q, k, v, drawn, *pattern, mask)
+    found = ops.block_sparse_attention(*(hidden(x, mask) for x in (q, k, v)), drawn, *pattern, mask)
+    compare(n, (found,), (expected,))
+
+
+def relative_attention(c: Case) -> None:
+    n = Numbers(c)
+    b, t, h, d, m = c["b"], c["t"] + 1, c["h"], c["d"], c["m"]
+    total = t + c["before"]
+    causal = c["causal"]
+    q, k, v = n.normal(b, t, h, d), n.normal(b, total, h, d), n.normal(b, total, h, m)
+    r = n.normal(total if causal else total + t - 1, h, d)
+    u, w, mask = n.normal(h, d), n.normal(h, d), n.mask(b, total)
+    rest = causal, mask, c["window"] if causal else None
+    by_distance = {total - 1 - i: row for i, row in enumerate(r.double())}
+    expected = reference_relative_attention(
+        *(x.double() for x in (q, k, v)), by_distance, u.double(), w.double(), *rest
+    )
+    found = ops.relative_attention(q, k, v, r, u, w, *rest)
+    compare(n, (found,), (expected,))
+    with torch.no_grad():  # another path
+        near(ops.relative_attention(q, k, v, r, u, w, *rest), expected, TOLERANCES[n.dtype], "without gradient")
+
+
+def slots(c: Case) -> tuple[Numbers, list[Tensor], Tensor | None, Tensor | None]:
+    n = Numbers(c)
+    b, t, h, d, m, count = c["b"], c["t"], c["h"], c["d"], c["m"], c["slots"]
+    given = [n.normal(b, count, h * m), n.normal(b, count, h, d), n.normal(b, count, h, d)]
+    given += [n.normal(b, t, h, d), n.normal(b, t, h, m)]
+    return n, given, n.mask(b, t), n.normal(count, h) if c["state"] else None
+
+
+def slot_attention(c: Case) -> None:
+    n, given, mask, logit = slots(c)
+    used = given[1:4]
+    n.leaves = [*used, *([] if logit is None else [logit])]
+    expected = reference_slot_attention(*(x.double() for x in used), mask, c["temperature"], double(logit))
+    compare(n, (ops.slot_attention(*used, mask, c["temperature"], logit),), (expected,))
+
+
+def slot_write(c: Case) -> None:
+    n, given, mask, logit = slots(c)
+    expected = reference_slot_write(*(x.double() for x in given), mask, c["temperature"], double(logit))
+    compare(n, (ops.slot_write(*given, mask, c["temperature"], logit),), (expected,))
+
+
+def biased_memory_norm(c: Case) -> None:
+    n = Numbers(c)
+    memory, bias = n.normal(c["b"], c["slots"], c["d"]), n.normal(c["slots"], c["d"])
+    radius = c["scale"]
+    expected = reference_biased_memory_norm(memory.double(), bias.double(), radius)
+    compare(n, (ops.biased_memory_norm(memory, bias, radius),), (expected,))
+
+
+def dpfp(c: Case) -> None:
+    n = Numbers(c)
+    x = n.normal(c["b"], c["t"], c["d"])
+    nu = min(c["slots"], 2 * c["d"] - 1)
+    compare(n, (ops.dpfp(x, nu),), (reference_dpfp(x.double(), nu),))
+
+
+def associations(c: Case) -> tuple[Numbers, list[Tensor]]:
+    n = Numbers(c)
+    b, t, d, m = c["b"], c["t"], c["d"], c["m"]
+    given = [n.normal(b, d, m), n.uniform(b, d, size=0.7), n.uniform(b, t, d), n.normal(b, t, m), n.uniform(b, t)]
+    given[2] = torch.nn.functional.normalize(given[2] + 0.1, dim=-1)  # features of length 1
+    return n, given
+
+
+def associative_read(c: Case) -> None:
+    n, given = associations(c)
+    n.leaves = n.leaves[:3]
+    expected = reference_associative_read(*(x.double() for x in given[:3]), c["causal"])
+    compare(n, (ops.associative_read(*given[:3], c["causal"]),), (expected,))
+
+
+def associative_write(c: Case) -> None:
+    n, given = associations(c)
+    expected = reference_associative_write(*(x.double() for x in given), c["causal"])
+    # One key alone is at the bend of the bound: its gradient is of either side.
+    compare(n, tuple(ops.associative_write(*given, c["causal"])), tuple(expected), gradients=c["t"] > 1)
+
+
+OPERATORS: dict[str, tuple[Callable[[Case], None], Case]] = {}
+
+
+def draws(**more: st.SearchStrategy[Any]) -> Case:
+    """What every case has; `more` replaces some of it."""
+    return {
+        "seed": st.integers(0, 2**31),
+        "dtype": st.sampled_from(WIDE),
+        "strange": st.booleans(),
+        "mask": st.sampled_from(["none", "none", "holes", "empty row", "all"]),
+        "b": st.integers(1, 2),
+        "t": st.integers(0, 9),
+        "h": st.integers(1, 2),
+        "d": st.integers(1, 5),
+        "m": st.integers(1, 5),
+        "state": st.booleans(),
+        "causal": st.booleans(),
+        "split": st.sampled_from(["one", "two", "tokens"]),
+    } | more
+
+
+def _fill() -> None:
+    half = {"dtype": st.sampled_from(ALL)}
+    some = {"t": st.integers(1, 9)}  # the other oracles need a token
+    lsh = some | {
+        "dtype": st.just(torch.float64),
+        "rounds": st.integers(1, 3),
+        "chunk": st.integers(1, 4),
+    }  # no ties in a hash
+    family = half | {
+        "groups": st.integers(1, 2),
+        "decay": st.sampled_from(["none", "head", "channel"]),
+        "resets": st.booleans(),
+        "scale": st.sampled_from([None, 0.5]),
+        "normalise": st.booleans(),
+    }
+    sizes = {
+        "slots": st.integers(1, 4),
+        "temperature": st.sampled_from([0.25, 1.0]),
+        "scale": st.sampled_from([None, 2.0]),
+    }
+    for test, more in (
+        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"]), "compensated": st.booleans()}),
+        (linear_attention_varlen, half),
+        (delta_rule, family),
+        (decayed_attention, family),
+        (short_convolution, half | {"resets": st.booleans()}),
+        (rewindable, {}),
+        (
+            reformer_attention,
+            lsh
+            | {"factors": st.sampled_from([(2,), (4,), (4, 2)]), "back": st.integers(0, 2), "ahead": st.integers(0, 1)},
+        ),
+        (bucket_union_attention, lsh | {"scale": st.sampled_from([None, 2.0]), "shared": st.booleans()}),
+        (
+            block_sparse_attention,
+            {
+                "dtype": st.just(torch.float64),
+                "block": st.integers(1, 3),
+                "window": st.sampled_from([1, 3]),
+                "random": st.integers(0, 2),
+            },
+        ),
+        (relative_attention, {"before": st.integers(0, 4), "window": st.sampled_from([None, 1, 3])}),
+        (slot_attention, sizes),
+        (slot_write, sizes),
+        (biased_memory_norm, sizes),
+        (dpfp, sizes | some),
+        (associative_read, some),
+        (associative_write, some),
+    ):
+        OPERATORS[test.__name__] = test, draws(**more)
+
+
+_fill()
+
+
+def search(name: str, count: int, fail: Callable[[Case, Exception], None], of: int = 0, limit: float = math.inf) -> int:
+    """Run `count` random cases of an operator, the same each time, for at most `limit` seconds; how many ran."""
+    test, strategy = OPERATORS[name]
+    ran, began = 0, time.monotonic()
+
+    def one(case: Case) -> None:
+        nonlocal ran
+        if time.monotonic() - began > limit:
+            return
+        ran += 1
+        try:
+            test(case)
+        except Exception as error:
+            fail(case, error)
+
+    checks = settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    seed(of)(checks(given(st.fixed_dictionaries(strategy))(one)))()
+    return ran
+
+
+def run(share: float, folder: Path, say: Callable[[str], None], limit: float = 300) -> dict[str, Any]:
+    """Random calls of every operator, each operator for at most `limit` seconds of an hour's share."""
+    torch.set_num_threads(1)
+    ran: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    for name in OPERATORS:
+
+        def fail(case: Case, error: Exception, name: str = name) -> None:
+            failed.setdefault(f"{name}: {str(error).partition('(')[0][:60]}", f"{name}: {error}; {case}")
+
+        ran[name] = search(name, math.ceil(CASES * share), fail, limit=limit * share)
+        say(f"{name}: {ran[name]:,} calls; {len(failed)} problems")
+    return {"calls": sum(ran.values()), "operators": ran, "failed": list(failed.values())}
