@@ -77,7 +77,7 @@ def write(folder: Path) -> None:
     """Write all pages, and the files that they link, into an empty folder."""
     site = Site(folder)
     for path, place in places().items():
-        text = notebook(path) if path.suffix == ".ipynb" else path.read_text()
+        text = site.notebook(path) if path.suffix == ".ipynb" else path.read_text()
         text = site.with_links(text, path, place)
         if place == "index":
             text += "\n".join(_toctree(title, named) for title, named in sections().items())
@@ -115,6 +115,18 @@ class Site:
         parts[::2] = [LINK.sub(lambda m: m[1] + self._link(m[2], path, place) + m[3], part) for part in parts[::2]]
         # a link around `code` is cut by the split above
         return re.sub(r"(`\]\()([^)\s]+)(\))", lambda m: m[1] + self._link(m[2], path, place) + m[3], "".join(parts))
+
+    def notebook(self, path: Path) -> str:
+        """A notebook as a page: its texts, its code, the outputs that it stores, and itself for download."""
+        parts = []
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+            for output in cell.get("outputs", []):
+                said = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+                parts.append(f"```text\n{said.rstrip()}\n```")
+        title, _, rest = "\n\n".join(parts).partition("\n")
+        return f"{title}\n\nA notebook of Jupyter: [{path.name}](../{self._copy(path)}).\n{rest}\n"
 
     def _link(self, target: str, path: Path, place: str) -> str:
         name, anchor = re.match(r"([^#]*)(#.*)?$", target).groups("")
@@ -173,16 +185,3 @@ def command_line() -> str:
     codes = next(block for block in said.split("\n\n") if block.startswith("Exit codes"))
     about = "`mnemos --help` prints this, and `mnemos COMMAND --help` more."
     return f"# Command line\n\n{about}\n\n```text\n{text}```\n\n{codes}\n"
-
-
-def notebook(path: Path) -> str:
-    """A notebook as a page: its texts, its code, and the outputs that it stores."""
-    parts = []
-    for cell in json.loads(path.read_text())["cells"]:
-        text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-        for output in cell.get("outputs", []):
-            said = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
-            parts.append(f"```text\n{said.rstrip()}\n```")
-    title, _, rest = "\n\n".join(parts).partition("\n")
-    return f"{title}\n\n*A notebook: [{path.name}](../files/{path.relative_to(ROOT)}).*\n{rest}\n"

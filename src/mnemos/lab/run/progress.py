@@ -1,10 +1,11 @@
 """Progress of a run: a bar on a terminal or in a notebook, a line every few seconds in a log, or nothing."""
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
@@ -143,40 +144,37 @@ class BarProgress(NoProgress):
 
 
 class NotebookProgress(LogProgress):
-    """A bar in one line of a notebook's output, written again up to five times a second. It needs no other library."""
+    """A bar at one place of a notebook's output, replaced up to five times a second; a saved notebook has the last."""
 
-    INTERVAL, WIDTH = 0.2, 24  # seconds, characters
+    REPLACED, WIDTH = 0.2, 24  # seconds, characters
 
     def __init__(self, name: str, steps: int, step: int) -> None:
         super().__init__(name, steps, step)
-        self._shown = 0  # characters of the line
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            print(flush=True)
+        self._shown: Any = None  # IPython's handle of the bar
 
     def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
-        """Write the bar, loss, speed and time left again."""
+        """Replace the bar, with loss, speed and time left."""
         now = time.monotonic() - self.began
-        if now - self.last_line < self.INTERVAL and step < self.steps:
+        if now - self.last_line < self.REPLACED and step < self.steps:
             return
         self.last_line = now
         rate, full = (step - self.first) / max(now, 1e-9), round(self.WIDTH * step / max(self.steps, 1))
         bar = "█" * full + "░" * (self.WIDTH - full)
-        self._write(
+        self._replace(
             f"{self.name} {bar} {step}/{self.steps} loss {update['loss']:.4f} {rate:.1f}/s "
             f"{clock((self.steps - step) / rate)} of training left"
         )
 
     def message(self, text: str) -> None:
-        """Print a line; the bar goes on below it."""
-        self._write(text)
-        print(flush=True)
-        self._shown = 0
+        """Print a line; the bar stays at its place."""
+        print(text, flush=True)
 
-    def _write(self, line: str) -> None:
-        print("\r" + line.ljust(self._shown), end="", flush=True)
-        self._shown = len(line)
+    def _replace(self, line: str) -> None:
+        shown = {"text/plain": line}
+        if self._shown is None:
+            self._shown = importlib.import_module("IPython.display").display(shown, raw=True, display_id=True)
+        else:
+            self._shown.update(shown, raw=True)
 
 
 def in_notebook() -> bool:
