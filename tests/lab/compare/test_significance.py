@@ -17,9 +17,19 @@ from mnemos.lab.compare.significance import (
     paired,
     spread,
     welch,
+    wilson,
 )
 
 T2 = 4.302652730  # the 97.5 % point of Student's t with two degrees of freedom
+
+
+def test_wilson_s_interval_of_a_share():
+    from scipy.stats import binomtest
+
+    for right, of in ((18, 18), (9, 18), (0, 5), (497, 500)):
+        assert wilson(right, of) == pytest.approx(tuple(binomtest(right, of).proportion_ci(method="wilson")), abs=1e-12)
+    with pytest.raises(ValueError, match="of > 0"):
+        wilson(0, 0)
 
 
 def test_the_interval_of_a_mean():

@@ -1,34 +1,32 @@
 """The results of the benchmarks: a table for the terminal, and one HTML page with tables and figures."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mnemos.atomic import write_text
+from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
 from mnemos.lab.report.markup import (
+    contents,
     count,
     decimal,
     duration,
     escape,
-    figure,
-    legend,
+    folded,
     listed,
     memory,
     missing,
     operations,
     paragraph,
+    prose,
     table,
 )
-from mnemos.lab.report.shell import html_page
-from mnemos.lab.report.style import MARKERS, MUTED, VARIANTS, panel, variant_colour, variant_name
+from mnemos.lab.report.shell import chart_library, html_page, script
+from mnemos.lab.report.style import variant_name
 from mnemos.types import JSONObject
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_GLYPHS = dict(zip(MARKERS, "●■▲◆▼✚", strict=True))  # the markers in the legend
+_SECONDS = Axis("seconds of training", ",")
+_NAMED = 6  # memories at most that a sentence names
 HEAD = ("memory", "score", "rate", "state", "at segments", "parameters", "FLOPs", "training", "emptied", "longest")
 ERROR = 0.02  # of a score from the rows of a test split, whatever the seed
 
@@ -132,26 +130,45 @@ def _spread(mean: float, std: float | None) -> str:
 def write_page(result: JSONObject, path: Path) -> None:
     """Write the page of a benchmarks.json. The file is replaced atomically; the same input gives the same bytes."""
     names = list(dict.fromkeys(row["name"] for entry in result["benchmarks"] for row in entry["rows"]))
-    body = "\n".join(_section(entry, names) for entry in result["benchmarks"])
     title = f"Benchmarks of memory: {listed([entry['name'] for entry in result['benchmarks']])}"
     seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
-    lead = (
+    entries = result["benchmarks"]
+    how = (
         "Each memory is trained at several learning rates with one seed. The rate with the best score on the "
         "validation split is chosen, and the test scores are those of its runs "
         f"({seeds}). All memories read the same data."
     )
-    write_text(path, html_page(title, f"{paragraph(lead, 'lead')}\n{body}"))
+    opening = [
+        *(paragraph(_best(entry), "lead") for entry in entries),
+        _figures(entries[0], names) if entries else "",
+        f'<ul class="caveats"><li>{prose(how)}</li></ul>',
+        contents((entry["name"], entry["name"]) for entry in entries),
+    ]
+    sections = (
+        folded(entry["name"], entry["name"], _section(entry, names, drawn=i > 0), opened=len(entries) == 1)
+        for i, entry in enumerate(entries)
+    )
+    body = '<section id="verdict" class="opening">\n' + "\n".join(filter(None, opening)) + "</section>\n"
+    write_text(path, html_page(title, body + "\n".join(sections), scripts=[chart_library(), script("page.js")]))
 
 
-def _section(entry: JSONObject, names: Sequence[str]) -> str:
+def _best(entry: JSONObject) -> str:
+    """One sentence: the scores from the best, and a guess."""
+    ranked = sorted(entry["rows"], key=lambda row: row["mean"], reverse=True)
+    scores = [f"{row['name']} {_spread(row['mean'], row['std'])}" for row in ranked[:_NAMED]]
+    more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
+    return f"{entry['name']}, test {entry['metric']}: {', '.join(scores)}{more}; guessing {decimal(entry['chance'])}."
+
+
+def _section(entry: JSONObject, names: Sequence[str], drawn: bool) -> str:
     parts = [
         paragraph(f"{entry['about'][0].upper()}{entry['about'][1:]}."),
         _table(entry, names),
         *(paragraph(line) for line in (failed_seeds(entry), unlearned(entry)) if line),
-        _figures(entry, names),
+        _figures(entry, names) if drawn else "",
     ]
     parts += [missing(f"{listed(entry['failed'])}: every run failed.")] if entry["failed"] else []
-    return f'<section id="{escape(entry["name"])}"><h2>{escape(entry["name"])}</h2>\n' + "\n".join(parts) + "</section>"
+    return "\n".join(filter(None, parts))
 
 
 def _table(entry: JSONObject, names: Sequence[str]) -> str:
@@ -179,69 +196,35 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
 
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
-    metric = entry["metric"]
-    drawn: list[tuple[str, str, str, Callable[[Axes], None]]] = [
-        ("state", f"{metric} against state", "bytes of state per row", partial(_scatter, entry, names, "state_bytes")),
-        ("time", f"{metric} against time", "seconds of training", partial(_scatter, entry, names, "seconds")),
-    ]
-    if entry["rows"][0]["beyond"][1:]:
-        drawn.insert(1, ("beyond", f"{metric} beyond training", entry["axis"], partial(_beyond, entry, names)))
-    panels = [
-        panel(f"{entry['name']}-{slug}", title.capitalize(), draw, label=f"{entry['name']}: {title}", x=x)
-        for slug, title, x, draw in drawn
-    ]
-    keys = []
-    for row in entry["rows"]:
-        sign = _GLYPHS[_look(names, row)["marker"]]
-        keys.append((f"variant-{names.index(row['name']) % len(VARIANTS)}", f"{sign} {row['name']}"))
+    metric, rows = entry["metric"], entry["rows"]
+    arms = [arm(row["name"], names.index(row["name"])) for row in rows]
+    references = [(name, value) for name, value in _references(entry) if math.isfinite(value)]
+    charts = []
+    if rows[0]["beyond"][1:]:
+        places = [one["at"] for one in rows[0]["beyond"]]
+        look: JSONObject = {"kind": "points", "logarithmic": places[0] > 0, "ticks": places, "references": references}
+        title = f"{metric} beyond training".capitalize()
+        chart = Chart(f"{entry['name']}-beyond", title, metric, arms, ["mean"], [Axis(entry["axis"], "~g")], **look)
+        for place, row in enumerate(rows):
+            for one in row["beyond"]:
+                chart.add(place, 0, one["mean"], one["at"], interval=_bar(one))
+        charts.append(chart)
+    against = (("state_bytes", "state", Axis("bytes of state per row", "~s")), ("seconds", "time", _SECONDS))
+    for key, name, axis in against:
+        look = {"kind": "marks", "logarithmic": True, "references": references}
+        title = f"{metric} against {name}".capitalize()
+        chart = Chart(f"{entry['name']}-{name}", title, metric, arms, ["mean"], [axis], **look)
+        for place, row in enumerate(rows):
+            chart.add(place, 0, row["mean"], row[key], interval=_bar(row))
+        charts.append(chart)
     caption = (
-        f"Dotted: {listed([name for name, _ in _references(entry)])}. Beyond training: rows of {entry['axis']} "
-        f"{entry['trained_at']:g} are those of training, and longer ones were never trained on. Bars and bands are "
-        "standard deviations over seeds."
+        f"{entry['name']}. Dotted: {listed([name for name, _ in references])}. Beyond training: rows of "
+        f"{entry['axis']} {entry['trained_at']:g} are those of training, and longer ones were never trained on. Bars "
+        "are standard deviations over seeds."
     )
-    return figure(panels, caption, legend=legend(keys))
+    return chart_figure(charts, caption)
 
 
-def _scatter(entry: JSONObject, names: Sequence[str], key: str, axes: "Axes") -> None:
-    """Score against bytes of state or seconds, one mark per memory; the legend names it."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    for row in entry["rows"]:
-        axes.errorbar([row[key]], [row["mean"]], yerr=row["std"], markersize=5, **_look(names, row))
-    values = [row[key] for row in entry["rows"]]
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(min(values) / 2, 2 * max(values))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x) if key == "state_bytes" else f"{x:,.4g}"))
-    axes.xaxis.set_major_locator(LogLocator(2, numticks=7))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(axis="x", labelsize=7)
-    _chance(entry, axes)
-
-
-def _beyond(entry: JSONObject, names: Sequence[str], axes: "Axes") -> None:
-    """Score against the length of test rows."""
-    for row in entry["rows"]:
-        at, mean = [one["at"] for one in row["beyond"]], [one["mean"] for one in row["beyond"]]
-        look = _look(names, row)
-        axes.plot(at, mean, markersize=3.4, **look)
-        spread = [one["std"] or 0.0 for one in row["beyond"]]
-        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([one["at"] for one in entry["rows"][0]["beyond"]])
-    axes.set_xticklabels([f"{one['at']:g}" for one in entry["rows"][0]["beyond"]])
-    axes.minorticks_off()
-    _chance(entry, axes)
-
-
-def _look(names: Sequence[str], row: JSONObject) -> JSONObject:
-    index = names.index(row["name"])
-    return {"color": variant_colour(index), "marker": MARKERS[(index + index // len(VARIANTS)) % len(MARKERS)]}
-
-
-def _chance(entry: JSONObject, axes: "Axes") -> None:
-    for _, value in _references(entry):
-        axes.axhline(value, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
-    values = [one["mean"] for row in entry["rows"] for one in row["beyond"] if math.isfinite(one["mean"])]
-    axes.set_ylim(-0.03, max(1.03, *values) if values else 1.03)
-    axes.grid(axis="y")
+def _bar(one: JSONObject) -> tuple[float, float]:
+    std = one["std"] or 0.0
+    return one["mean"] - std, one["mean"] + std

@@ -175,12 +175,24 @@ def export(arguments: list[str]) -> int:
 
 
 def report(arguments: list[str]) -> int:
-    """Write a page about runs."""
-    from mnemos.lab.report import report
-
+    """Write a page about runs, or serve it while they are trained."""
     parser = CommandParser("report", "Write an HTML page about runs or a comparison.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run or of a comparison")
     parser.add_argument("--out", metavar="FILE", help="the page; by default report.html in the first folder")
+    about = "serve the page of runs that are being trained, to this machine alone, until Ctrl-C"
+    parser.add_argument("--watch", action="store_true", help=about)
     options = parser.parse_args(arguments)
-    print(report([Path(run) for run in options.runs], Path(options.out) if options.out else None))
+    runs = [Path(run) for run in options.runs]
+    if options.watch:
+        if options.out:
+            raise InputError("--watch: expected no --out, found one; leave one of them out")
+        from mnemos.lab.report.watch import watch
+
+        watch(runs)
+        return 0
+    from mnemos.lab.report.page import write_report
+
+    page, first = write_report(runs, Path(options.out) if options.out else None)
+    print(page)
+    print(f"Open {page.resolve().as_uri()} in a browser. {first}")
     return 0

@@ -81,7 +81,7 @@ USAGE = """mnemos: memory for transformers
   mnemos export RUN                            write a checkpoint of Hugging Face Transformers, or programs of ONNX or
                                                torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
                                                [--push REPOSITORY]
-  mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE]
+  mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE | --watch]
   mnemos look RUN ...                          write a page of what memories hold, segment by segment    [--text FILE]
                                                [--document N] [--segments N] [--out FILE]
   mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]

@@ -106,7 +106,11 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject
         options.out.mkdir(parents=True, exist_ok=True)
         path = options.out / f"{claim.name}.json"
         write_json(path, result)
-        for written in (*finding.files, path):
+        from .claim_page import write_claim_page  # what only names recipes needs no page
+
+        page = options.out / f"claim-{claim.name}.html"
+        write_claim_page(result, finding, page)
+        for written in (*finding.files, path, page):
             print(written)
     print(flush=True)
     return result

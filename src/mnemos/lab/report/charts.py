@@ -18,6 +18,7 @@ from .shell import embedded
 from .style import MARKERS, VARIANTS
 
 MOST = 12_000  # points of a chart
+_ROW = 26  # pixels of an arm in a strip
 _SWITCHES = 24  # of runs, at most
 _DIGITS = 5  # of a value in the page
 _SHAPES = dict(
@@ -296,7 +297,7 @@ def _strip(chart: Chart, x: JSONObject, colour: JSONObject) -> list[JSONObject]:
 
 
 def _finished(chart: Chart, layers: list[JSONObject], more: list[JSONObject]) -> JSONObject:
-    height: int | JSONObject = {"step": 26} if chart.kind == "strip" else 230
+    height = _ROW * len(chart.series) if chart.kind == "strip" else 230
     return {"config": _CONFIG, "height": height, "layer": [*more, *layers]}
 
 

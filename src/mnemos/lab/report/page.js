@@ -3,6 +3,7 @@
 (() => {
   const chosen = new Map(); // by figure: its switches, which outlive a new version of a page that is watched
   const MOST_VALUES = 8;
+  const ROW = 26; // pixels of an arm in a strip
 
   const number = (value) =>
     value === null || value === undefined
@@ -102,6 +103,7 @@
       if (logX) spec.layer = spec.layer.filter((layer) => !(layer.encoding.x && layer.encoding.x.datum <= 0));
       const drawing = (this.drawing = (this.drawing || 0) + 1);
       spec.data = { values: this.seen.map((point) => ({ ...point })) };
+      if (this.kind === "strip") spec.height = ROW * Math.max(1, new Set(this.seen.map((point) => point.s)).size);
       spec.width = Math.max(160, this.element.clientWidth);
       spec.autosize = { type: "fit-x", contains: "padding" };
       const holder = document.createElement("div");
@@ -198,9 +200,16 @@
       this.readout.append(part, " ");
     }
 
+    // The upper left of the plot in the element.
+    corner() {
+      const [left, top] = this.view.origin();
+      const padding = this.view.padding();
+      return [left + padding.left, top + padding.top];
+    }
+
     mark(place, found) {
       this.overlay.replaceChildren();
-      const [left, top] = this.view.origin();
+      const [left, top] = this.corner();
       const rule = document.createElement("div");
       const x = this.view.scale("x");
       const y = this.view.scale("y");
@@ -227,7 +236,7 @@
     point(event) {
       if (!this.view || !this.places.length) return;
       const box = this.element.getBoundingClientRect();
-      const [left, top] = this.view.origin();
+      const [left, top] = this.corner();
       const x = event.clientX - box.left - left;
       const y = event.clientY - box.top - top;
       if (this.kind === "strip") {
@@ -365,7 +374,7 @@
 
   function sortable(table) {
     const body = table.tBodies[0];
-    if (!table.tHead || body.rows.length < 3 || table.matches(".examples, .alignment, .fields, .texts")) return;
+    if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .alignment, .texts")) return;
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
       if (!head.textContent) return;

@@ -58,6 +58,11 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     The file is replaced atomically, and the same input gives the same bytes. Takes a few seconds.
     Raises InputError, with file and line, for input that is missing or malformed.
     """
+    return write_report(folders, out)[0]
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
+    """As `report`; returns the path, and a sentence that says what to look at first."""
     folders = [Path(folder) for folder in folders]
     comparisons = read_tasks(folders)
     if out is None:
@@ -65,7 +70,21 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, assemble(comparisons))
-    return out
+    return out, _first(comparisons)
+
+
+def _first(comparisons: Sequence[Results]) -> str:
+    """What to look at first."""
+    if len(comparisons) > 1:
+        return "Look first at the table of all runs; each task has a part of its own below."
+    found = curves.read_along(comparisons[0])
+    if found is not None:
+        picture = f"the picture of {found.metric} by {found.x}"
+    elif len(comparisons[0].all_runs()) > 1:
+        picture = "the picture of the score of every seed"
+    else:
+        picture = "the learning curves"
+    return f"Look first at {picture}: {headline(comparisons[0])}"
 
 
 def assemble(comparisons: Sequence[Results], watched: str = "") -> str:

@@ -1,0 +1,158 @@
+"""The page of runs that are being trained, served to this machine alone and kept new."""
+
+import hmac
+import json
+import math
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from mnemos.errors import InputError
+from mnemos.lab.compare.comparison import FILE
+from mnemos.lab.run.progress import clock
+from mnemos.types import JSONObject
+
+from .page import assemble
+from .read import Results, read_tasks
+from .run_records import RunRecord
+
+_QUIET = 120.0  # seconds without a record after which the page says that there was none
+
+
+class Watch(ThreadingHTTPServer):
+    """A server of the page of some runs at `address`, which has a token, until `shutdown` or the end of the program.
+
+    folders: run folders, comparison folders, and folders of a comparison that is not finished. It listens on 127.0.0.1
+    only, and answers requests that name this host and come from no other page. The page is made again when a file of
+    the runs has changed. Raises InputError for folders without runs.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = [Path(folder) for folder in folders]
+        self._token, self._lock = secrets.token_urlsafe(16), threading.Lock()
+        self._made: tuple[str, str, JSONObject] | None = None
+        self._make()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_port}/{self._token}/"
+
+    def answer(self, path: str) -> tuple[str, str] | None:
+        """(type, text) of what is at a path; None where nothing is."""
+        token, _, rest = path.lstrip("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self._token.encode()) or rest not in ("", "state"):
+            return None
+        text, version, state = self._make()
+        if rest:
+            return "application/json", json.dumps({"text": state["text"], "version": version})
+        return "text/html", text
+
+    def _make(self) -> tuple[str, str, JSONObject]:
+        """(page, version, state): made again if a file of the runs has another size or time."""
+        with self._lock:  # pictures are drawn by one thread at a time
+            version = _version(self.folders)
+            if self._made is None or self._made[1] != version:
+                try:
+                    found = read_tasks([run for folder in self.folders for run in _runs(folder)])
+                    text = assemble(found, '<p id="watch" role="status"></p>')
+                except InputError:  # a line that is being written: the next request reads it whole
+                    if self._made is None:
+                        raise
+                    return self._made[0], self._made[1], self._state(self._made[2]["runs"])
+                self._made = text, version, {"runs": _progress(found)}
+            return self._made[0], self._made[1], self._state(self._made[2]["runs"])
+
+    def _state(self, runs: list[JSONObject]) -> JSONObject:
+        """What the page says of the runs now."""
+        lines = []
+        for run in runs:
+            quiet = time.time() - run["changed"]
+            late = f", no record for {clock(quiet)}" if quiet > _QUIET else ""
+            left = f"{clock(run['left'])} of training left" if math.isfinite(run["left"]) else "no update recorded yet"
+            lines.append(f"{run['name']}: update {run['step']:,} of {run['steps']:,}, {left}{late}")
+        return {"runs": runs, "text": "; ".join(lines) or "all runs are finished"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Watch
+
+    def do_GET(self) -> None:
+        """The page, or the state of its runs as JSON."""
+        host = self.headers.get("Host", "")
+        origin = self.headers.get("Origin", f"http://{host}")
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        if host not in self.server.hosts or origin != f"http://{host}" or site not in ("none", "same-origin"):
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return
+        try:
+            found = self.server.answer(self.path)
+        except InputError as error:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+            return
+        if found is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = found[1].encode()
+        self.send_response(HTTPStatus.OK)
+        fields = {"Content-Type": f"{found[0]}; charset=utf-8", "Content-Length": str(len(body))}
+        fields |= {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+        fields |= {"Content-Security-Policy": "frame-ancestors 'none'", "Cross-Origin-Resource-Policy": "same-origin"}
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not printed."""
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself, or the runs of a comparison that is not finished."""
+    if (folder / FILE).is_file() or (folder / "recipe.json").is_file():
+        return [folder]
+    found = sorted(path.parent for part in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{part}recipe.json"))
+    if not found:
+        raise InputError(f"{folder}: expected a folder of runs, found no recipe.json in it; wait for the first update")
+    return found
+
+
+def _version(folders: Sequence[Path]) -> str:
+    files = (file for folder in folders for run in _runs(folder) for file in sorted(run.glob("*.json*")))
+    return str(hash(tuple((str(file), one.st_size, one.st_mtime_ns) for file in files if (one := file.stat()))))
+
+
+def _progress(found: Sequence[Results]) -> list[JSONObject]:
+    """{name, step, steps, left in seconds, changed} of each run that is not finished."""
+    return [_left(name, run) for one in found for name in one.names for run in one.runs_of(name) if not run.result]
+
+
+def _left(name: str, run: RunRecord) -> JSONObject:
+    training = run.recipe.get("train")
+    steps = int(training.get("steps") or 0) if isinstance(training, dict) else 0
+    step, seconds = run.train["step"], run.train["seconds"]
+    at, left = (int(step[-1]), math.nan) if len(step) else (0, math.nan)
+    if at and math.isfinite(seconds[-1]):
+        left = max(0, steps - at) * seconds[-1] / at
+    file = run.folder / "metrics.jsonl"
+    changed = file.stat().st_mtime if file.is_file() else time.time()
+    return {"name": f"{name}, seed {run.seed}", "step": at, "steps": steps, "left": left, "changed": changed}
+
+
+def watch(folders: Sequence[Path]) -> None:
+    """Serve the page of some runs until Ctrl-C, and print its address. Raises InputError as `Watch` does."""
+    with Watch(folders) as server:
+        print(server.address)
+        print(
+            "Open this address in a browser of this machine; the page follows the training. Ctrl-C ends it.", flush=True
+        )
+        server.serve_forever()

@@ -1,0 +1,69 @@
+"""The page of runs that are being trained: who is answered, and what the page says of the time left."""
+
+import http.client
+import json
+import threading
+
+import pytest
+from synthetic_runs import write_run
+
+from mnemos import InputError
+from mnemos.lab.report.watch import Watch
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server of a comparison that is not finished, and its run, which has done 1,000 of 4,000 updates."""
+    run = write_run(tmp_path / "cmp" / "demo" / "seed-0", "demo", steps=1000, finished=False)
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["train"]["steps"] = 4000
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    with Watch([tmp_path / "cmp"]) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server, run
+        server.shutdown()
+
+
+def get(server, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_the_page_and_its_state_follow_the_run(served):
+    server, run = served
+    path = server.address.split(str(server.server_port))[1]
+    status, page = get(server, path)
+    assert status == 200
+    assert 'id="watch"' in page
+    assert "connect-src 'self'" in page
+    status, state = get(server, f"{path}state")
+    before = json.loads(state)
+    assert before["text"] == "demo, seed 0: update 1,000 of 4,000, 0:01:03 of training left"  # 21 ms an update
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 2000, "loss": 1.0, "seconds": 42.0}\n{"kind": "tra')
+    assert get(server, path)[0] == 200, "a line that is being written"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('in", "step": 3000, "loss": 0.5, "seconds": 63.0}\n')
+    after = json.loads(get(server, f"{path}state")[1])
+    assert after["version"] != before["version"]
+    assert "update 3,000 of 4,000, 0:00:21" in after["text"]
+
+
+def test_other_hosts_origins_and_tokens_are_refused(served):
+    server, _ = served
+    path = server.address.split(str(server.server_port))[1]
+    assert server.server_address[0] == "127.0.0.1"
+    assert get(server, "/")[0] == 404
+    assert get(server, path[:-2] + "x/")[0] == 404
+    assert get(server, path, Host="example.com")[0] == 403
+    assert get(server, path, Host=f"example.com:{server.server_port}")[0] == 403
+    assert get(server, path, Origin="http://example.com")[0] == 403
+    assert get(server, path, Sec_Fetch_Site="cross-site")[0] == 403
+    assert get(server, path, Origin=f"http://127.0.0.1:{server.server_port}")[0] == 200
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"recipe\.json"):
+        Watch([tmp_path])
