@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import libraries as libraries
     from . import memory as memory
     from . import models as models
+    from . import native as native
     from . import ops as ops
     from . import programs as programs
     from . import registry as registry
@@ -164,8 +165,8 @@ _MODULES = {
 }
 _NAMES = {name: f"mnemos.{module}" for module, names in _MODULES.items() for name in names.split()}
 _ROOMS = {
-    *("attention", "generate", "hosts", "hugging_face", "lab", "libraries", "memory", "models", "ops", "programs"),
-    *("registry", "testing", "trainers", "types"),
+    *("attention", "generate", "hosts", "hugging_face", "lab", "libraries", "memory", "models", "native", "ops"),
+    *("programs", "registry", "testing", "trainers", "types"),
 }
 # What earlier versions called a room.
 _MOVED = {
