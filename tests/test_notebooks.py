@@ -49,7 +49,7 @@ def test_photos_are_classified_with_a_cache_and_the_cache_can_be_emptied(run):
     ]
     assert "16 slots" in said
     assert re.search(r"^emptied +[01]\.\d+$", said, re.MULTILINE)
-    assert "cross" in said.splitlines()[-1]
+    assert "columns" in said.splitlines()[-1]
 
 
 def test_a_stream_has_a_constant_state_and_goes_on_after_it_was_saved(run):
