@@ -49,8 +49,9 @@ class LinkedNames(SphinxTransform):
             path = targets.get(match[1]) if match else None
             if path is None or _inside(node, (nodes.reference, nodes.title, addnodes.pending_xref, nodes.term)):
                 continue
-            plain = "." not in match[1] and not re.match(r"[A-Z]\w*[a-z]", match[1])
-            if (plain and ("_" not in match[1] or not in_reference)) or path in linked or self._is_own(node, path):
+            # Elsewhere a short name may be another library's, and in the reference that of a parameter.
+            short = re.match(r"[A-Z]\w*[a-z]|.*[._]", match[1]) if in_reference else match[1].startswith("mnemos.")
+            if not short or path in linked or self._is_own(node, path):
                 continue
             if not in_reference:
                 linked.add(path)
