@@ -164,3 +164,23 @@ def test_tags_that_an_index_refuses_and_platforms_without_a_wheel_are_named(rele
         with pytest.raises(release.FailedError, match=name):
             release.tags(tmp_path, complete=False)
         (tmp_path / f"mnemos_torch-1-{name}.whl").unlink()
+
+
+def test_what_is_needed_follows_extras_and_no_others(release, monkeypatch):
+    asks = {
+        "mine": ["torch>=2", "rich; extra == 'lab'"],
+        "torch": ['cuda_toolkit[blas,rt]==13; platform_system == "Linux"', "mine", "elsewhere>=1"],
+        "cuda_toolkit": ["nvidia-blas; extra == 'blas'", 'nvidia.rt==1 ; extra == "rt"', "nvidia-fft; extra == 'fft'"],
+        "nvidia-blas": None,
+        "nvidia.rt": [],
+        "rich": [],
+        "nvidia-fft": [],
+    }
+
+    def distribution(name):
+        if name not in asks:
+            raise sys.modules["smoke"].PackageNotFoundError(name)
+        return SimpleNamespace(requires=asks[name])
+
+    monkeypatch.setattr(sys.modules["smoke"], "distribution", distribution)
+    assert set(release.needed("mine")) == {"mine", "torch", "cuda-toolkit", "nvidia-blas", "nvidia-rt"}

@@ -17,10 +17,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from smoke import needed  # noqa: E402
+
 TOOLS = ROOT / ".venv-release" / "bin"
 SIZES = {".whl": 6e6, ".gz": 4e6}  # bytes
 PLATFORMS = {
@@ -225,7 +227,9 @@ def smoke(dist: Path) -> str:
         name = project()["name"]
         offline = ["--no-index", "--no-deps", "--quiet", "--find-links", dist]
         run(sys.executable, "-m", "pip", "--python", bin_ / "python", "install", *offline, name)
-        for one in _needed(name, {}).values():
+        others = needed(name)
+        del others[name]
+        for one in others.values():
             for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
                 if not (site / top).exists():
                     (site / top).symlink_to(Path(str(one.locate_file(top))).resolve())
@@ -235,20 +239,6 @@ def smoke(dist: Path) -> str:
         )
         lines = dict(re.findall(r"^(\w+) +(.*)$", said, re.MULTILINE))
         return f"{lines['stream']}; {lines['verified']}; kernels {lines['kernels']}"
-
-
-def _needed(name: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
-    """The distributions of this environment that a distribution needs without extras, itself left out."""
-    for line in distribution(name).requires or ():
-        one = re.match(r"[\w.-]+", line)[0]
-        if "extra ==" in line or one in known:
-            continue
-        try:
-            known[one] = distribution(one)
-        except PackageNotFoundError:  # for another system
-            continue
-        _needed(one, known)
-    return known
 
 
 def pages() -> str:

@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 
 OF_ENVIRONMENTS = {"pip", "setuptools", "wheel"}  # venv puts them there
 
@@ -19,17 +19,23 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def needed(name: str, known: dict[str, str]) -> dict[str, str]:
-    """Versions of an installed distribution and of all that it needs without extras."""
-    try:
-        found = distribution(name)
-    except PackageNotFoundError:  # for another system or Python
-        return known
-    known[plain(name)] = found.version
-    for line in found.requires or ():
-        one = plain(re.match(r"[\w.-]+", line)[0])
-        if "extra ==" not in line and one not in known:
-            needed(one, known)
+def needed(name: str) -> dict[str, Distribution]:
+    """An installed distribution and all that it needs, by name; what another system or Python needs is left out."""
+    known, seen, left = {}, set(), [(name, "")]
+    while left:
+        name, extras = left.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            found = known[plain(name)] = distribution(name)
+        except PackageNotFoundError:
+            continue
+        chosen = {plain(extra.strip()) for extra in extras.split(",")}
+        for line in found.requires or ():
+            wanted = re.search(r"extra == ['\"]([\w.-]+)", line)
+            if wanted is None or plain(wanted[1]) in chosen:
+                left.append(re.match(r"([\w.-]+)\s*(?:\[(.*?)\])?", line).groups(default=""))
     return known
 
 
@@ -39,7 +45,7 @@ def main() -> int:
     parser.add_argument("--kernels", action="store_true", help="the installation must have the compiled kernels")
     options = parser.parse_args()
     there = {plain(one.metadata["Name"]): one.version for one in distributions()}
-    others = sorted(there.keys() - needed("mnemos-torch", {}).keys() - OF_ENVIRONMENTS)
+    others = sorted(there.keys() - needed("mnemos-torch").keys() - OF_ENVIRONMENTS)
     print("packages", len(there), " ".join(f"{name}=={there[name]}" for name in sorted(there)))
 
     start = time.monotonic()
