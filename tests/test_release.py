@@ -128,6 +128,7 @@ def test_wheels_are_built_for_the_platforms_that_the_list_wants(release):
         ({}, "mnemos/a.py"),
         ({"mnemos/a.py": "", "mnemos/native/libmnemos.so": ""}, "libmnemos.so"),
         ({"mnemos/a.py": f"x = '{'/ho' + 'me/me'}'"}, "mnemos/a.py"),
+        ({"mnemos/a.py": f"\0{'/ho' + 'me/me'}/a.cpp\0"}, "mnemos/a.py"),
     ],
 )
 def test_the_list_names_foreign_and_missing_files_and_a_machines_path(release, tmp_path, monkeypatch, files, wrong):

@@ -34,7 +34,7 @@ PLATFORMS = {
 SOURCES = {"src", "hatch_build.py", "constraints.txt", "CHANGELOG.md", "CITATION.cff", "README.md", "LICENSE"}
 SOURCES |= {"pyproject.toml", "PKG-INFO", ".gitignore"}
 OF_A_MACHINE = re.compile(
-    rb"""(?:^|[\s"'`(=:])/(?:home|root|Users|work|tmp|mnt)/\w|index-url[= ]+\w+://|\bfile:///\w"""
+    rb"""(?:^|[\s\0"'`(=:])/(?:home|root|Users|work|tmp|mnt)/\w|index-url[= ]+\w+://|\bfile:///\w"""
 )
 PAGES = ["tests/test_readme.py", "tests/test_pages.py", "tests/test_install.py", "tests/test_release.py"]
 BY_HAND = (
