@@ -148,8 +148,8 @@ def _record_pictures(
             layers[name] = replace(layers[name], maps=Left("its cache changes along a stream"))
         else:
             observed[name] = layer
-    index, label, inputs = _choose_pictures(task)
-    shown = _pictures(task, "test", index)
+    index, label, inputs = choose_pictures(task)
+    shown = read_pictures(task, "test", index)
     calls = first_calls(run, observed, inputs)
     known: dict[str, Places] = {}
     for name, layer in observed.items():
@@ -168,7 +168,7 @@ def _record_pictures(
     about = str(task.about) if run is not model else None
     guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
     pictures = Pictures(
-        tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=_smaller(shown, SIDE).numpy()
+        tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=smaller(shown, SIDE).numpy()
     )
     written = {name: place for name, place in known.items() if not caches[name].grc.constant}
     for name in known.keys() - written.keys():
@@ -188,7 +188,7 @@ def _compare_slots(
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
     chosen = {list(known)[i]: caches[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
     index = evenly_spaced(task.size("train"), IMAGES).tolist()
-    pictures = _pictures(task, "train", index)
+    pictures = read_pictures(task, "train", index)
     generator = torch.Generator().manual_seed(0)
     centres, picks = {}, {}
     for name, layer in chosen.items():
@@ -252,11 +252,11 @@ def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int
         top = min(max(round(y * height - patch[0] / 2), 0), height - patch[0])
         left = min(max(round(x * width - patch[1] / 2), 0), width - patch[1])
         found.append(padded[i, :, top : top + patch[0] + 2 * margin[0], left : left + patch[1] + 2 * margin[1]])
-    cut = _smaller(torch.stack(found).permute(0, 2, 3, 1), PATCH)
+    cut = smaller(torch.stack(found).permute(0, 2, 3, 1), PATCH)
     return cut.unflatten(0, tuple(image.shape))
 
 
-def _smaller(pictures: Tensor, most: int) -> Tensor:
+def smaller(pictures: Tensor, most: int) -> Tensor:
     """Scale uint8 pictures [N, H, W, C] so that their larger side has at most `most` pixels."""
     height, width = pictures.shape[1:3]
     if max(height, width) <= most:
@@ -266,7 +266,7 @@ def _smaller(pictures: Tensor, most: int) -> Tensor:
     return small.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def _choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
+def choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
     """Choose pictures of the test split from as many classes as possible: returns indices, labels and inputs."""
     found: dict[int, list[tuple[int, Tensor]]] = {}
     start = 0
@@ -289,7 +289,8 @@ def _inputs(task: Any, split: str, index: list[int], pictures: Tensor) -> Tensor
     return task.rows(split, index).inputs if task.inputs == "tokens" else normalise(pictures.numpy(), *task.colours)
 
 
-def _pictures(task: Any, split: str, index: list[int]) -> Tensor:
+def read_pictures(task: Any, split: str, index: list[int]) -> Tensor:
+    """Pictures of a split as uint8 [N, H, W, 1 or 3]."""
     return torch.stack([torch.as_tensor(task.picture(split, i)) for i in index])
 
 

@@ -15,8 +15,10 @@ from .memories import Array, Memory, Reader
 
 PLACES = 6  # words whose prediction is looked at, where the document asks no question
 TRACED = 32  # boundaries before a place, at which memory is emptied
+_LEAST = 40  # rows of a place
 UNITS = 64  # that are emptied one by one; of more, those that were read most
 BYTES = 256 << 20  # of states that are held at once
+WORK = 3e12  # operations of all rows with an emptied part, about a minute of one core
 
 
 class Change(NamedTuple):
@@ -76,8 +78,15 @@ class Effects:
 
     def __init__(self, model: nn.Module, readers: Sequence[Reader], memories: Sequence[Memory], length: int) -> None:
         self.model, self.readers, self.memories, self.length = model, readers, memories, length
-        total = sum(len(reader.units) for reader in readers)
-        self.few = total <= UNITS
+        own = sum(p.numel() for p in model.parameters())
+        self.rows = int(WORK / (2 * own * length))  # segments of one row that may be read with an emptied part
+        self.most = UNITS
+
+    def bounded(self, places: Sequence[int]) -> list[int]:
+        """The places that there is work for, each with `_LEAST` rows or more; sets how many units are emptied."""
+        kept = list(places)[: max(1, self.rows // _LEAST)]
+        self.most = max(4, min(UNITS, (self.rows // max(1, len(kept)) - 2 * len(self.readers)) // 2))
+        return kept
 
     def units(self, segment: int) -> set[tuple[int, int]]:
         """The (memory, unit) that are emptied one by one: all, or those that the segment's tokens read most."""
@@ -86,7 +95,7 @@ class Effects:
             for m, one in enumerate(self.memories)
             for u in range(len(one.units))
         }
-        return set(read) if self.few else set(sorted(read, key=lambda key: -read[key])[:UNITS])
+        return set(sorted(read, key=lambda key: -read[key])[: self.most])
 
     def variants(self, state: State, units: set[tuple[int, int]]) -> dict[Change, State]:
         """The state of one row with each change."""
@@ -116,6 +125,7 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
     to `TRACED`, a row for each part that is emptied, read from there to the place, in batches.
     """
     model, length, places = effects.model, effects.length, []
+    wanted = effects.bounded(wanted)
     if not wanted:
         return []
     ends = {i // length: [j for j in wanted if j // length == i // length] for i in wanted}
@@ -127,7 +137,7 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
             units = effects.units(near[0])
             variants = effects.variants(state, units)
             size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)) * len(variants)
-            most = max(1, min(TRACED, BYTES // max(1, size)))
+            most = max(1, min(TRACED, BYTES // max(1, size), effects.rows // len(wanted) // len(variants)))
             if near[0] - segment < most:
                 running.append((segment, list(variants), join(list(variants.values()))))
         running = [one for one in running if any(s < one[0] + TRACED and s >= segment for s in ends)]

@@ -126,6 +126,7 @@
     ui.text.replaceChildren();
     build_panels(one);
     build_prediction(one);
+    for (const panel of ui.memories) panel.paint();
     choose(one.memories.length ? first : -1, -1);
   }
 
@@ -265,7 +266,6 @@
     });
   }
 
-  const COLOURS = ["var(--muted)", "var(--variant-4)", "var(--negative)", "var(--positive)", "var(--variant-5)"];
   function colour_of(part) {
     if (part === "this segment" || part === "the attention") return "color-mix(in srgb, var(--muted) 55%, transparent)";
     if (/window|before|first words/.test(part)) return "color-mix(in srgb, var(--variant-4) 75%, transparent)";
@@ -319,13 +319,13 @@
     context.putImageData(image, 0, 0);
   }
   function rgb(name) {
-    const found = getComputedStyle(root).getPropertyValue(name).trim();
+    const found = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
     probe.fillStyle = found;
     probe.fillRect(0, 0, 1, 1);
     return probe.getImageData(0, 0, 1, 1).data;
   }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const panel of [...ui.memories, ui.trace].filter(Boolean)) panel.paint(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const panel of [...(ui.memories ?? []), ui.trace].filter(Boolean)) panel.paint(); });
 
   const CURVES = {
     moved: "how far it moved", read: "how much it was read", keeps: "how much it kept itself", update: "update gate", reset: "reset gate",
@@ -372,8 +372,8 @@
     const units = make("select", { "aria-label": `unit of ${memory.name}`, onchange: () => choose(m, +units.value) }, make("option", { value: -1 }, "choose one"), ...memory.units.map((name, u) => make("option", { value: u }, name)));
     const history = strip(`history of the chosen unit of ${memory.name}`, (x) => go(Math.floor(x * total)));
     history.canvas.style.height = "64px";
-    const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), ever = make("div", { class: "row" });
-    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, memory.offset ? "Words of this segment's step that it took most from:" : "Words of this segment that it took most from:"), heard, make("p", { class: "note" }, "In the whole text (a button goes there):"), ever);
+    const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), none = make("p", {}, "None: it took less than a half percent from each."), ever = make("div", { class: "row" });
+    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, memory.offset ? "Words of this segment's step that it took most from:" : "Words of this segment that it took most from:"), heard, none, make("p", { class: "note" }, "In the whole text, the word of each segment that it took most from (a button goes there):"), ever);
     const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "colour: ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), detail);
 
     function paint() {
@@ -412,6 +412,7 @@
       for (let i = 0; i < one.length && s * one.length + i < one.count; i++) if (scratch[i] > 0 && from + i >= 0) rows.push([trimmed(one.words[one.wordOf[from + i]]), scratch[i]]);
       rows.sort((a, b) => b[1] - a[1]);
       bars(heard, rows.slice(0, TOP), memory.written.most);
+      none.hidden = rows.length > 0;
     }
     return { element, paint, select, update };
   }
@@ -537,9 +538,69 @@
     } else if (ui.asked) ui.asked.textContent = "";
   }
 
+  // Pictures: the two branches of a layer, and where a slot answered.
+  function images(all, place) {
+    const now = { model: 0, image: 0, layer: 0, slot: 0 };
+    const select = (label, count, change) => make("select", { "aria-label": label, onchange: (event) => { change(+event.target.value); show(); } }, ...count);
+    const option = (name, i) => make("option", { value: i }, name);
+    const slider = make("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "image", oninput: () => { now.image = +slider.value - 1; show(); } });
+    const said = make("output", {}), layers = select("layer", [], (i) => { now.layer = i; now.slot = 0; fill(); });
+    const slots = select("slot", [], (i) => { now.slot = i; });
+    const models = all.length > 1 ? [make("label", {}, "model ", select("model", all.map((one, i) => option(one.name, i)), (i) => { now.model = i; now.layer = now.slot = 0; fill(); }))] : [];
+    const names = ["the image", "o_self", "o_mem", "where the slot answered"];
+    const panes = names.map((name) => ({ canvas: make("canvas", { role: "img", "aria-label": name }), name }));
+    const list = make("ul", { class: "look-bars" });
+    place.replaceChildren(make("div", { class: "look" },
+      make("div", { class: "look-bar", role: "group", "aria-label": "image, layer and slot" }, ...models, slider, said, make("label", {}, "layer ", layers), make("label", {}, "slot ", slots)),
+      make("div", { class: "look-images" }, ...panes.map((pane) => make("figure", {}, pane.canvas, make("figcaption", {}, pane.name)))),
+      make("p", { class: "note" }, "o_self and o_mem: means over heads and channels at every token, each scaled to its own range. Slots that answered most in this image, by their mean weight:"), list));
+    function fill() {
+      const one = all[now.model];
+      slider.max = one.labels.length;
+      now.image = Math.min(now.image, one.labels.length - 1);
+      layers.replaceChildren(...one.layers.map((layer, i) => option(`${layer.name}, σ(λ) ${number(layer.share)}`, i)));
+      layers.value = now.layer;
+      slots.replaceChildren(...one.layers[now.layer].slots.map((slot, i) => option(`slot ${slot}`, i)));
+    }
+    function map(canvas, array, first, h, w, most, colour) {
+      picture(canvas, w, h, (x, y) => value(array, first + y * w + x) / most, colour);
+    }
+    function show() {
+      const one = all[now.model], i = now.image, layer = one.layers[now.layer];
+      slots.value = now.slot;
+      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}` + (one.guesses[i] === one.labels[i] ? ", guessed rightly" : `, guessed ${one.guesses[i]}`);
+      said.textContent = text;
+      slider.value = i + 1;
+      slider.setAttribute("aria-valuetext", text);
+      const [, height, width, channels] = one.pixels.shape, pixels = open(one.pixels), canvas = panes[0].canvas;
+      canvas.width = width;
+      canvas.height = height;
+      const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+      for (let p = 0; p < width * height; p++) {
+        for (let c = 0; c < 3; c++) image.data[4 * p + c] = pixels[(i * width * height + p) * channels + (channels === 3 ? c : 0)];
+        image.data[4 * p + 3] = 255;
+      }
+      context.putImageData(image, 0, 0);
+      const [, h, w] = layer.own.shape, count = layer.slots.length;
+      map(panes[1].canvas, layer.own, i * h * w, h, w, 1, "--positive");
+      map(panes[2].canvas, layer.memory, i * h * w, h, w, 1, "--negative");
+      map(panes[3].canvas, layer.answered, (i * count + now.slot) * h * w, h, w, layer.answered.most || 1, "--negative");
+      const read = layer.slots.map((slot, k) => {
+        let sum = 0;
+        for (let p = 0; p < h * w; p++) sum += value(layer.answered, (i * count + k) * h * w + p);
+        return [`slot ${slot}`, sum / (h * w)];
+      }).sort((a, b) => b[1] - a[1]).slice(0, TOP);
+      bars(list, read.map(([name, x]) => [name, x, number(x, 3)]), read[0][1]);
+    }
+    fill();
+    show();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  }
+
+  const shots = [...document.querySelectorAll("script.look-pictures")].map((one) => JSON.parse(one.textContent));
+  if (shots.length) images(shots, document.getElementById("look-images"));
   if (!runs.length) return;
   build();
   open_run(0);
-  for (const panel of ui.memories) panel.paint();
   window.mnemosLook = { go, choose, state, open_run, count: () => segments(run()) };
 })();

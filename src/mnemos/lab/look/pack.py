@@ -8,6 +8,7 @@ import numpy as np
 from mnemos.types import JSONObject
 
 from .effects import Place
+from .images import PictureRecording
 from .memories import Array, Memory
 from .record import Recording
 
@@ -53,6 +54,35 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     kept = min(1.0, max(0.0, budget) / max(1, detailed))
     found["memories"] = [_pack_memory(one, recording, kept) for one in recording.memories]
     return found
+
+
+def pack_pictures(recording: PictureRecording) -> JSONObject:
+    """What a page shows of pictures: at most 8 of 96 × 96 pixels, and 6 layers of 64 slots."""
+    pixels = recording.pixels
+    return {
+        "name": recording.name,
+        "labels": list(recording.labels),
+        "guesses": list(recording.guesses),
+        "pixels": {"shape": list(pixels.shape), "most": 255, "bytes": _text(pixels)},
+        "layers": [
+            {
+                "name": layer.name,
+                "share": round(layer.share, 4),
+                "slots": [slot + 1 for slot in layer.slots],
+                "own": dense(_scaled(layer.own), 1.0),
+                "memory": dense(_scaled(layer.memory), 1.0),
+                "answered": dense(layer.answered),
+            }
+            for layer in recording.layers
+        ],
+    }
+
+
+def _scaled(maps: Array) -> Array:
+    """Each map scaled to [0, 1] on its own."""
+    low, high = maps.min((1, 2), keepdims=True), maps.max((1, 2), keepdims=True)
+    scaled: Array = (maps - low) / np.maximum(high - low, 1e-12)
+    return scaled
 
 
 def _curves(one: Memory) -> dict[str, Array]:

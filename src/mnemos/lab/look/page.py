@@ -1,20 +1,21 @@
 """The page of a look: one self-contained HTML file with a summary that needs no scripts, and the viewer."""
 
-import math
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
-from mnemos.lab.report.markup import decimal, escape, figure, legend, listed, paragraph, plural, table
+from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
+from mnemos.lab.report.markup import decimal, escape, listed, paragraph, plural, table
 from mnemos.lab.report.shell import embedded, html_page
 
-from .pack import pack
+from .images import PictureRecording
+from .pack import pack, pack_pictures
 from .record import Recording
-from .summary import sentences
+from .summary import picture_sentences, sentences
 
-_SHOWN = 40  # rows of a static table
+_SHOWN = 12  # rows of a static table
 
 
 class Section(NamedTuple):
@@ -25,9 +26,11 @@ class Section(NamedTuple):
     text: str
 
 
-def page(recordings: Sequence[Recording], title: str = "What the memory holds") -> str:
+def page(
+    recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = (), title: str = "What the memory holds"
+) -> str:
     """The page of some recordings as HTML. The same recordings give the same text."""
-    sections = [*_asked(recordings), _viewer(recordings), *_places(recordings)]
+    sections = [*_asked(recordings), *_viewer(recordings), *_places(recordings), *_pictures(pictures)]
     body = "\n".join(
         f'<section id="{one.slug}"><h2>{escape(one.name)}</h2>\n{one.text}</section>' for one in sections if one.text
     )
@@ -36,6 +39,9 @@ def page(recordings: Sequence[Recording], title: str = "What the memory holds") 
         if len(recordings) > 1
         else "".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(sentences(one)))
         for one in recordings
+    )
+    opening = (
+        _told(recordings) + opening + "".join(paragraph(text) for one in pictures for text in picture_sentences(one))
     )
     short = f'<section id="short" class="opening"><h2>In short</h2>\n{opening}</section>'
     header = paragraph(_byline(recordings), "byline")
@@ -47,6 +53,8 @@ def _file(name: str) -> str:
 
 
 def _byline(recordings: Sequence[Recording]) -> str:
+    if not recordings:
+        return "pictures of the test split"
     first = recordings[0]
     parts = [first.document.about, f"{len(first.document.tokens):,} tokens"]
     lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
@@ -58,49 +66,61 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
     known = [one for one in recordings if one.asked is not None]
     if not known:
         return []
-    names = legend([(f"variant-{i}", one.name) for i, one in enumerate(known)])
-    caption = "The question is asked after every part of a segment, each time of the state that the reading has there."
-    return [Section("asked", "When it is known", figure([_curves(known)], caption, "full", names))]
-
-
-def _curves(known: Sequence[Recording]) -> str:
-    """A line for each recording, as SVG: probability of the answer by words since it was told."""
-    lines, most = [], 1
-    for one in known:
+    chart = Chart(
+        *("asked", "", "probability of the answer", [arm(one.name, i) for i, one in enumerate(known)], [""]),
+        [Axis("words between what was told and the question", ",d")],
+        limits=(0.0, 1.0),
+    )
+    for i, one in enumerate(known):
         assert one.asked is not None
         assert one.document.question is not None
-        lines.append([(after - one.document.question.told[1], p) for after, p in zip(*one.asked, strict=True)])
-        most = max(most, lines[-1][-1][0])
-    wide, high, left, low = 720, 220, 44, 34
-    x, y = (lambda words: left + (wide - left - 16) * words / most), (lambda p: 8 + (high - low - 8) * (1 - p))
-    parts = []
-    for p in (0, 0.5, 1):
-        parts.append(f'<path d="M{left} {y(p):.1f}H{wide - 16}" stroke="var(--rule)"/>')
-        parts.append(f'<text x="{left - 8}" y="{y(p) + 4:.1f}" text-anchor="end">{p:g}</text>')
-    step = max(1, 2 ** round(math.log2(most / 6)))
-    ticks = [(x(words), high - 16, str(words)) for words in range(0, most + 1, step)]
-    ticks.append(((left + wide) / 2, high - 1, "words between what was told and the question"))
-    parts += [f'<text x="{at:.1f}" y="{down}" text-anchor="middle">{name}</text>' for at, down, name in ticks]
-    for i, line in enumerate(lines):
-        points = " ".join(f"{x(words):.1f},{y(p):.1f}" for words, p in line)
-        colour = f"var(--variant-{i % 6})"
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
-    said = "Probability of the answer by the words between what was told and the question"
-    style = 'font-size="12" fill="var(--muted)"'
-    return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{said}" {style}>{"".join(parts)}</svg>'
+        for after, p in zip(*one.asked, strict=True):
+            chart.add(i, 0, p, after - one.document.question.told[1])
+    caption = "The question is asked after every part of a segment, each time of the state that the reading has there."
+    return [Section("asked", "When it is known", chart_figure([chart], caption, "full"))]
 
 
-def _viewer(recordings: Sequence[Recording]) -> Section:
+def _told(recordings: Sequence[Recording]) -> str:
+    """What was told and what is asked, in the document's words."""
+    one = next((one for one in recordings if one.document.question is not None), None)
+    if one is None or (question := one.document.question) is None:
+        return ""
+    texts = [text for text, count in one.document.words for _ in range(count)]
+    told, ask = (" ".join(texts[a:b]) for a, b in (question.told, (len(texts) - len(question.ask), len(texts))))
+    apart = len(texts) - len(question.ask) - question.told[1]
+    return paragraph(f"Told: “{told}” Asked {apart} words later: “{ask}”", "lead")
+
+
+def _viewer(recordings: Sequence[Recording]) -> list[Section]:
+    if not recordings:
+        return []
     data = "\n".join(embedded(pack(one, 1 / len(recordings)), "look-run") for one in recordings)
     note = paragraph(
         "The viewer needs scripts, which this browser does not run. The tables below need none.", "missing"
     )
-    return Section("viewer", "Segment by segment", f'<div id="look">{note}</div>\n{data}')
+    return [Section("viewer", "Segment by segment", f'<div id="look">{note}</div>\n{data}')]
+
+
+def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
+    """The pictures, and of each layer the numbers that need no scripts."""
+    if not pictures:
+        return []
+    rows = []
+    for one in pictures:
+        for layer in one.layers:
+            most = layer.answered.mean((0, 2, 3))
+            first = int(most.argmax())
+            said = f"slot {layer.slots[first] + 1} ({decimal(float(most[first]))})"
+            rows.append([escape(f"{one.name}, {layer.name}"), decimal(layer.share), escape(said)])
+    caption = "Each cached layer: the share of its memory, σ(λ), and the slot that is read most, with its mean weight."
+    shown = table(caption, ["layer", "σ(λ)", "read most"], rows)
+    data = "\n".join(embedded(pack_pictures(one), "look-pictures") for one in pictures)
+    return [Section("images", "Image by image", f'<div id="look-images"></div>\n{data}\n{shown}')]
 
 
 def _places(recordings: Sequence[Recording]) -> list[Section]:
     """What is lost when a part of the memory is emptied before the last segment, as tables."""
-    found = []
+    found: list[str] = []
     for one in recordings:
         for place in one.places:
             rows = []
@@ -122,5 +142,7 @@ def _places(recordings: Sequence[Recording]) -> list[Section]:
                 "part of the memory emptied before the segment in which it is predicted, or with that part alone kept."
                 f"{left}"
             )
-            found.append(table(caption, ["part", "emptied", "kept alone"], shown))
+            made = table(caption, ["part", "emptied", "kept alone"], shown)
+            name = f"{one.name}, “{place.answer_text}”"
+            found.append(f"<details{'' if found else ' open'}><summary>{escape(name)}</summary>{made}</details>")
     return [Section("emptied", "What is lost when a part is emptied", "\n".join(found))] if found else []

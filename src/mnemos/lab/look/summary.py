@@ -6,7 +6,8 @@ import numpy as np
 
 from mnemos.lab.report.markup import listed
 
-from .effects import Place
+from .effects import Change, Place
+from .images import PictureRecording
 from .record import Recording
 
 LOST = 0.5  # of the probability as read: below it, the answer is lost
@@ -51,14 +52,12 @@ def _where(one: Recording, place: Place) -> str:
             runs[-1] = (said, runs[-1][1], boundary)
         else:
             runs.append((said, boundary, boundary))
-    return "Where the answer is kept: " + "; ".join(f"{_span(a, b)} {said}" for said, a, b in runs) + "."
+    return "The answer is kept: " + "; ".join(f"{_span(a, b)}, {said}" for said, a, b in runs) + "."
 
 
 def _span(first: int, end: int) -> str:
     """Segments count from 1 on the page; a boundary is before the segment of its number."""
-    if first == end:
-        return f"before segment {first + 1}"
-    return f"before segments {first + 1} to {end + 1}"
+    return f"when segment {first + 1} begins" if first == end else f"from segment {first + 1} to {end + 1}"
 
 
 def _holders(place: Place, i: int) -> str:
@@ -66,32 +65,39 @@ def _holders(place: Place, i: int) -> str:
     least = LOST * place.probability
     at = [(effect.change, float(effect.probability[i])) for effect in place.effects if i < len(effect.probability)]
     gone = [change for change, p in at if p < least and not change.alone]
-    enough = [change for change, p in at if p >= least and change.alone]
     units = [change for change in gone if change.unit is not None]
     if units:
-        return f"in {listed([change.name for change in units])} (emptied alone, it is lost)"
+        return f"in {listed([change.name for change in units])}: without it, it is lost"
     memories = [change for change in gone if change.memory is not None]
-    parts = [change for change in memories if ": " in change.name]
-    if parts:
-        return f"in {listed([change.name for change in parts])}"
+    if parts := [change for change in memories if ": " in change.name]:
+        return f"in {listed([change.name for change in parts])}: without it, it is lost"
     if memories:
-        held = listed([change.name for change in memories])
-        alone = [change for change in enough if change.memory in {m.memory for m in memories}]
-        if alone:
-            count = sum(1 for change, _ in at if change.alone and change.memory in {m.memory for m in memories})
-            if len(alone) == count:
-                return f"in {held}, in every unit: each of the {count} alone is enough"
-            return (
-                f"in {held}, more than once: enough alone {'is' if len(alone) == 1 else 'are each of'} {_units(alone)}"
-            )
-        return f"in {held}, spread: no unit alone is needed or enough"
+        alike = [(change, p) for change, p in at if change.alone and change.memory in {one.memory for one in memories}]
+        enough = [change for change, p in alike if p >= least]
+        held = f"in {listed([change.name for change in memories])}"
+        if not enough:
+            return f"{held}, spread: no unit is needed, and none is enough alone"
+        if len(enough) == 1:
+            return f"{held}: {_units(enough)} alone is enough, and the others together are too"
+        return f"{held}, more than once: each of {_units(enough)} is enough alone"
     if gone:
-        return f"only in several memories together ({listed([change.name for change in gone])})"
-    return "nowhere that was emptied: it is not lost, whatever was emptied"
+        return f"in several memories at once ({listed([change.name for change in gone])})"
+    return "in no part that was emptied: it is not lost, whatever is emptied"
 
 
-def _units(changes: Sequence[object]) -> str:
-    return listed([str(change.name).rsplit(": ", 1)[-1] for change in changes])  # type: ignore[attr-defined]
+def _units(changes: Sequence[Change]) -> str:
+    return listed([change.name.rsplit(": ", 1)[-1] for change in changes])
+
+
+def picture_sentences(one: PictureRecording) -> list[str]:
+    """Which layers use their memory most."""
+    shares = [(layer.share, layer.name) for layer in one.layers]
+    (most, first), (least, end) = max(shares), min(shares)
+    right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
+    said = f"{one.name}: {len(one.labels)} pictures, {right} classified rightly."
+    if len(shares) > 1:
+        said += f" The memory's share σ(λ) is greatest in {first} ({most:.2f}) and least in {end} ({least:.2f})."
+    return [said]
 
 
 def _helped(one: Recording) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
+from mnemos.attention.gated_branch import GatedBranch
 from mnemos.generate.stream import Stream
 from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.write_attention import documents
@@ -20,6 +21,7 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, reset
 
 from .effects import log_probabilities
+from .images import PictureRecording, record_pictures
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
 
@@ -31,8 +33,8 @@ ROWS = 64  # of a task whose rows ask a question, among which one is chosen
 class Look:
     """What `look` returns: its recordings, `html`, the page; a notebook shows it. `write(path)` writes it to a file."""
 
-    def __init__(self, recordings: Sequence[Recording]) -> None:
-        self.recordings, self.html = list(recordings), page(recordings)
+    def __init__(self, recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = ()) -> None:
+        self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
 
     def write(self, path: str | Path) -> Path:
         """Write the page; returns its path."""
@@ -107,6 +109,11 @@ def look_at_runs(
             f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
         )
     opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
+    target = Path(folders[0]) / PAGE if out is None else Path(out)
+    pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
+    if len(pictured) == len(opened):
+        pictures = [record_pictures(one.model, one.task, one.name, one.about) for one in opened if _caches(one.model)]
+        return Look([], pictures or [record_pictures(one.model, one.task) for one in opened]).write(target)
     vocabularies = {one.task.vocab_size for one in opened}
     if len(vocabularies) > 1:
         found = " and ".join(f"{size:,}" for size in sorted(vocabularies))
@@ -116,7 +123,11 @@ def look_at_runs(
     recordings = [
         record(one.model, document, one.name, one.about, length) for one, length in zip(opened, lengths, strict=True)
     ]
-    return Look(recordings).write(Path(folders[0]) / PAGE if out is None else out)
+    return Look(recordings).write(target)
+
+
+def _caches(model: nn.Module) -> bool:
+    return any(isinstance(one, GatedBranch) for one in model.modules())
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:

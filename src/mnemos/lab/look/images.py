@@ -1,0 +1,104 @@
+"""Record, image by image, the two branches of every cached layer of a model of images, and the slots that answered."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mnemos import generators
+from mnemos.attention.gated_branch import GatedBranch
+from mnemos.lab.evaluate.branches import Places, first_calls, maps, places
+from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
+from mnemos.lab.report.markup import shortened
+from mnemos.lab.tasks.task import Task
+from mnemos.modes import evaluating
+from mnemos.types import InputError
+
+from .memories import Array, last
+from .observe import Attended, observing
+
+LAYERS, SLOTS = 6, 64  # recorded at most: layers, evenly spaced; slots of a layer, those that are read most
+
+
+@dataclass
+class PictureLayer:
+    """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
+
+    slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each of them in what each token read.
+    share: σ(λ), the mean over heads.
+    """
+
+    name: str
+    share: float
+    own: Array
+    memory: Array
+    slots: tuple[int, ...]
+    answered: Array
+
+
+@dataclass
+class PictureRecording:
+    """N pictures of the test split, pixels [N, H, W, 1 or 3] uint8, their classes and guesses, and cached layers."""
+
+    name: str
+    about: str
+    labels: tuple[str, ...]
+    guesses: tuple[str, ...]
+    pixels: Array
+    layers: list[PictureLayer]
+
+
+@torch.no_grad()
+def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "") -> PictureRecording:
+    """Show a model some pictures of its test split, of as many classes as possible.
+
+    The model and all random generators are unchanged. Cost: two forwards of eight pictures. Raises InputError for a
+    model without gated caches or pictures, and where no cached layer's tokens have places in the picture.
+    """
+    caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
+    caches = {
+        name: one for name, one in caches.items() if one.grc.scope != "stream" and not getattr(one, "causal", False)
+    }
+    seen = task.pictured(model)
+    if not caches or seen is None:
+        found = "no pictures" if caches else "no gated cache that all tokens read"
+        raise InputError(f"look: expected a causal model, or a model of images with gated caches, found {found}")
+    run, pictures = seen
+    with generators.preserve(), evaluating(model):
+        index, label, inputs = choose_pictures(pictures)
+        shown = read_pictures(pictures, "test", index)
+        branches = first_calls(run, caches, inputs)
+        with observing(model) as calls:
+            outputs, _ = run(inputs, None)
+        guess = outputs.argmax(-1).tolist() if run is model else label
+        known = {}
+        for at, layer in caches.items():
+            if at not in branches:
+                continue
+            rows, tokens = branches[at].o_self.shape[0] // len(index), branches[at].o_self.shape[1]
+            place = places(model, at, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
+            if not isinstance(place, str):
+                known[at] = place
+        if not known:
+            raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
+        chosen = [list(known)[int(i)] for i in evenly_spaced(len(known), LAYERS)]
+        layers = []
+        for at, title in zip(chosen, shortened(chosen), strict=True):
+            _, own, memory = maps(caches[at], known[at], branches[at])
+            call = last(calls, at, Attended)
+            assert call is not None
+            slots, answered = _answers(call, known[at], len(index))
+            share = float(torch.sigmoid(caches[at].mix.float()).mean())
+            layers.append(PictureLayer(title, share, own.numpy(), memory.numpy(), slots, answered.numpy()))
+    names = [str(one) for one in pictures.names]
+    labels, guesses = (tuple(names[i] if i < len(names) else str(i) for i in each) for each in (label, guess))
+    return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)
+
+
+def _answers(call: Attended, place: Places, count: int) -> tuple[tuple[int, ...], Tensor]:
+    """The slots that were read most, and the weight of each at every token's place: [N, K, h, w]."""
+    weights = call.weights().mean(1).cpu()  # [rows, T, K]; one row for all pictures where they share a cache
+    weights = weights.reshape(place.index.shape[0] * count, -1, weights.shape[-1])
+    most = weights.mean((0, 1)).argsort(descending=True, stable=True)[:SLOTS]
+    found = torch.stack([place.unfolded(weights[..., slot]) for slot in most.tolist()], 1)
+    return tuple(int(slot) for slot in most), found
