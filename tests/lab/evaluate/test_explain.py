@@ -172,7 +172,7 @@ def test_layers_that_no_figure_can_show_say_why(tmp_path):
 
 def test_smaller_pictures_keep_their_shape():
     big = torch.randint(0, 256, (2, 200, 100, 3), dtype=torch.uint8)
-    small = module._smaller(big, 50)
+    small = module.smaller(big, 50)
     assert small.shape == (2, 50, 25, 3)
     torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
 
