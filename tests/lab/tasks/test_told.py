@@ -95,7 +95,12 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
     found = task.artifacts(Near(task), tmp_path, "test")
     assert found["along"]["values"] == [[4, 1.0], [9, 1.0], [20, 0.0]]
     assert found["along"]["chance"] == 0.1
+    assert sum(found["along"]["rows"]) == task.sizes["test"]
     answers = found["questions"]
+    for one in answers:
+        place = one["the right answer"].split(",")[0]
+        assert f"is in the {place} ." in one["told and asked"]
+        assert one["told and asked"].endswith(" ?")
     assert {one["the right answer"].startswith(one["answered"]) for one in answers if "20 words" in str(one)} == {False}
 
 

@@ -25,8 +25,8 @@ from mnemos.lab.report.shell import chart_library, html_page, script
 from mnemos.lab.report.style import variant_name
 from mnemos.types import JSONObject
 
-_SECONDS = Axis("seconds of training", ",")
-_NAMED = 6  # memories at most that a sentence names
+_SECONDS = Axis("seconds of training", ",~f")
+_NAMED = 3  # memories at most that a sentence names
 HEAD = ("memory", "score", "rate", "state", "at segments", "parameters", "FLOPs", "training", "emptied", "longest")
 ERROR = 0.02  # of a score from the rows of a test split, whatever the seed
 

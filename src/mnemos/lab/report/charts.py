@@ -18,6 +18,7 @@ from .shell import embedded
 from .style import MARKERS, VARIANTS
 
 MOST = 12_000  # points of a chart
+_WIDE, _NARROW = 860, 440  # pixels of a chart that readers without scripts see
 _ROW = 26  # pixels of an arm in a strip
 _SWITCHES = 24  # of runs, at most
 _DIGITS = 5  # of a value in the page
@@ -131,7 +132,8 @@ def chart_figure(charts: Sequence[Chart], caption: str, kind: str = "") -> str:
     if not charts:
         return ""
     series = list(dict.fromkeys(one for chart in charts for one in chart.series))
-    body = "\n".join(_panel(chart) for chart in charts)
+    width = _WIDE if kind == "wide" else _NARROW
+    body = "\n".join(_panel(chart, width) for chart in charts)
     return (
         f'<figure class="charts {escape(kind)}" data-figure="{escape(charts[0].slug)}">{_switches(charts, series)}\n'
         f'<div class="panels">{body}</div>\n<figcaption>{prose(caption)}</figcaption></figure>'
@@ -183,7 +185,7 @@ def _dash(one: Series) -> list[int]:
     return _DASHES[one.place // len(VARIANTS) % len(_DASHES)]
 
 
-def _panel(chart: Chart) -> str:
+def _panel(chart: Chart, width: int) -> str:
     aloud = chart.label or f"{chart.title or chart.y} by {chart.axes[0].name}"
     data = {
         "slug": chart.slug,
@@ -198,7 +200,8 @@ def _panel(chart: Chart) -> str:
     }
     title = f'<p class="title">{escape(chart.title)}</p>' if chart.title else ""
     return (
-        f'<div class="panel">{title}<div class="chart" role="group" aria-label="{escape(aloud)}">{drawing(chart)}'
+        f'<div class="panel">{title}<div class="chart" '
+        f'role="group" aria-label="{escape(aloud)}">{drawing(chart, width)}'
         f"{embedded(data, 'chart-data')}</div></div>"
     )
 
@@ -308,7 +311,7 @@ def rows(chart: Chart) -> list[JSONObject]:
     return [one | {"name": chart.series[one["s"]].name} for one in found] if chart.kind == "strip" else found
 
 
-def drawing(chart: Chart, width: int = 480) -> str:
+def drawing(chart: Chart, width: int) -> str:
     """The chart as inline SVG, whose colours and letters are those of the page. The same chart gives the same bytes."""
     axis = chart.axes[0]
     scale = "log" if chart.logarithmic else "linear"

@@ -43,7 +43,7 @@ def quality_section(results: Results) -> str:
 def _scores(results: Results, rows: list[Row], unit: str) -> Chart:
     """A mark with its interval for each variant, on a logarithmic axis of cost."""
     against = "time" if unit == _SECONDS else "training FLOPs"
-    axis = Axis("seconds of updates", ",") if unit == _SECONDS else Axis("training FLOPs", "~s")
+    axis = Axis("seconds of updates", ",~f") if unit == _SECONDS else Axis("training FLOPs", "~s")
     arms = [arm(row.name, results.names.index(row.name)) for row in rows]
     score = f"{results.split} {results.metric}"
     chart = Chart(f"cost-{unit}", f"{capital(score)} against {against}", score, arms, ["mean"], [axis], "marks", True)

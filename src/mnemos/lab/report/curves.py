@@ -32,12 +32,13 @@ _WORDS = {"valid": "validation", "train": "training"}
 
 def section(results: Results) -> str:
     """The figure with learning curves of all variants; "" where no run recorded two points of one."""
-    wanted = [one for one in _panels(results) if recorded(results, *one)]
-    drawn = [curve_chart(results, *one) for one in wanted]
-    wanted = [one for one, chart in zip(wanted, drawn, strict=True) if not chart.empty]
+    known = [one for one in _panels(results) if recorded(results, *one)]
+    drawn = [curve_chart(results, *one) for one in known]
+    wanted = [one for one, chart in zip(known, drawn, strict=True) if not chart.empty]
+    notes = _notes(results, known)
     if not wanted:
-        return "".join(missing(line) for line in _notes(results, []) if line.startswith(tuple(_labels(results))))
-    return chart_figure(drawn, _caption(results, wanted)) + "".join(missing(line) for line in _notes(results, wanted))
+        return "".join(missing(line) for line in notes if line.startswith(tuple(_labels(results))))
+    return chart_figure(drawn, _caption(results, wanted)) + "".join(map(missing, notes))
 
 
 def _labels(results: Results) -> list[str]:
@@ -52,9 +53,9 @@ def curve_chart(results: Results, kind: str, name: str) -> Chart:
         for run in results.runs_of(label)
         if _has(columns := getattr(run, kind), name)
     ]
-    axes = {"updates": Axis("updates", ",")}
+    axes = {"updates": Axis("updates", ",.0f")}
     progress = [(place, at_steps(run, columns["step"])) for place, (_, run, columns) in enumerate(found)]
-    for unit, form in (("tokens", "~s"), ("seconds", ","), ("FLOPs", "~s")):
+    for unit, form in (("tokens", "~s"), ("seconds", ",~f"), ("FLOPs", "~s")):
         if progress and all(np.isfinite(known[unit]).all() for _, known in progress):
             axes[unit] = Axis({"tokens": f"{results.unit or UNNAMED_UNIT} read"}.get(unit, unit), form)
     arms = sorted({index for index, _, _ in found})

@@ -160,7 +160,7 @@ def _spread(count: int) -> np.ndarray:
 def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
     heads = max(one.mix.shape[2] for one in gates)
     runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
-    chart = Chart(slug, "Share of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",")])
+    chart = Chart(slug, "Share of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
     most = max(20, MOST // (len(runs) * len(series)))
     for i, one in enumerate(gates):
         for place in range(len(series)):
@@ -173,7 +173,7 @@ def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Char
 def _activity_chart(slug: str, title: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
     """One quantity of ACTIVITY over training, by layer."""
     runs = [f"seed {i}" for i in range(len(gates))]
-    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",")])
+    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",.0f")])
     for i, one in enumerate(gates):
         for place in range(len(series)):
             for step, value in zip(*thin(one.step, one.values[key][:, place], 200), strict=True):

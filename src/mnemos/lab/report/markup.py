@@ -64,8 +64,8 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind
         for row in known
     )
     return (
-        f"<table{_class(kind)}><caption>{prose(caption)}</caption>\n"
-        f"<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+        f'<div class="scroll"><table{_class(kind)}><caption>{prose(caption)}</caption>\n'
+        f"<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
 
 

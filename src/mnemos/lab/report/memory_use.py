@@ -93,7 +93,7 @@ def _drawing(results: Results, scored: Scored) -> str:
                 f"change of {known.metric}",
                 [arm(WORDS[kind], _COLOURS[kind]) for kind in changes],
                 [run.label],
-                [Axis("segment", ",")],
+                [Axis("segment", ",.0f")],
                 references=[("as carried", 0.0)],
                 limits=extent(np.concatenate([np.zeros(1), *courses]), 0.02),  # rounding errors are not magnified
                 label=f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed",
