@@ -83,7 +83,7 @@ DOCSTRING = """The sum of x* and y.
 
 x, y [B, T] of any size. mask [B, T] bool, True = valid: a token
 that is not `valid` is left out. scale: none < 0; see
-1. of the paper. Raises InputError for a wrong x.
+1. of the paper. step(x) -> y: a function (x) -> bool. size=2: of both. Raises InputError for a wrong x.
 """
 MARKDOWN = r"""The sum of x\* and y.
 
@@ -100,8 +100,14 @@ y = x + 1
 `scale`
 : none \< 0; see 1. of the paper.
 
+`step(x) -> y`
+: a function (x) -> bool.
+
+`size=2`
+: of both.
+
 Raises InputError for a wrong x."""
 
 
 def test_a_docstring_becomes_markdown(site):
-    assert site["docstrings"].markdown(DOCSTRING, {"x", "mask", "scale"}) == MARKDOWN
+    assert site["docstrings"].markdown(DOCSTRING, {"x", "mask", "scale", "step", "size"}) == MARKDOWN

@@ -63,12 +63,11 @@ def _rest_of(lines: list[str], known: set[str]) -> str:
 
 _NAME = r"\*{0,2}[A-Za-z_]\w*"
 _NAMES = rf"{_NAME}(?:(?:, | and ){_NAME})*"
-# At the start of a sentence: `name:`, `name [shape] of such a kind:`, or `name [shape]` and a sentence.
-_START = re.compile(
-    rf"(?:^|(?<=[.;:)»\"] ))(?P<names>{_NAMES})(?:(?P<shape> \[[^\]]*\][^:.\[]{{0,40}}|(?: or None)?): |(?= \[))"
-)
+# At the start of a sentence: `name:`, `name(x) -> y:`, `name=1:`, `name [shape] of such a kind:`, or `name [shape]`.
+_SHAPE = r" \[[^\]]*\][^:.\[]{0,40}| or None|\([^()]*\)(?: -> [^:]{1,20})?|=[^\s:]{1,12}|"
+_START = re.compile(rf"(?:^|(?<=[.;:)»\"] ))(?P<names>{_NAMES})(?:(?P<shape>{_SHAPE}): |(?= \[))")
 _CHAIN = re.compile(rf" \[[^\]]*\](?:,| and) (?:{_NAME}, )*{_NAME} \[")
-_AFTER = re.compile(r"(?<=[.)]) (?=(?:Raises|Returns|Costs?:?|Memory:|Gradients?|->) )")
+_AFTER = re.compile(r"(?<=[.)]) (?=(?:Raises|Returns|Costs?:?|Memory:|Gradients?) )|(?<=[.]) (?=-> )")
 
 
 def _paragraph(text: str, known: set[str]) -> str:
@@ -95,7 +94,10 @@ def _named(match: re.Match[str]) -> set[str]:
 
 
 def _item(names: str, shape: str, said: str) -> str:
-    names = re.sub(r"\*{0,2}\w+", lambda m: f"`{m[0]}`" if m[0] != "and" else "and", names)
+    if shape.startswith(("(", "=")):
+        names, shape = f"`{names}{shape}`", ""
+    else:
+        names = re.sub(r"\*{0,2}\w+", lambda m: f"`{m[0]}`" if m[0] != "and" else "and", names)
     return f"{names}{escape(shape)}\n: {_escape_start(escape(' '.join(said.split())))}"
 
 
