@@ -50,7 +50,7 @@ class LinkedNames(SphinxTransform):
             if path is None or _inside(node, (nodes.reference, nodes.title, addnodes.pending_xref, nodes.term)):
                 continue
             # Elsewhere a short name may be another library's, and in the reference that of a parameter.
-            short = re.match(r"[A-Z]\w*[a-z]|.*[._]", match[1]) if in_reference else match[1].startswith("mnemos.")
+            short = re.match(r"[A-Z]\w*[a-z]|.*[._]" if in_reference else r"mnemos\.|\w+Config$", match[1])
             if not short or path in linked or self._is_own(node, path):
                 continue
             if not in_reference:
@@ -59,6 +59,9 @@ class LinkedNames(SphinxTransform):
             reference_node = addnodes.pending_xref("", refdoc=self.env.docname, refexplicit=True, **options)
             node.replace_self(reference_node)
             reference_node += node
+
+        for node in self.document.findall(addnodes.pending_xref):
+            node.attributes.pop("refspecific", None)  # a type of a signature is what its full name says
 
     def _is_own(self, node: nodes.Node, path: str) -> bool:
         """Whether the text is of the entry itself, or of one of its members."""

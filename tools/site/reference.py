@@ -148,17 +148,13 @@ def _parameters(signature: str) -> set[str]:
 
 
 def _clear(signature: str, module: str) -> str:
-    """A signature in which a class whose name another entry has too is named in full."""
-    for name in set(re.findall(r"\b[A-Z]\w+", signature)) & _shared_names():
-        if (found := source.find(f"{module}.{name}")) is not None:
-            signature = re.sub(rf"\b{name}\b", targets()[found.path], signature)
-    return signature
+    """A signature in which the types that have an entry are named in full, as Sphinx links them."""
 
+    def full(match: re.Match[str]) -> str:
+        found = source.find(f"{module}.{match[0]}")
+        return match[0] if found is None else targets().get(found.path, match[0])
 
-@functools.cache
-def _shared_names() -> set[str]:
-    names = [entry.definition.name for entry in entries()]
-    return {name for name in names if names.count(name) > 1}
+    return re.sub(r"(?<![\w.'\"])[A-Z]\w+(?![\w('\"])", full, signature)
 
 
 def _member(member: source.Member, known: set[str], module: str) -> str:
