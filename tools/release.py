@@ -243,7 +243,7 @@ def smoke(dist: Path) -> str:
 
 def pages() -> str:
     """Examples of the README, links, numbers on pages, and the tests of what is released."""
-    said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PAGES)
+    said = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PAGES)
     return said.strip().splitlines()[-1].strip("= ")
 
 
