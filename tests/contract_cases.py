@@ -70,11 +70,13 @@ def over_layers(
     where: Callable[[torch.nn.Module], bool] = lambda layer: True,
     modes: tuple[bool, ...] = (True,),
     apart: bool = False,
+    one_of_a_file: bool = False,
 ):
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
     apart: by default every registered attention without a cache, and every cache beside softmax attention alone; each
-    once, causal if it can be.
+    once, causal if it can be. one_of_a_file: by default, of the layers without a cache that a file defines, the one with
+    the most parameters.
     """
 
     def cases(exhaustive: bool) -> list:
@@ -87,9 +89,20 @@ def over_layers(
         axes = ATTENTIONS, CACHES, (False, True), modes
         found = filter(None, (c if allowed(*c) else None for c in itertools.product(*axes)))
         chosen = list(found) if exhaustive else pairwise(*axes, allowed=allowed)
+        if one_of_a_file and not exhaustive:
+            largest = {_file(case): case for case in sorted(chosen, key=lambda case: _tensors(*case[:3]))}
+            chosen = [case for case in chosen if case[1] or largest[_file(case)] == case]
         return [pytest.param(case, id=_name(*case)) for case in chosen]
 
     return lambda test: _with_cases(test, "layer", cases)
+
+
+def _file(case: tuple) -> str:
+    return type(declared(case[0], "", case[2])).__module__
+
+
+def _tensors(attention: str, cache: str, causal: bool) -> int:
+    return len(list(declared(attention, cache, causal).parameters()))
 
 
 def _name(attention: str, cache: str, causal: bool, training: bool) -> str:

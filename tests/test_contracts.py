@@ -145,7 +145,9 @@ def test_bf16_autocast_stays_close(layer):
 
 @pytest.mark.slow
 @over_layers(
-    lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer), apart=True
+    lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer),
+    apart=True,
+    one_of_a_file=True,
 )
 def test_compiled_equals_eager(layer):
     holds("compiles", layer)

@@ -73,16 +73,15 @@ def test_what_needs_the_laboratory_names_the_extra(alone):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "mnemos-torch[lab]" in done.stderr
-    code = "import mnemos\nfor name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
+
+
+def test_names_of_the_laboratory_are_not_listed_and_name_the_extra(alone):
+    """help() and tools get every name of a list, so without the laboratory its names are not listed."""
+    code = "from mnemos import *\nimport mnemos\nprint('fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__)\n"
+    code += "for name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
     code += " except mnemos.InputError as error: print('lab]' in str(error))"
-    assert alone("-c", code).stdout.split() == ["True"] * 3
-
-
-def test_every_name_that_is_listed_can_be_had(alone):
-    """Without the laboratory, its names are not listed: help() and tools get every name of a list."""
-    code = "from mnemos import *\nimport mnemos\nprint('fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__)"
     done = alone("-c", code)
-    assert done.stdout.split() == ["False", "False", "cache"], done.stderr
+    assert done.stdout.split() == ["False", "False", "cache", *["True"] * 3], done.stderr
 
 
 @pytest.mark.slow

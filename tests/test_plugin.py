@@ -2,11 +2,9 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -14,6 +12,7 @@ pytestmark = pytest.mark.slow
 PLUGIN = Path(__file__).parent / "plugin"
 DRIVER = """
 import multiprocessing, os, sys
+sys.path[:0] = PLACES
 import torch
 import toy_translation
 from mnemos.lab.cli import main
@@ -21,7 +20,7 @@ from mnemos.lab.cli import main
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # Each recipe of a comparison has a process of its own: a fork, since a new interpreter imports everything again.
-    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method("fork", force=True)
     multiprocessing.get_context = lambda method=None, start=multiprocessing.get_context: start("fork")
     def said(*words):
         before = len(toy_translation.opened)
@@ -47,17 +46,8 @@ def told(tmp_path_factory) -> tuple[Path, str]:
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-translation\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[mnemos.plugins]\ntoy = toy_translation\n")
-    (folder / "driver.py").write_text(DRIVER)
-    source = str(Path(__file__).parents[1] / "src")
-    path = os.pathsep.join([str(PLUGIN), str(folder / "site"), source, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "driver.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    known = {"__name__": "__main__", "PLACES": [str(PLUGIN), str(folder / "site")]}
+    done = processes.run(exec, DRIVER, known, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 

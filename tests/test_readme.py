@@ -17,8 +17,9 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 PAGES = "\n".join(page.read_text() for page in FILES)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
-# Programs in PyTorch are tests/programs' matter; the example before this one exports the same model.
-RARE = [[pytest.mark.exhaustive] if "import export_programs" in code else [] for code, _ in RUNNABLE]
+# Exporting takes seconds: programs are the matter of tests/programs, and ONNX files of tests/lab/run/test_export.py.
+EXPORTS = re.compile(r"import export_programs|mnemos\.export\(")
+RARE = [[pytest.mark.exhaustive] if EXPORTS.search(code) else [] for code, _ in RUNNABLE]
 
 
 @pytest.mark.slow

@@ -204,6 +204,7 @@ def same(module, x, mask, **how):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("detached", [True, False])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_equals_the_equations(compression, detached):

@@ -56,6 +56,7 @@ def test_is_the_equations_between_projections(settings, causal):
     close(module(x, None, mask)[0][mask], oracle(module, x, x, mask)[mask])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "settings", [{"memory": 7}, {"memory": 40}, {"memory": 3}, {"memory": 0}, {"clamp": 4}], ids=str
 )

@@ -97,6 +97,7 @@ def equal(found, expected):
     return all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(expected), strict=True))
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 17])
 @pytest.mark.parametrize("name", MODELS)

@@ -81,6 +81,7 @@ def close(found, expected, tolerance=2e-6):
         torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=bound)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_transformer_with_softmax_attention_equals_the_model(name, rows, variant, poisoned):
@@ -94,6 +95,7 @@ def test_a_transformer_with_softmax_attention_equals_the_model(name, rows, varia
     close((y, end), (wanted, exact), 4e-6)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_a_decoder_over_reordered_rows(name, variant, poisoned):
     model = translator(**TRANSLATORS[name])

@@ -261,7 +261,7 @@ def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, mas
     (dim, out, heads), t, grc, place = CASES[case]
     branch = build(dim, out, heads, grc, place)
     expected_cache = branch.cache.clone()
-    for seed in (1, 2, 3):
+    for seed in (1, 2):  # the second call reads what the first one wrote
         x, y = calls(dim, out, t, seed)
         mask = masks(t, seed) if masked else None
         whole = torch.ones(B, t, dtype=torch.bool)

@@ -44,6 +44,7 @@ def test_padding_is_told_apart(name, training):
         assert torch.equal(mask, expected)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", [name for name in PADDED if name.startswith("hf_")])
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 def test_what_stands_in_the_padding_changes_nothing(name, preset):

@@ -83,6 +83,7 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", DIFFERENT)
 @pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
 @pytest.mark.parametrize("rotary", [True, False])

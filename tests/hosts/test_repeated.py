@@ -76,6 +76,7 @@ def features(model: nn.Module, seed: int) -> Tensor:
     return model.forward_features(pictures(model, seed))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("forward", [images, features])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float32 takes the kernels

@@ -65,6 +65,7 @@ def test_it_generates_over_segments_and_is_saved(network, tmp_path):
         assert torch.equal(tokens, mnemos.beam_search(network.model, None, row, config)[0][0].tokens)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("part", ["decoder", "wrapper", "network"])
 def test_gated_caches_of_the_decoder_are_saved(network, part, tmp_path):
     remembering = network.remembering

@@ -130,6 +130,7 @@ def test_resets_in_mid_stream_are_the_equations(kind):
         close(torch.cat([first[row, start:], whole[row]]), wanted)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_split_anywhere_equals_whole(kind, masked):

@@ -83,6 +83,7 @@ def said(network: Transformer, tokens: list[int], memories: list[list[torch.Tens
     return torch.stack([network.head.weight @ x + network.head.bias for x in row])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("t", [3, 8])
@@ -143,6 +144,7 @@ def logits_of(network, x):
     return torch.cat(found, 1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("cache", CACHES, ids=["stream", "shared", "paper"])
 @pytest.mark.parametrize("attention", MEMORIES, ids=["no-memory", "memory", "compressive"])

@@ -76,6 +76,7 @@ def agrees(given, tolerance, found=None):
         )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_equations(shape, kind, variant, poisoned):

@@ -9,6 +9,7 @@ import mnemos
 DECAYED = [kind for kind in KINDS if kind != "delta"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("kind", DECAYED)
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_keys_beyond_the_bound_grow_as_the_equations_say(length, backend):
     assert ((found - expected).abs() / size.cummax(1).values).max() < 3e-5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_is_computed_in_float32(kind, backend):

@@ -82,6 +82,7 @@ def close(found, expected, tolerance=3e-5):
         assert (found[name] - value).abs().max().item() <= tolerance * scale, name
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("count", [1, 2])
 def test_equals_the_composition(case, count, variant, threads, poisoned, monkeypatch):

@@ -32,6 +32,7 @@ def segments(request, monkeypatch):
     monkeypatch.setattr(chunked, "SLAB_NUMBERS", {"cpu": numbers})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("t", LENGTHS)
 def test_causal_equals_the_equations(t, masked, segments, poisoned):

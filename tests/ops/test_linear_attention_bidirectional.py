@@ -47,6 +47,7 @@ def kernel(given, mask, feature_map):
     return run(given, "native", mask=mask, feature_map=feature_map, eps=EPS, causal=False)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -77,6 +78,7 @@ def test_any_number_of_threads(shape, count, variant, threads, poisoned):
     close(kernel(given, mask, torch.sigmoid), expected, 2e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 60, 300, 2, 16, 12), (2, 70, 33, 3, 33, 17), (1, 50, 40, 3, 2, 1)], ids=str)

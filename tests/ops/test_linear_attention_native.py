@@ -62,6 +62,7 @@ def test_equals_the_equations(shape, masked, name, variant, poisoned):
     close(found, [*expected, *gradients(expected, exact)], 1e-5)
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(1, 700, 1, 24, 40), (2, 300, 2, 33, 31), (3, 130, 5, 8, 96)], ids=str)

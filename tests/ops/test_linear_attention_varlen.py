@@ -38,6 +38,7 @@ def weights(outputs):
     return [torch.randn(o.shape, generator=g).to(o.dtype) for o in outputs]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("backend", [*PLAIN, "auto"])
 def test_equals_the_equations(backend, name):

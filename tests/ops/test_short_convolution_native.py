@@ -21,6 +21,7 @@ def marks(b, t, share, seed=4):
 SHAPES = [(1, 515, 4), (70, 17, 4), (530, 40, 3), (1100, 3, 4), (67, 530, 2), (140, 20, 7), (9, 5, 1)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("folded", ["nothing", "mask", "resets", "rare resets", "mask and resets"])
 @pytest.mark.parametrize("activation", [None, "silu"])

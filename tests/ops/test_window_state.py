@@ -80,6 +80,7 @@ def oracle(
     return y, torch.stack([row.s for row in rows]), torch.stack([row.z for row in rows])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(
     ("sizes", "t", "cuts", "padded"),

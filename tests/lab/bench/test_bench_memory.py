@@ -34,6 +34,7 @@ SMALL = replace(
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("task", [*DEFAULT, "rewriting", "facts"])
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):

@@ -154,6 +154,7 @@ def test_two_processes_resume_exactly(tmp_path, strategy):
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
+@pytest.mark.exhaustive  # with rollouts it does so above
 def test_fsdp_trains_as_one(run_apart, tmp_path):
     model = {**STILL, "late": False}
     assert run_apart(tmp_path / "one", Toys(True, model)) == 0

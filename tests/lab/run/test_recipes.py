@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pairwise import cover
 from PIL import Image
 from spoken_standins import write_recordings
 from translation_standins import write_pairs
@@ -124,20 +125,29 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 
 
 def _names() -> list:
-    """All recipes. By default larger hosts, further languages, ablations and never-written baselines are left out."""
+    """All recipes. By default every pair of parts of their names, as (cifar, pvt) and (cifar, paper), is in one of them.
 
-    def marks(name: str) -> list:
+    Larger hosts, further languages, ablations and never-written baselines are left out then.
+    """
+
+    def left_out(name: str) -> bool:
         like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
         like_another |= name.startswith(("iwslt14-es-", "iwslt14-en-", "iwslt15-", "wikitext-xl-large", "wikitext-mt"))
-        left_out = (
+        return (
             like_another
             or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-", "wikitext-bytes-"))
             or name.endswith(("-unwritten", "-attention-cache"))
             or name.startswith("text-state-")  # tested by themselves below
         )
-        return [pytest.mark.exhaustive] * left_out + [pytest.mark.slow] * name.startswith("imagenet")
 
-    return [pytest.param(name, marks=marks(name)) for name in registry.names("recipe")]
+    names = registry.names("recipe")
+    usual = [name for name in names if not left_out(name)]
+    usual = {usual[number] for number in cover([name.split("-") for name in usual])}
+
+    def marks(name: str) -> list:
+        return [pytest.mark.exhaustive] * (name not in usual) + [pytest.mark.slow] * name.startswith("imagenet")
+
+    return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 @pytest.mark.parametrize("name", _names())
@@ -202,12 +212,12 @@ def test_memories_of_equal_state_have_equal_bytes_and_data():
 @pytest.mark.parametrize(
     "name",
     [
-        *("text", "text-cached", "text-memformer", "text-rmt", "recall", "digits", "copy"),
+        *("text-cached", "text-rmt", "recall", "digits", "copy"),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
             for name in (
-                *("text-linear", "text-xl", "text-compressive", "text-lstm"),
-                *("text-armt", "text-memory-transformer"),
+                *("text", "text-linear", "text-xl", "text-compressive", "text-lstm"),
+                *("text-memformer", "text-armt", "text-memory-transformer"),
             )
         ),
     ],

@@ -95,6 +95,7 @@ def fresh(batch: Batch, first: bool) -> dict:
     return {} if batch.reset is None else {"reset": torch.full_like(batch.reset, first)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (False, 0), (True, 2), (False, 2), (True, 1)])
 @pytest.mark.parametrize("slide", [1, 2, 3])
 def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, horizon, slide):
