@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive newest mutants sanitize soak release-check numbers site clean
+.PHONY: help install demo test check exhaustive environments newest mutants sanitize soak release-check numbers site clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -14,7 +14,8 @@ help:
 	@echo 'make site     the pages and the API reference as a site in build/site'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
-	@echo 'make newest   the tests of Hugging Face with the newest transformers, in .venv-newest'
+	@echo 'make environments  the tests of what meets other libraries, with the oldest, the pinned and the newest versions'
+	@echo 'make newest   the last of these alone, in .venv-newest'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
 	@echo 'make soak     long trials; MINUTES=60 of updates, and the others in proportion; writes results/soak.json'
 	@echo 'make release-check  what a release needs: versions, wheel, source distribution, clean installation, pages; four minutes'
@@ -43,20 +44,12 @@ test: $(READY)
 exhaustive: $(READY)
 	$(TESTS) --exhaustive --record results/exhaustive.json
 
-# The pinned versions with the newest transformers of the index, also one that pyproject.toml does not take yet. Its
-# warnings of what is deprecated are errors, but for one that PEFT causes.
-NEWEST = .venv-newest
-OF_HUGGING_FACE = tests/hugging_face tests/trainers tests/hosts/test_decoders.py tests/hosts/test_linearising.py tests/hosts/test_pretrained.py \
-	tests/hosts/test_remembering.py tests/generate/test_speculative.py tests/generate/test_beam_marian.py \
-	tests/memory_replay/test_replay_models.py tests/memory_replay/test_replay_outputs.py tests/lab/run/test_export.py tests/test_libraries.py
-BY_PEFT = -W 'ignore:`is_gradient_checkpointing`:FutureWarning'
+# What meets other libraries, with the oldest versions that pyproject.toml takes, the pinned ones and the newest.
+environments: $(READY)
+	$(BIN)/python tools/environments.py
 
-newest:
-	$(PYTHON) -m venv $(NEWEST)
-	grep -v '^transformers==' constraints.txt > $(NEWEST)/constraints.txt
-	$(NEWEST)/bin/python -m pip install --quiet -c $(NEWEST)/constraints.txt -e '.[dev]'
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade transformers
-	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -W error::FutureWarning $(BY_PEFT) $(OF_HUGGING_FACE)
+newest: $(READY)
+	$(BIN)/python tools/environments.py newest
 
 N ?= 100
 SEED ?= 0
@@ -97,4 +90,4 @@ site: $(READY)
 	$(BIN)/python tools/site/build.py
 
 clean:
-	rm -rf .venv .venv-release $(NEWEST) build dist
+	rm -rf .venv .venv-oldest .venv-newest .venv-release build dist

@@ -6,6 +6,7 @@ import gc
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -371,6 +372,12 @@ def test_every_models_state_has_a_name_in_files():
         _, structure = _compat.pytree.tree_flatten(state)
         again = _compat.pytree.treespec_loads(_compat.pytree.treespec_dumps(structure))
         assert again == structure
+
+
+def test_the_parts_of_a_structure_in_either_version():
+    structure = _compat.pytree.tree_flatten([1, (2, 3)])[1]
+    assert [part.num_leaves for part in _compat.parts_of(structure)] == [1, 2]
+    assert _compat.parts_of(SimpleNamespace(children_specs=[structure])) == [structure]
 
 
 @pytest.mark.slow

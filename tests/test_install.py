@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from mnemos import libraries
 
@@ -61,6 +62,18 @@ def test_extras_take_the_versions_of_transformers_that_were_tried_and_no_others(
     pinned = re.search(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert pinned[1] in libraries.TRIED
+
+
+def test_lower_bounds_are_the_versions_of_the_oldest_environment():
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    oldest = dict(line.replace("_", "-").split("==") for line in lines if "==" in line)
+    extras = PROJECT["optional-dependencies"]
+    left_out = {*extras["dev"], *extras["trackio"], *extras["triton"]}  # tools, and what needs other versions
+    for one in map(Requirement, PROJECT["dependencies"] + [one for extra in extras.values() for one in extra]):
+        if str(one) in left_out or not one.specifier or one.name == "trackio" or one.name == "triton":
+            continue
+        (bound,) = (part.version for part in one.specifier if part.operator == ">=")
+        assert f"{oldest[one.name]}.".startswith(f"{bound}."), one
 
 
 def test_the_readme_says_the_name_where_one_installs():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.attention import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config
-from mnemos.libraries import transformers
+from mnemos.libraries import cache_name, transformers
 
 hf = transformers()
 
@@ -124,9 +124,10 @@ def test_a_prefill_and_single_tokens_equal_those_of_transformers(model):
     draw(theirs)
     layer.load_state_dict(copied())
     x, cache, state = torch.randn(2, 15, DIM), hf.DynamicCache(config=config), None
+    name = "cache" if cache_name() == "cache" else "cache_params"  # what a layer calls it in 5.24, and before
     with torch.no_grad():
         for part in x.split([9, 1, 1, 4], 1):
-            wanted = theirs(part, cache_params=cache)
+            wanted = theirs(part, **{name: cache})
             y, state = layer(part, state)
             torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
     sums = cache.layers[0].recurrent_states

@@ -98,7 +98,7 @@ def test_a_row_without_a_valid_key_and_a_query_without_features(t, kernel):
 
 def test_no_gradient_from_above_for_some_outputs(kernel):
     """What nothing is asked of counts as zero, also where there is no y; and a sum's gradient has strides of 0."""
-    given = kernel.inputs(1, 70, 2, 6, 10)
+    given = kernel.inputs(1, 34 if kernel.backend == "triton" else 70, 2, 6, 10)  # its interpreter is slow
     exact = exactly(given)
     for index in range(3):
         found, expected = [], []

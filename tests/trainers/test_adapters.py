@@ -5,7 +5,7 @@ import torch
 
 import mnemos
 from mnemos.hugging_face import MnemosForCausalLM
-from mnemos.libraries import transformers
+from mnemos.libraries import cache_name, transformers
 from mnemos.types import InputError
 
 pytest.importorskip("accelerate")
@@ -82,8 +82,8 @@ def test_a_wrapped_branch_of_a_decoder_skips_padding_and_carries_its_state(mix):
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"], modules_to_save=["grc"])
     adapted = peft.get_peft_model(decoder(), config).eval()
     torch.testing.assert_close(adapted(ids, attention_mask=mask).logits[:, -1], expected)
-    past = adapted(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
-    step = adapted(ids[:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
+    past = adapted(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True)[cache_name()]
+    step = adapted(ids[:, -1:], attention_mask=mask, **{cache_name(): past}).logits[:, -1]
     torch.testing.assert_close(step, expected)
     merged = adapted.merge_and_unload().eval()
     torch.testing.assert_close(merged(ids, attention_mask=mask).logits[:, -1], expected)

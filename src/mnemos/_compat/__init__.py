@@ -69,6 +69,15 @@ _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_n
 _saving: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
+def parts_of(structure: Any) -> list[Any]:
+    """The structures of a container's entries, of the structure that `pytree.tree_flatten` gives for it.
+
+    A method of PyTorch 2.13; in 2.9 an attribute, which later versions warn of.
+    """
+    parts = getattr(structure, "children", None)
+    return structure.children_specs if parts is None else parts()
+
+
 def exportable(cls: type[T]) -> type[T]:
     """Decorator of a NamedTuple: `torch.export.save` stores it under the name mnemos.NAME.
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mnemos._compat import pytree, write_count
+from mnemos._compat import parts_of, pytree, write_count
 from mnemos.types import InputError, State
 
 E = TypeVar("E")
@@ -60,7 +60,7 @@ def check_repeated(found: Any, expected: Any, t: int) -> None:
 
 def _only_grows(found: Any, expected: Any) -> bool:
     """Whether the structures differ only by lists that are longer."""
-    new, old = found.children(), expected.children()
+    new, old = parts_of(found), parts_of(expected)
     if found.type is not expected.type or (found.type is not list and len(new) != len(old)) or len(new) < len(old):
         return False
     return found.context == expected.context and all(map(_only_grows, new, old))
