@@ -75,8 +75,8 @@ def over_layers(
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
     apart: by default every registered attention without a cache, and every cache beside softmax attention alone; each
-    once, causal if it can be. one_of_a_file: by default, of the layers without a cache that a file defines, the one with
-    the most parameters.
+    once, causal if it can be. one_of_a_file: by default, of the layers without a cache that a file defines, the one
+    with the most parameters.
     """
 
     def cases(exhaustive: bool) -> list:

@@ -1,4 +1,4 @@
-"""Tests of what meets other libraries, in up to three environments: `python tools/environments.py [NAME ...] [-- PYTEST]`.
+"""Tests of what meets other libraries, in three environments: `python tools/environments.py [NAME ...] [-- PYTEST]`.
 
     oldest   the lower bounds of pyproject.toml (constraints-oldest.txt), in .venv-oldest
     pinned   constraints.txt, in .venv

@@ -29,7 +29,6 @@ def path(request, monkeypatch):
     monkeypatch.setattr(bucket_union, "dense_up_to", lambda chunk, rounds: 0 if request.param == "windows" else 10**9)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("scale", [None, 1.0])

@@ -125,6 +125,7 @@ def test_memformers_pictures_are_14_by_14(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # what all experiments share, that of linear transformers shows below
 def test_memformers_experiment(tmp_path, monkeypatch):
     tiny = ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
     monkeypatch.setitem(memformer.SMALL_PICTURES, "digits", tiny)
@@ -176,6 +177,7 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cached_transformers_experiment(tmp_path, monkeypatch):
     sizes = {"valid_size": 20, "test_size": 30}
     monkeypatch.setattr(comparisons, "task", lambda options: ("digits", sizes))

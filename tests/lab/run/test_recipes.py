@@ -125,7 +125,7 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 
 
 def _names() -> list:
-    """All recipes. By default every pair of parts of their names, as (cifar, pvt) and (cifar, paper), is in one of them.
+    """All recipes. By default every pair of parts of their names, as (cifar, pvt) and (cifar, paper), is in one.
 
     Larger hosts, further languages, ablations and never-written baselines are left out then.
     """
