@@ -130,6 +130,7 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
         return []
     ends = {i // length: [j for j in wanted if j // length == i // length] for i in wanted}
     running: list[tuple[int, list[Change], State]] = []  # boundary, what, rows
+    reach = TRACED  # segments that a row with an emptied part is read over
     for segment in range(max(ends) + 1):
         x = tokens[:, segment * length : (segment + 1) * length]
         near = [s for s in ends if segment <= s < segment + TRACED]
@@ -140,7 +141,8 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
             most = max(1, min(TRACED, BYTES // max(1, size), effects.rows // len(wanted) // len(variants)))
             if near[0] - segment < most:
                 running.append((segment, list(variants), join(list(variants.values()))))
-        running = [one for one in running if any(s < one[0] + TRACED and s >= segment for s in ends)]
+                reach = most
+        running = [one for one in running if any(segment <= s < one[0] + reach for s in ends)]
         outputs, after = model(x, state)
         here = [_place(model, outputs, i, i - segment * length, int(targets[i])) for i in ends.get(segment, ())]
         going = []
