@@ -2,6 +2,7 @@
 
     updates    as many updates of one training as fit in MINUTES, watched from outside
     tokens     a million tokens through every registered model that has a state (ten thousand if the state grows)
+    faults     fifty SIGKILLs in one run, two processes of which one is killed, full disks, damaged checkpoints, races
     operators  ten thousand random calls of every public operator, beside its oracle
     commands   random recipes and command lines
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("updates", "tokens", "operators", "commands")
+PARTS = ("updates", "tokens", "faults", "operators", "commands")
 for place in ("tests/lab/run", "tests", "tests/soak", "src"):
     sys.path.insert(0, str(ROOT / place))
 
