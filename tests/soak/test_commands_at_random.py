@@ -6,11 +6,11 @@ import soak_commands
 def test_random_command_lines_end_in_order(tmp_path):
     found = soak_commands.Found()
     with soak_commands.inside(tmp_path):
-        soak_commands.shown(found, 3)
-        soak_commands.trained(found, 2)
-        soak_commands.others(found, 12)
+        soak_commands.shown(found, 1)
+        soak_commands.trained(found, 1)
+        soak_commands.others(found, 10)
     assert not found.failed
-    assert sum(found.codes.values()) == 17
+    assert sum(found.codes.values()) == 12
 
 
 def test_what_is_not_in_order_is_found(tmp_path):

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_named_tests_exist():
     page = (ROOT / "docs/reliability.md").read_text()
     known = {
-        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
     }
     assert not set(re.findall(r"`(test_\w+)`", page)) - known
     spec = importlib.util.spec_from_file_location("soak", ROOT / "tools/soak.py")
