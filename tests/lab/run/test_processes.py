@@ -14,7 +14,6 @@ from test_resume import ended, measured, result
 from train_standins import Toys, work
 
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.weights import trained_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -163,21 +162,6 @@ def test_fsdp_trains_as_one(run_apart, tmp_path):
     assert code == 0, said
     assert "Warning" not in said
     agree(tmp_path / "two", tmp_path / "one", 2e-6, 1e-5)
-
-
-def test_weights_of_shards_load_at_other_numbers_of_processes(tmp_path):
-    toys = Toys(True, {**STILL, "late": False}, train={"devices": 2, "strategy": "fsdp", "steps": 4, "batch_size": 6})
-    code, said = launch(tmp_path / "two", toys)
-    assert code == 0, said
-    saved = checkpoint.read(checkpoint.path_of(tmp_path / "two/checkpoints", 4))["model"]
-    for name, value in trained_model(tmp_path / "two", toys.recipe()).state_dict().items():
-        assert torch.equal(value, saved[name])
-    three = {**toys.train, "devices": 3, "steps": 1, "init_from": str(tmp_path / "two")}
-    more = processes.launched(work, str(tmp_path / "three"), Toys(True, toys.model, train=three), world=3)
-    assert [end.returncode for end in more] == [0, 0, 0], more[0].stderr
-    first = measured(tmp_path / "three")[0]
-    assert (first["kind"], first["step"]) == ("valid", 0)
-    assert first["loss"] == pytest.approx(result(tmp_path / "two")["valid"]["loss"], rel=1e-5)
 
 
 def test_what_the_first_process_refuses_all_do(tmp_path):
