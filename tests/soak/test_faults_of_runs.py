@@ -21,7 +21,8 @@ def from_the_server(forks, monkeypatch):
     monkeypatch.setattr(soak_faults, "CONTEXT", processes.CONTEXT)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("disks", marks=pytest.mark.exhaustive), "races"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["disks", "races"])
 def test_the_run_goes_on_as_if_nothing_had_been(tmp_path, kind):
     count, failed = getattr(soak_faults, kind)(tmp_path, 2, lambda _: None)
     assert not failed
