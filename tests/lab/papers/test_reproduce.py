@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.lab.cli import main
-from mnemos.lab.papers import reproduce
+from mnemos.lab.papers import claim_page, reproduce
 from mnemos.lab.papers.claim import Claim, Paper
 from mnemos.lab.papers.findings import Finding, Table, cell_text, spread
 from mnemos.lab.papers.reproduce import Options
@@ -40,6 +40,17 @@ def test_a_claim_is_printed_and_written(two_claims, tmp_path, capsys):
     for words in ("about", "The paper: says", "A title", "12,346", "A note."):
         assert words in page
     assert not (tmp_path / "a.json").exists()
+
+
+def test_a_figure_too_large_for_the_page_leaves_out_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim_page, "_MOST", 100)
+    files = [tmp_path / f"{name}.png" for name in ("large", "small")]
+    for file, size in zip(files, (101, 100), strict=True):
+        file.write_bytes(bytes(size))
+    about = dict.fromkeys(("paper", "claim", "title", "about", "says"), "x")
+    claim_page.write_claim_page({**about, "provenance": {}, "seconds": 1}, Finding([], [], files), tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text()
+    assert page.count("left out, for the size") == page.count('alt="small"') == 1
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 
 from mnemos.lab.report.attention_maps import grey
 from mnemos.lab.report.caches import LARGEST, effective_rank, pool, spotlit
-from mnemos.lab.report.curves import extent, mean_curve
+from mnemos.lab.report.curves import extent, intervals, mean_curve
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.provenance import command
 from mnemos.lab.report.run_records import flat
-from mnemos.lab.report.style import HEADS, curve, head, steps_axis, thin
+from mnemos.lab.report.style import HEADS, curve, head, means, steps_axis, thin
 from mnemos.lab.report.summary_image import heading
 
 
@@ -30,6 +30,18 @@ def test_long_curves_are_means_of_stretches():
     assert len(x) == len(y) == 400
     assert x[1] == y[1] == 14.5
     assert y[0] == pytest.approx((45 - 5) / 9)  # the infinite one is left out
+
+
+def test_long_curves_of_seeds_share_their_intervals():
+    """Where one seed has more records than the other, the mean of both is that of equal steps."""
+    steps = [np.arange(10, 10010, 10), np.arange(10, 7010, 10)]
+    long, short = [means(step, parts) for step, parts in zip(steps, intervals(steps, 400), strict=True)]
+    assert len(long) <= 400
+    np.testing.assert_array_equal(long[: len(short)], short)
+    assert (long[-1], len(long), len(short)) == (9990, 334, 234)
+    assert [len(part) for part in intervals(steps, 1000)[1]] == [1] * 700, "short curves are their records"
+    apart = intervals([np.arange(0, 50), np.arange(50, 90)], 10)
+    assert [sum(map(len, parts)) for parts in apart] == [50, 40], "without a common step each has its own"
 
 
 def test_the_axis_of_a_single_record_has_its_number():

@@ -8,6 +8,7 @@ import pytest
 from synthetic_runs import write_run
 
 from mnemos import InputError
+from mnemos.lab.report import watch
 from mnemos.lab.report.watch import Watch
 
 
@@ -49,6 +50,26 @@ def test_the_page_and_its_state_follow_the_run(served):
     after = json.loads(get(server, f"{path}state")[1])
     assert after["version"] != before["version"]
     assert "update 3,000 of 4,000, 0:00:21" in after["text"]
+
+
+def test_only_the_page_is_assembled_and_says_its_version(served, monkeypatch):
+    server, run = served
+    path = server.address.split(str(server.server_port))[1]
+    made = []
+    monkeypatch.setattr(watch, "assemble", lambda found, status: made.append(found) or f"{status}\udcff")
+    state = json.loads(get(server, f"{path}state")[1])
+    (run / "result.json.tmp").write_text("{")
+    (run / "gone.json").symlink_to(run / "nothing")  # as a file that vanished since it was listed
+    assert json.loads(get(server, f"{path}state")[1]) == state
+    assert not made
+    for _ in range(2):
+        assert f'data-version="{state["version"]}"' in get(server, path)[1]
+    assert len(made) == 1
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 1200, "loss": 1.0}\n')
+    assert json.loads(get(server, f"{path}state")[1])["text"] == "demo, seed 0: update 1,200 of 4,000"
+    (run / "metrics.jsonl").write_text("")
+    assert json.loads(get(server, f"{path}state")[1])["text"] == "demo, seed 0: no update recorded yet"
 
 
 def test_other_hosts_origins_and_tokens_are_refused(served):

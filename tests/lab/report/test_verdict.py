@@ -10,7 +10,7 @@ import pytest
 from mnemos.lab.compare.comparison import Control, Row
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
-from mnemos.lab.report.verdict import verdict
+from mnemos.lab.report.verdict import arms, verdict
 from mnemos.lab.run.files import Result
 
 PLAIN = Row("north", 0.500, 0.010, 5, 70_000, baseline_of=())
@@ -104,6 +104,18 @@ def test_what_learned_nothing_is_said_and_not_ranked(score, learned):
     else:
         assert said[0].startswith("east has a test accuracy of 0.200")
         assert "north does no better than" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("majority", "rows", "interval"), [(0.1, None, True), (None, None, False), (None, [10, 30], True)]
+)
+def test_only_a_share_of_rows_has_an_interval_of_rows(majority, rows, interval):
+    """An accuracy of 1 is a whole number of rows, also where it is one of the tokens in them."""
+    along = {"along": {"metric": "accuracy", "x": "d", "values": [[1, 1.0], [2, 1.0]], "rows": rows}}
+    one = Result(test={"accuracy": 1.0}, scored_rows={"test": 40}, artifacts=along if rows else {})
+    row = replace(PLAIN, mean=1.0, seeds=1)
+    said = arms(made(row, majority=majority, records={"north": (with_result(one),)}))
+    assert ("0.912 to 1.000" in said) == interval
 
 
 def test_text_is_compared_with_what_no_learning_gives():

@@ -48,10 +48,10 @@ def _figures(files: list[Path]) -> str:
     parts, size = [], 0
     for file in files:
         data = file.read_bytes()
-        size += len(data)
-        if size > _MOST:
+        if size + len(data) > _MOST:
             parts.append(paragraph(f"{file}: left out, for the size of this page.", "missing"))
             continue
+        size += len(data)
         picture = f'<img alt="{escape(file.stem)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
         parts.append(figure([picture], file.name, "full"))
     return "\n".join(parts)

@@ -5,8 +5,9 @@ writes it to result.json by `Task.artifacts`: "along": {"metric", "x": the name 
 "rows": the number of rows that each value is a share of, if it is one, "chance": the value of a guess, if it has one}.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from .charts import MOST, Axis, Chart, arm, chart_figure
 from .markup import capital, decimal, escape, listed, missing, plural, table
 from .read import Results, finite_spread
 from .run_records import OWN, Columns, RunRecord
-from .style import MUTED, curve, marker, nothing, steps_axis, thin, variant_colour
+from .style import MUTED, curve, marker, means, nothing, steps_axis, thin, variant_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,9 @@ def section(results: Results) -> str:
     notes = _notes(results, known)
     if not wanted:
         return "".join(missing(line) for line in notes if line.startswith(tuple(_labels(results))))
-    return chart_figure(drawn, _caption(results, wanted)) + "".join(map(missing, notes))
+    records = sum(len(getattr(run, kind)["step"]) for kind, name in known for run in _runs(results, kind, name))
+    long = records > sum(len(chart.columns["y"]) for chart in drawn)
+    return chart_figure(drawn, _caption(results, wanted, long)) + "".join(map(missing, notes))
 
 
 def _labels(results: Results) -> list[str]:
@@ -71,12 +74,33 @@ def curve_chart(results: Results, kind: str, name: str) -> Chart:
         references=majority,
     )
     most = max(_FEWEST, min(_MOST, MOST // max(len(found), 1)))
-    for (index, run, columns), (_, known) in zip(found, progress, strict=True):
-        parts = [thin(columns["step"], columns[name], most)]
-        parts += [thin(columns["step"], known[unit], most) for unit in list(axes)[1:]]
-        for values in zip(parts[0][1], parts[0][0], *(each for _, each in parts[1:]), strict=True):
-            chart.add(arms.index(index), chart.runs.index(seeds[run.label]), *map(float, values))
+    for place, arm_index in enumerate(arms):
+        members = [one for one in zip(found, progress, strict=True) if one[0][0] == arm_index]
+        parts = intervals([columns["step"] for (_, _, columns), _ in members], most)
+        for ((_, run, columns), (_, known)), own in zip(members, parts, strict=True):
+            values = (columns[name], columns["step"], *(known[unit] for unit in list(axes)[1:]))
+            for point in zip(*(means(one, own) for one in values), strict=True):
+                chart.add(place, chart.runs.index(seeds[run.label]), *map(float, point))
     return chart
+
+
+def intervals(steps: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
+    """For each run of an arm, given by the steps of its records: the places of the records that make each point.
+
+    A point is one record where no run has more than `most`. Else it is the mean of an interval of records. The runs
+    share the intervals over the steps that all of them have, so that their points have equal steps.
+    """
+    longest = max(map(len, steps))
+    size = -(-longest // most)
+    common = functools.reduce(np.intersect1d, steps) if size > 1 else np.array([])
+    found = []
+    for own in steps:
+        shared = np.flatnonzero(np.isin(own, common))
+        alone = np.flatnonzero(own > common[-1]) if len(common) else np.arange(len(own))
+        cuts = [np.arange(size, len(places), size) for places in (shared, alone)]
+        split = [part for places, cut in zip((shared, alone), cuts, strict=True) for part in np.split(places, cut)]
+        found.append([part for part in split if len(part)])
+    return found
 
 
 def seed_names(runs: Iterable[RunRecord]) -> dict[str, str]:
@@ -163,26 +187,29 @@ def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray
 
 def recorded(results: Results, kind: str, name: str) -> bool:
     """Whether any run recorded the quantity in its records of this kind."""
-    return any(_has(getattr(run, kind), name) for run in results.all_runs())
+    return bool(_runs(results, kind, name))
+
+
+def _runs(results: Results, kind: str, name: str) -> list[RunRecord]:
+    return [run for run in results.all_runs() if _has(getattr(run, kind), name)]
 
 
 def _has(columns: Columns, name: str) -> bool:
     return name in columns and bool(np.isfinite(columns[name]).any())
 
 
-def _caption(results: Results, wanted: list[tuple[str, str]]) -> str:
+def _caption(results: Results, wanted: list[tuple[str, str]], long: bool) -> str:
     several = any(len(runs) > 1 for runs in results.records.values())
     lines = "A thin line is one seed, the thick line their mean" if several else "One run per variant"
     majority = ""
     if results.majority is not None and any(name == results.metric for _, name in wanted):
         majority = " The dotted line is the share of the most frequent class."
     what = capital(listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]))
-    long = any(len(run.train["step"]) > 400 for run in results.all_runs())
-    means = " Long curves are drawn as means over 400 intervals." if long else ""
+    thinned = " Each point of a long curve is the mean of several records." if long else ""
     source = f"From metrics.jsonl of {plural(len(results.all_runs()), 'run')}."
     shown = results.about and any(name == results.metric for _, name in wanted)
     about = f" {capital(results.metric)}: {results.about}" if shown else ""
-    return f"{what} by update. {lines}.{majority}{about}{means} {source}"
+    return f"{what} by update. {lines}.{majority}{about}{thinned} {source}"
 
 
 def _notes(results: Results, wanted: list[tuple[str, str]]) -> list[str]:
@@ -300,6 +327,14 @@ def read_along(results: Results) -> Along | None:
                 for at, value, _ in _points(one, run):
                     found.values.setdefault(name, {}).setdefault(at, []).append(value)
     return found if found and found.values else None
+
+
+def along_rows(run: RunRecord, metric: str) -> int:
+    """The rows that a run's axis counts in shares of them; 0 without an axis of the metric, or without counts."""
+    one = run.artifacts.get("along")
+    if not isinstance(one, dict) or one.get("metric") != metric or not isinstance(one.get("values"), list):
+        return 0
+    return sum(count for _, _, count in _points(one, run))
 
 
 def _points(along: JSONObject, run: RunRecord) -> list[tuple[float, float, int]]:

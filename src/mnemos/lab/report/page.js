@@ -2,6 +2,7 @@
 // Draws the charts of a page again, with values and switches, and makes its tables sortable. See charts.py.
 (() => {
   const chosen = new Map(); // by figure: its switches, which outlive a new version of a page that is watched
+  let figures = []; // of the page that is shown
   const MOST_VALUES = 8;
   const ROW = 26; // pixels of an arm in a strip
 
@@ -128,6 +129,12 @@
       this.element.dataset.drawn = drawing;
       if (document.activeElement === this.element) this.show();
       else this.leave();
+    }
+
+    // Ends what was drawn, and a drawing that is being made.
+    end() {
+      this.drawing = NaN;
+      this.finalize?.();
     }
 
     // [{name, colour, mean, least, most, x}] of the arms at a place.
@@ -311,19 +318,27 @@
           this.draw();
         });
       this.box("csv").addEventListener("click", () => this.download());
-      new IntersectionObserver((entries, observer) => {
+      const seen = new IntersectionObserver((entries) => {
         if (!entries.some((entry) => entry.isIntersecting)) return;
-        observer.disconnect();
+        seen.disconnect();
         this.drawn = true;
         this.draw();
-      }, { rootMargin: "200px" }).observe(element);
+      }, { rootMargin: "200px" });
       let waiting;
-      new ResizeObserver(() => {
+      const resized = new ResizeObserver(() => {
         clearTimeout(waiting);
         waiting = setTimeout(() => {
           if (this.drawn && this.charts.some((chart) => chart.view && chart.width !== chart.element.clientWidth && chart.element.clientWidth)) this.draw();
         }, 150);
-      }).observe(element);
+      });
+      this.observers = [seen, resized];
+      for (const one of this.observers) one.observe(element);
+    }
+
+    end() {
+      for (const one of this.observers) one.disconnect();
+      this.drawn = false;
+      for (const chart of this.charts) chart.end();
     }
 
     box(kind) {
@@ -342,11 +357,12 @@
         return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
       };
       const axes = [...new Set(this.charts.flatMap((chart) => chart.axes.map((axis) => axis.name)))];
-      const lines = [["chart", "arm", "run", ...axes, "value", "low", "high"]];
+      const values = this.charts.every((chart) => chart.kind === "strip") ? [] : ["y", "low", "high"]; // a strip has x alone
+      const lines = [["chart", "arm", "run", ...axes, ...values.map((name) => (name === "y" ? "value" : name))]];
       for (const chart of this.charts)
         for (const point of chart.points) {
           const x = axes.map((name) => point[`x${chart.axes.findIndex((axis) => axis.name === name)}`]);
-          lines.push([chart.title || chart.slug, chart.series[point.s].name, chart.runs[point.r], ...x, point.y, point.low, point.high]);
+          lines.push([chart.title || chart.slug, chart.series[point.s].name, chart.runs[point.r], ...x, ...values.map((name) => point[name])]);
         }
       return lines.map((line) => line.map(cell).join(",")).join("\r\n");
     }
@@ -399,7 +415,7 @@
   }
 
   function begin(root) {
-    for (const figure of root.querySelectorAll("figure.charts")) new Figure(figure);
+    figures.push(...[...root.querySelectorAll("figure.charts")].map((one) => new Figure(one)));
     for (const table of root.querySelectorAll("table")) sortable(table);
     const fold = root.querySelector(".fold");
     if (fold) {
@@ -422,6 +438,12 @@
     for (const one of opened) one.open = false;
   });
 
-  window.mnemosPage = { begin };
+  // Ends the charts of a page before another takes its place.
+  function end() {
+    for (const figure of figures) figure.end();
+    figures = [];
+  }
+
+  window.mnemosPage = { begin, end };
   begin(document);
 })();

@@ -210,8 +210,13 @@ def thin(step: np.ndarray, value: np.ndarray, most: int = 400) -> tuple[np.ndarr
     if len(step) <= most:
         return step, value
     parts = np.array_split(np.arange(len(step)), most)
-    means = [float(np.nanmean(value[p])) if np.isfinite(value[p]).any() else np.nan for p in parts]
-    return np.array([step[p].mean() for p in parts]), np.array(means)
+    return means(step, parts), means(value, parts)
+
+
+def means(value: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of the finite values at the places of each part; NaN for a part without one."""
+    found = (value[part][np.isfinite(value[part])] for part in parts)
+    return np.array([float(one.mean()) if len(one) else np.nan for one in found])
 
 
 def curve(axes: "Axes", step: np.ndarray, value: np.ndarray, **look: Any) -> None:

@@ -23,9 +23,10 @@ from mnemos.lab.compare.significance import (
     welch,
     wilson,
 )
+from mnemos.lab.tasks.metrics import ACCURACY, TOP5
 from mnemos.lab.tasks.no_learning import BIGRAMS, no_better
 
-from .curves import Along, read_along
+from .curves import Along, along_rows, read_along
 from .markup import capital, decimal, duration, escape, listed, memory, plural, table
 from .read import Results, finite_spread
 from .style import variant_name
@@ -121,12 +122,17 @@ def arms(results: Results) -> str:
 
 
 def _share(results: Results, row: Row) -> tuple[int, int] | None:
-    """(right, of) where the score of a row's only run is a share of the rows that were scored; None where it is not."""
+    """(right, of) where the score of a row's only run is a share of the rows that were scored; None where it is not.
+
+    It is one if each row has one target: in a task with a majority class, or whose axis counts every row.
+    """
     runs = results.runs_of(row.name)
     split = "valid" if results.split == "validation" else "test"
-    of = runs[0].result.scored_rows.get(split, 0) if len(runs) == 1 and runs[0].result else 0
-    right = row.mean * of
-    return (round(right), of) if of and 0 <= row.mean <= 1 and abs(right - round(right)) < 1e-6 * of else None
+    if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):
+        return None
+    of = runs[0].result.scored_rows.get(split, 0)
+    one_each = results.majority is not None or (split == "test" and along_rows(runs[0], results.metric) == of)
+    return (round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
 
 
 def _range(ends: tuple[float, float] | None, signed: bool = False) -> str:

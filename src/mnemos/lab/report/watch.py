@@ -1,5 +1,7 @@
 """The page of runs that are being trained, served to this machine alone and kept new."""
 
+import contextlib
+import hashlib
 import hmac
 import json
 import math
@@ -17,6 +19,7 @@ from mnemos.lab.compare.comparison import FILE
 from mnemos.lab.run.progress import clock
 from mnemos.types import JSONObject
 
+from .markup import escape
 from .page import assemble
 from .read import Results, read_tasks
 from .run_records import RunRecord
@@ -37,8 +40,9 @@ class Watch(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [Path(folder) for folder in folders]
         self._token, self._lock = secrets.token_urlsafe(16), threading.Lock()
-        self._made: tuple[str, str, JSONObject] | None = None
-        self._make()
+        self._known: tuple[str, list[Results]] | None = None
+        self._page = ("", "")
+        self._read()
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
@@ -52,35 +56,25 @@ class Watch(ThreadingHTTPServer):
         token, _, rest = path.lstrip("/").partition("/")
         if not hmac.compare_digest(token.encode(), self._token.encode()) or rest not in ("", "state"):
             return None
-        text, version, state = self._make()
-        if rest:
-            return "application/json", json.dumps({"text": state["text"], "version": version})
-        return "text/html", text
-
-    def _make(self) -> tuple[str, str, JSONObject]:
-        """(page, version, state): made again if a file of the runs has another size or time."""
         with self._lock:  # pictures are drawn by one thread at a time
-            version = _version(self.folders)
-            if self._made is None or self._made[1] != version:
-                try:
-                    found = read_tasks([run for folder in self.folders for run in _runs(folder)])
-                    text = assemble(found, '<p id="watch" role="status"></p>')
-                except InputError:  # a line that is being written: the next request reads it whole
-                    if self._made is None:
-                        raise
-                    return self._made[0], self._made[1], self._state(self._made[2]["runs"])
-                self._made = text, version, {"runs": _progress(found)}
-            return self._made[0], self._made[1], self._state(self._made[2]["runs"])
+            version, found = self._read()
+            if rest:
+                return "application/json", json.dumps({"text": _text(_progress(found)), "version": version})
+            if self._page[0] != version:
+                status = f'<p id="watch" role="status" data-version="{escape(version)}"></p>'
+                self._page = version, assemble(found, status)
+            return "text/html", self._page[1]
 
-    def _state(self, runs: list[JSONObject]) -> JSONObject:
-        """What the page says of the runs now."""
-        lines = []
-        for run in runs:
-            quiet = time.time() - run["changed"]
-            late = f", no record for {clock(quiet)}" if quiet > _QUIET else ""
-            left = f"{clock(run['left'])} of training left" if math.isfinite(run["left"]) else "no update recorded yet"
-            lines.append(f"{run['name']}: update {run['step']:,} of {run['steps']:,}, {left}{late}")
-        return {"runs": runs, "text": "; ".join(lines) or "all runs are finished"}
+    def _read(self) -> tuple[str, list[Results]]:
+        """(version, results) of the runs: read again if a file of them has another size or time."""
+        version = _version(self.folders)
+        if self._known is None or self._known[0] != version:
+            try:
+                self._known = version, read_tasks([run for folder in self.folders for run in _runs(folder)])
+            except InputError:  # a line that is being written: the next request reads it whole
+                if self._known is None:
+                    raise
+        return self._known
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        body = found[1].encode()
+        body = found[1].encode(errors="backslashreplace")  # as in a file that is written
         self.send_response(HTTPStatus.OK)
         fields = {"Content-Type": f"{found[0]}; charset=utf-8", "Content-Length": str(len(body))}
         fields |= {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -127,8 +121,13 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _version(folders: Sequence[Path]) -> str:
-    files = (file for folder in folders for run in _runs(folder) for file in sorted(run.glob("*.json*")))
-    return str(hash(tuple((str(file), one.st_size, one.st_mtime_ns) for file in files if (one := file.stat()))))
+    found = []
+    for run in (run for folder in folders for run in _runs(folder)):
+        for file in sorted(file for name in ("*.json", "*.jsonl") for file in run.glob(name)):
+            with contextlib.suppress(FileNotFoundError):
+                about = file.stat()
+                found.append((str(file), about.st_size, about.st_mtime_ns))
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _progress(found: Sequence[Results]) -> list[JSONObject]:
@@ -146,6 +145,18 @@ def _left(name: str, run: RunRecord) -> JSONObject:
     file = run.folder / "metrics.jsonl"
     changed = file.stat().st_mtime if file.is_file() else time.time()
     return {"name": f"{name}, seed {run.seed}", "step": at, "steps": steps, "left": left, "changed": changed}
+
+
+def _text(runs: Sequence[JSONObject]) -> str:
+    """What the page says of the runs now."""
+    lines = []
+    for run in runs:
+        quiet = time.time() - run["changed"]
+        done = f"{run['name']}: update {run['step']:,} of {run['steps']:,}"
+        left = f", {clock(run['left'])} of training left" if math.isfinite(run["left"]) else ""
+        late = f", no record for {clock(quiet)}" if quiet > _QUIET else ""
+        lines.append(f"{done}{left}{late}" if run["step"] else f"{run['name']}: no update recorded yet{late}")
+    return "; ".join(lines) or "all runs are finished"
 
 
 def watch(folders: Sequence[Path]) -> None:
