@@ -6,7 +6,7 @@ goes on from part to part.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,9 @@ class Reading:
     """A row of text that a decoder has read so far, and its cache. `copy` makes another future of the same past."""
 
     def __init__(self, model: Any, cache: Any = None) -> None:
-        self.model = model
-        self.cache = libraries.transformers().DynamicCache(config=model.config) if cache is None else cache
+        self.model, self.cache = model, cache
+        if cache is None and hasattr(model, "config"):
+            self.cache = libraries.transformers().DynamicCache(config=model.config)
 
     def read(self, ids: Tensor) -> Tensor:
         """Read tokens [T]; returns the logits after each [T, V]."""
@@ -40,6 +41,20 @@ class Reading:
     def copy(self) -> "Reading":
         """The same past, which the other's future does not change."""
         return Reading(self.model, copy.deepcopy(self.cache))
+
+
+class SegmentReading(Reading):
+    """The same of a decoder with memory tokens in segments, `mnemos.hosts.remembering.Segmented`."""
+
+    def read(self, ids: Tensor) -> Tensor:
+        """As `Reading` has it."""
+        logits: Tensor
+        logits, self.cache = self.model(ids[None], self.cache)
+        return logits[0]
+
+    def copy(self) -> "SegmentReading":
+        """As `Reading` has it. States are never changed, so both have one."""
+        return SegmentReading(self.model, self.cache)
 
 
 def nats_by_position(model: Any, pieces: Sequence[Tensor], read: int = _READ) -> Tensor:
@@ -82,6 +97,7 @@ def recall(
     rows: int,
     distances: Sequence[int] = DISTANCES,
     seed: int = 0,
+    begin_reading: Callable[[Any], Reading] = Reading,
 ) -> JSONObject:
     """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
 
@@ -105,7 +121,7 @@ def recall(
             begin = int(random.integers(len(text) - length + 1))
             person, place = str(random.choice(PEOPLE)), int(random.integers(len(PLACES)))
             ids = text[begin : begin + length]
-            reading = Reading(model)
+            reading = begin_reading(model)
             told = _tokens(tokenizer, f"\n{person} is in the {PLACES[place]}.\n")
             asked = _tokens(tokenizer, f"\nWhere is {person}? {person} is in the")
             reading.read(torch.cat([ids[:_BEFORE], told]))

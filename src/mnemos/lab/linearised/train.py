@@ -318,8 +318,10 @@ class _Stage:
         self.optimizer.load_state_dict(own)
 
 
-def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> float:
+def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, weights: Tensor | None = None) -> float:
     """Stage 1 on the rows `ids` [B, T]: adds the gradients of the sum of the layers' losses; returns their mean.
+
+    weights [B, T]: of the tokens in the loss; None: all alike.
 
     Cost: one forward of the frozen model, and of each attention alone a forward and a backward without its projections'
     weights. Memory: the inputs and outputs of all attentions, and the activations of one.
@@ -340,7 +342,10 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor) -
     for name, module in changed.items():
         given, named, wanted = seen.pop(name)
         found = module(*given, **named)[0]
-        loss = (found - wanted).square().sum() / wanted.square().sum()
+        errors, sizes = ((found - wanted).square(), wanted.square())
+        if weights is not None:
+            errors, sizes = errors * weights[..., None], sizes * weights[..., None]
+        loss = errors.sum() / sizes.sum()
         loss.backward()
         total += loss.item()
     return total / len(changed)

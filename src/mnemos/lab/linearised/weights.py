@@ -31,8 +31,8 @@ class _Spy:
 
 
 @torch.no_grad()
-def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> Tensor:
-    """Set γ of every head to e⁻²γ*, with γ* of `GRID` the one of least error of its output on `ids` [B, T], T > window.
+def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor, less: float = LESS) -> Tensor:
+    """Set γ of every head to e^−less γ*, γ* of `GRID` with the least error of its output on `ids` [B, T], T > w.
 
     The error is Σ‖y − y*‖² over the tokens beyond the window, y* softmax attention over all tokens, with the queries,
     keys and values of the model before it was linearised. Only γ changes: the feature maps stay. Returns the share of
@@ -73,6 +73,6 @@ def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> Tenso
             errors.append((y - whole)[:, sizes.window :].square().sum((0, 1, 3)))
         found = torch.stack(errors)
         least = found[1:].argmin(0)
-        own.log_gamma.copy_(torch.tensor(GRID, device=least.device)[least] - LESS)
+        own.log_gamma.copy_(torch.tensor(GRID, device=least.device)[least] - less)
         left.append(found[1:].amin(0) / found[0].clamp(min=1e-30))
     return torch.stack(left)
