@@ -13,7 +13,8 @@ the teacher's predictions in OUT/teacher.
 
 `told` trains a memory on told facts (`mnemos.lab.linearised.told`): a state of constant size, a gated cache per stream
 and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
-weights and low-rank updates of the attentions from the seventh layer on, where the memories are. It measures the recall of other facts in the test text.
+weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. It measures the
+recall of other facts in the test text.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to "window-trained" with its 95 % interval, over seeds, and over pieces of text for one seed;
@@ -115,7 +116,7 @@ def told(options: argparse.Namespace) -> None:
     mnemos.linearise(model, state="none", where=names[:LOWER])
     report = mnemos.linearise(model, state=state, rank=16, rotary=False, where=names[LOWER:])
     changed = {one.name: model.get_submodule(one.name) for one in report.changed}
-    parts: dict[str, dict[str, Any]] = {"updates": report.updates, "maps": {}, "weights": {}, "memory": {}}
+    parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():
         parts["weights" if name.endswith(("log_gamma", "rate")) else "maps"][name] = value
     reader: Any = model

@@ -71,7 +71,9 @@ class ToldRows:
         Raises InputError if they do not fit.
         """
         names = random.permutation(NAMES)[:facts]
-        told, asked, values = [], [], []
+        told: list[Tensor] = []
+        asked: list[Tensor] = []
+        values: list[Tensor] = []
         for name in names:
             fact, question, known = FORMS[int(random.integers(len(FORMS)))]
             value = known[int(random.integers(len(known)))]
@@ -87,16 +89,19 @@ class ToldRows:
         last = _FROM + (free - self.gap - _FROM) // 2
         places = sorted(random.integers(_FROM, last + 1, facts).tolist())
         later = sorted(random.integers(places[-1] + self.gap, free + 1, facts).tolist())
-        events = [(place, told[i], None) for i, place in enumerate(places)]
+        events: list[tuple[int, Tensor, Tensor | None]] = [(place, told[i], None) for i, place in enumerate(places)]
         events += [(place, asked[i], values[i]) for place, i in zip(later, random.permutation(facts), strict=True)]
-        parts, answers, targets, at = [], [], [], 0
-        for place, words, value in events:
+        parts: list[Tensor] = []
+        answers: list[int] = []
+        targets: list[Tensor] = []
+        at = 0
+        for place, words, reply in events:
             parts += [fill[at:place], words]
             at = place
-            if value is not None:
+            if reply is not None:
                 answers.append(sum(map(len, parts)) - 1)
-                targets.append(value[0])
-                parts += [value, end]
+                targets.append(reply[0])
+                parts += [reply, end]
         ids = torch.cat([*parts, fill[at:]])
         marked = torch.zeros(len(ids), dtype=torch.bool)
         marked[answers] = True
