@@ -16,7 +16,7 @@ from mnemos.lab.look.memories import Memory, Sources
 from mnemos.lab.look.pack import LEVELS, dense, strongest
 from mnemos.lab.look.page import page
 from mnemos.lab.look.record import Document, Recording
-from mnemos.lab.look.viewer import Look
+from mnemos.lab.look.viewer import TOKENS, Look
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&'\"\u2028"
 
@@ -80,8 +80,23 @@ def test_what_a_data_set_says_stays_text():
     assert text == page([made()], [pictured()])
 
 
-def test_a_thousand_segments_are_below_five_megabytes():
-    assert len(page([made(1000, 64, 16, 2)]).encode()) < 5e6
+def test_the_longest_document_is_below_five_megabytes():
+    """Six layers with sums, a window and five sources each, as a linearised decoder has them."""
+    one = made(TOKENS // 512, 512, 4, 6)
+    one.memories += [one.memories[-1]] * 5
+    one.sources[:] = [Sources("layer", ("a", "b", "c", "d", "e"), one.sources[0].share.repeat(3, 1)[:, :5])] * 6
+    assert len(page([one]).encode()) < 5e6
+
+
+def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
+    one = made()
+    early = [Effect(Change("early", 0, 1), np.array([0.1])), Effect(Change("late", 0, 2, True), np.array([0.625]))]
+    late = [Effect(Change("late", 0, 2), np.array([np.nan, 0.25]))]
+    one.places = [Place(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], early + late)]
+    text = page([one]).partition('<section id="emptied"')[2]
+    assert "early" not in text
+    assert re.search(r"late.*0?\.25.*–", text, re.DOTALL)
+    assert ".625" not in text
 
 
 def test_a_notebook_shows_the_page_of_a_stream():
@@ -108,7 +123,7 @@ CHOSEN = "document.querySelector('.look-text').getAttribute('aria-activedescenda
 
 @pytest.mark.slow
 def test_the_viewer_in_a_browser(tmp_path):
-    path = Look([made(1000, 32, 8), made()], [pictured()]).write(tmp_path / "look.html")
+    path = Look([made(1000, 32, 8), made(), made(1, 5000, 2)], [pictured()]).write(tmp_path / "look.html")
     with browser() as view:
         view.open(path.as_uri(), 420, dark=True)
         for width in (420, 900, 1400):
@@ -137,6 +152,9 @@ def test_the_viewer_in_a_browser(tmp_path):
         assert view.run(STEP) < 1000 / 30  # milliseconds for a step, with the layout of the page
         view.run("document.querySelectorAll('input[name=look-model]')[1].click()")
         assert "of 3" in view.run(OUTPUT)
+        view.run("document.querySelectorAll('input[name=look-model]')[2].click()")
+        late = "[...document.querySelectorAll('.look-text span')].slice(4500)"
+        assert view.run(f"{late}.some((one) => parseInt(one.style.getPropertyValue('--w')) > 50)")
         view.run("document.querySelector(\"input[aria-label='image']\").focus()")
         view.key("ArrowRight")
         assert "image 2 of 2" in view.run("document.getElementById('look-images').innerText")

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import mnemos
+from mnemos.lab.look import viewer
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.record import Document, record
+from mnemos.lab.look.viewer import choose_row
+from mnemos.lab.tasks.task import Task
 from mnemos.lab.tasks.told import ToldConfig
 from mnemos.memory.grc import GRC
 from mnemos.ops.linear import LinearState
@@ -198,6 +201,52 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave():
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 0]), own, rtol=1e-3, atol=1e-5)
     assert found.memories[0].kind == "sums"
     assert found.places
+
+
+@torch.no_grad()
+def test_a_streams_own_state_is_emptied_before_the_first_segment():
+    model = build("memformer")
+    stream = mnemos.Stream(model).prefill(TOKENS[:, :6])
+    (place, *_) = mnemos.look(stream, TOKENS[0, 6:9].tolist()).recordings[0].places
+    assert place.boundaries == [0]
+    y, _ = model(TOKENS[:, 5 : 5 + place.token], None)
+    (effect,) = [one for one in place.effects if one.change.name == "the whole state"]
+    assert math.isclose(effect.probability[0], float(torch.softmax(y[0, -1], -1)[place.answer]), rel_tol=1e-4)
+
+
+def test_a_row_of_one_segment_is_chosen_without_a_state():
+    task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
+    batch = next(iter(task.batches("test", 4)))
+    far = int(task.distances(batch.inputs).argmax())
+    assert choose_row(task, [build("window")], batch, 99) == far
+
+
+def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):
+    configs = {"a": ToldConfig(rows=4), "b": ToldConfig(rows=4, seed=1)}
+    monkeypatch.setattr(
+        viewer,
+        "_open",
+        lambda folder, text: viewer.Opened(folder.name, "", build("window"), Task(), configs[folder.name]),
+    )
+    with pytest.raises(mnemos.InputError, match=r"same data.* a and b"):
+        viewer.look_at_runs(["a", "b"], out=tmp_path / "look.html")
+
+
+def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):
+    for name in ("a/seed-0", "a/seed-1", "b/seed-0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.json").touch()
+    for name in ("comparison.json", "a/notes.txt", "b/.DS_Store"):
+        (tmp_path / name).touch()
+    assert viewer.find_runs(tmp_path) == [tmp_path / "a/seed-0", tmp_path / "b/seed-0"]
+
+
+@pytest.mark.parametrize("name", ["memformer", "linear"])
+def test_a_diverged_model_is_refused(name):
+    model = build(name)
+    model.get_parameter(next(name for name, _ in model.named_parameters())).data[:] = math.nan
+    with pytest.raises(mnemos.InputError, match="finite outputs"):
+        mnemos.look(model, TOKENS[0].tolist())
 
 
 def test_what_cannot_be_looked_at_is_refused():

@@ -10,7 +10,7 @@ from torch import nn
 from mnemos import InputError
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.task import Sampling
-from mnemos.lab.tasks.told import PEOPLE, PLACES, ToldConfig
+from mnemos.lab.tasks.told import ASKED, PEOPLE, PLACES, TOLD, ToldConfig
 from mnemos.models import Transformer
 
 CONFIG = ToldConfig(distances=(4, 9, 20), people=2, words=50, rows=90, grow=10)
@@ -122,6 +122,12 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
 def test_wrong_settings_are_one_clear_error(fields, match):
     with pytest.raises(InputError, match=match):
         ToldConfig(**fields).build()
+
+
+def test_a_text_has_the_words_of_facts_whole(task):
+    said = task.encode(b"Anna is  in\nthe garden. This is in theory\n there. Where is Anna?", "")
+    assert [task.names[i] for i in said[:4]] == ["Anna", TOLD, "garden", "."]
+    assert said.count(task.names.index(TOLD)) == said.count(task.names.index(ASKED)) == 1
 
 
 def test_text_of_a_folder(tmp_path):

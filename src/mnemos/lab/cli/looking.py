@@ -7,7 +7,7 @@ from .parsers import CommandParser
 
 def look(arguments: list[str]) -> int:
     """Write the page of what the memories of trained models hold while they read a document."""
-    from mnemos.lab.look.viewer import SEGMENTS, look_at_runs
+    from mnemos.lab.look.viewer import SEGMENTS, TOKENS, look_at_runs
 
     about = (
         "Write a page on which one looks, segment by segment, at what the memories of trained models hold: what was "
@@ -20,7 +20,7 @@ def look(arguments: list[str]) -> int:
     parser.add_argument("--text", metavar="FILE", help="a text that the models read (a document of the test split)")
     said = "which document of the test split, from 0 (the first; of rows that ask a question, one told far back whose "
     parser.add_argument("--document", type=int, metavar="N", help=f"{said}answer the models do not guess)")
-    said = "segments at most (%(default)s)"
+    said = f"segments at most (%(default)s), and at most {TOKENS:,} tokens of all models together"
     parser.add_argument("--segments", type=int, default=SEGMENTS, metavar="N", help=said)
     parser.add_argument("--out", metavar="FILE", help="the page; by default look.html in the first folder")
     options = parser.parse_args(arguments)

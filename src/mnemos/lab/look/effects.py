@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.lab.evaluate.controls import graft, list_memories
-from mnemos.types import State, join, leaves, likelihood_of, reset, select
+from mnemos.types import InputError, State, join, leaves, likelihood_of, reset, select
 
 from .memories import Array, Memory, Reader
 
@@ -134,7 +134,7 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
     for segment in range(max(ends) + 1):
         x = tokens[:, segment * length : (segment + 1) * length]
         near = [s for s in ends if segment <= s < segment + TRACED]
-        if segment and near and state is not None:
+        if near and state is not None:
             units = effects.units(near[0])
             variants = effects.variants(state, units)
             size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)) * len(variants)
@@ -192,6 +192,14 @@ def _add(
         row = known.get(change, np.full(0, np.nan))
         known[change] = np.concatenate([row, np.full(width - len(row), np.nan), [value]])
     place.effects = [Effect(change, row) for change, row in known.items()]
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Raises InputError for the outputs of a model whose training diverged."""
+    if not bool(outputs.isfinite().all()):
+        raise InputError(
+            "look: expected a model with finite outputs, found NaN or infinity; its training diverged, look at another"
+        )
 
 
 def log_probabilities(model: nn.Module, outputs: Tensor) -> Tensor:

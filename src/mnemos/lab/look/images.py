@@ -14,6 +14,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
+from .effects import check_finite
 from .memories import Array, last
 from .observe import Attended, observing
 
@@ -70,6 +71,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
         branches = first_calls(run, caches, inputs)
         with observing(model) as calls:
             outputs, _ = run(inputs, None)
+        check_finite(outputs)
         guess = outputs.argmax(-1).tolist() if run is model else label
         known = {}
         for at, layer in caches.items():

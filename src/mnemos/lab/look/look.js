@@ -53,7 +53,8 @@
   const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, place: 0, alone: false, playing: 0 };
   const run = () => runs[state.run];
   const segments = (one) => Math.ceil(one.count / one.length);
-  const scratch = new Float32Array(4096);
+  const widest = runs.flatMap((one) => one.memories).flatMap((one) => [one.written, one.readers]).map((array) => array?.shape[2] ?? 0);
+  const scratch = new Float32Array(Math.max(1, ...widest));
 
   // The words of a run with the tokens that they begin at, and the word of each token.
   function words(one) {
@@ -166,7 +167,8 @@
   }
 
   // Shades of the tokens of the segment and of those before it: written and read, 0 to 1.
-  const written = new Float32Array(65536), read = new Float32Array(65536);
+  const longest = Math.max(1, ...runs.map((one) => one.count));
+  const written = new Float32Array(longest), read = new Float32Array(longest);
   function shade(one, first, end) {
     written.fill(0, 0, end - first);
     read.fill(0, 0, end - first);

@@ -1,14 +1,14 @@
 """The page of a look: one self-contained HTML file with a summary that needs no scripts, and the viewer."""
 
 from collections.abc import Sequence
-from importlib.resources import files
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
 from mnemos.lab.report.markup import decimal, escape, listed, paragraph, plural, table
-from mnemos.lab.report.shell import embedded, html_page
+from mnemos.lab.report.shell import embedded, html_page, script
 
 from .images import PictureRecording
 from .pack import pack, pack_pictures
@@ -44,12 +44,8 @@ def page(
         _told(recordings) + opening + "".join(paragraph(text) for one in pictures for text in picture_sentences(one))
     )
     short = f'<section id="short" class="opening"><h2>In short</h2>\n{opening}</section>'
-    header = paragraph(_byline(recordings), "byline")
-    return html_page(title, f"{short}\n{body}", header, [_file("look.js")], _file("look.css"))
-
-
-def _file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    header, own = paragraph(_byline(recordings), "byline"), partial(script, package="mnemos.lab.look")
+    return html_page(title, f"{short}\n{body}", header, [own("look.js")], own("look.css"))
 
 
 def _byline(recordings: Sequence[Recording]) -> str:
@@ -124,15 +120,16 @@ def _places(recordings: Sequence[Recording]) -> list[Section]:
     for one in recordings:
         for place in one.places:
             rows = []
-            for change, p in place.effects:
-                if change.alone or not len(p) or np.isnan(p[-1]):
+            last = {change: p[-1] for change, p in place.effects if len(p) == len(place.boundaries)}
+            for change, p in last.items():
+                if change.alone or np.isnan(p):
                     continue
-                alone = next((q for other, q in place.effects if other == change._replace(alone=True)), None)
+                alone = last.get(change._replace(alone=True))
                 both = (
-                    decimal(float(p[-1])),
-                    decimal(float(alone[-1])) if change.unit is not None and alone is not None else "–",
+                    decimal(float(p)),
+                    decimal(float(alone)) if change.unit is not None and alone is not None else "–",
                 )
-                rows.append((float(p[-1]), [escape(change.name), *both]))
+                rows.append((float(p), [escape(change.name), *both]))
             if not rows:
                 continue
             shown = [row for _, row in sorted(rows, key=lambda row: row[0])[:_SHOWN]]

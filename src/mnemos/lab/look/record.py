@@ -16,7 +16,7 @@ from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State, reset
 
-from .effects import Effects, Place, choose_places, find_effects, log_probabilities
+from .effects import Effects, Place, check_finite, choose_places, find_effects, log_probabilities
 from .memories import Array, Memory, Reader, Sources
 from .observe import observing
 from .readers import readers_of
@@ -117,7 +117,8 @@ def record(
     length: tokens of a segment; 0: `segment_length`. state: where the reading starts, of one row; None: afresh. The
     model and all random generators are unchanged. Cost: the forward of the document with its attention weights, twice
     more with memories emptied, and that of the places that are looked at (`effects.find_effects`).
-    Raises InputError for a model without a causal state, and for a document without tokens.
+    Raises InputError for a model without a causal state or with outputs that are not finite, and for a document without
+    tokens.
     """
     if getattr(model, "state_kind", "none") == "none" or not getattr(model, "autoregressive", False):
         raise InputError(
@@ -161,6 +162,7 @@ def _read(
             x = tokens[:, first : first + length]
             calls.clear()
             outputs, after = model(x, state)
+            check_finite(outputs)
             kept = dict(calls)
             for reader in readers:
                 reader.read(kept, state, after, x.shape[1])

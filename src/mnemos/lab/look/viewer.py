@@ -27,6 +27,7 @@ from .record import Document, Recording, record, segment_length, shown_words
 
 PAGE = "look.html"
 SEGMENTS = 200  # at most, unless the caller says
+TOKENS = 40_000  # of all models together, at most, for a page below 5 MB
 ROWS = 64  # of a task whose rows ask a question, among which one is chosen
 
 
@@ -83,12 +84,16 @@ def look(
 
 
 class Opened(NamedTuple):
-    """A model that is looked at: what it is called, what it is, and what says what its tokens mean."""
+    """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
+
+    data: settings of the run's data, or the tokenizer's vocabulary: models with the same ones read the same tokens.
+    """
 
     name: str
     about: str
     model: nn.Module
     task: Task
+    data: object
 
 
 def look_at_runs(
@@ -102,7 +107,8 @@ def look_at_runs(
 
     A folder of a decoder of Transformers reads `text`. text: a file that the models read; None: a document of the test
     split. number: which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses.
-    segments: at most. Raises InputError for runs of several tasks, and for numbers out of range.
+    segments: at most, and at most `TOKENS` tokens of all models together. Raises InputError for runs of different
+    data, and for numbers out of range.
     """
     if segments < 1 or (number or 0) < 0:
         raise InputError(
@@ -114,10 +120,11 @@ def look_at_runs(
     if len(pictured) == len(opened):
         pictures = [record_pictures(one.model, one.task, one.name, one.about) for one in opened if _caches(one.model)]
         return Look([], pictures or [record_pictures(one.model, one.task) for one in opened]).write(target)
-    vocabularies = {one.task.vocab_size for one in opened}
-    if len(vocabularies) > 1:
-        found = " and ".join(f"{size:,}" for size in sorted(vocabularies))
-        raise InputError(f"look: expected runs of one vocabulary, found {found} tokens; look at one at a time")
+    if other := next((one for one in opened if one.data != opened[0].data), None):
+        raise InputError(
+            f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
+            "at a time"
+        )
     lengths = [segment_length(one.model) for one in opened]
     document = _document(opened, max(lengths), text, number, segments)
     recordings = [
@@ -140,9 +147,9 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
         from mnemos.hugging_face.hub import language_model
 
         model, tokenizer = language_model(str(source))
-        return Opened(folder.name, "", functional(model), DecoderText(tokenizer))
+        return Opened(folder.name, "", functional(model), DecoderText(tokenizer), tokenizer.get_vocab())
     recipe, task, run = open_run(folder)
-    return Opened(recipe.name, recipe.about, run, task)
+    return Opened(recipe.name, recipe.about, run, task, recipe.data)
 
 
 class DecoderText(Task):
@@ -165,16 +172,16 @@ def find_runs(folder: Path) -> list[Path]:
     """The runs of a comparison, the first seed of each; or the folder itself."""
     if not (folder / "comparison.json").is_file():
         return [folder]
-    found = [
-        seed for row in sorted(folder.iterdir()) if row.is_dir() for seed in sorted(row.iterdir())[:1] if seed.is_dir()
-    ]
+    rows = [row for row in sorted(folder.iterdir()) if row.is_dir()]
+    found = [seed for row in rows for seed in sorted(one for one in row.iterdir() if one.is_dir())[:1]]
     return [run for run in found if is_model(run) or (run / "recipe.json").is_file()] or [folder]
 
 
 def _document(
     opened: Sequence[Opened], length: int, text: str | Path | None, number: int | None, segments: int
 ) -> Document:
-    most, task = length * segments, opened[0].task
+    segments, task = min(segments, max(1, TOKENS // (length * len(opened)))), opened[0].task
+    most = length * segments
     if text is not None:
         tokens = task.encode(read_bytes(Path(text)), str(text))[:most]
         return Document.of_text(tokens, task.words, Path(text).name)
@@ -213,6 +220,8 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
     rows = [i for i, one in enumerate(questions) if one and batch.inputs.shape[1] - one.told[1] == far]
     inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
     cut = (inputs.shape[1] - 1) // length * length
+    if not cut:  # one segment has the whole row: no memory is needed
+        return rows[0]
     fits = torch.ones(len(rows), dtype=torch.bool)
     for model in models:
         with evaluating(model):

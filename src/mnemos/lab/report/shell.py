@@ -56,9 +56,9 @@ def embedded(value: Any, kind: str = "data") -> str:
     return f'<script type="application/json" class="{escape(kind)}">{text}</script>'
 
 
-def script(name: str) -> str:
-    """The text of a script beside this module."""
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def script(name: str, package: str = "mnemos.lab.report") -> str:
+    """The text of a script or a style sheet beside this module, or in another package."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 @functools.cache

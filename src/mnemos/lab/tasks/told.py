@@ -196,8 +196,9 @@ class ToldTask(GeneratedTask):
     def encode(self, text: bytes, where: str) -> list[int]:
         """Words in any case; those that the task does not have are its word for others."""
         number = {name.lower(): i for i, name in enumerate(self.names)}
-        phrases = "|".join(re.escape(name.lower()) for name in (TOLD, ASKED))
-        found = re.findall(rf"{phrases}|[a-z]+|[.?…]", text.decode(errors="replace").lower())
+        phrases = "|".join(name.lower() for name in (TOLD, ASKED))
+        read = " ".join(text.decode(errors="replace").lower().split())
+        found = re.findall(rf"\b(?:{phrases})\b|[a-z]+|[.?…]", read)
         return [number.get(word, self._other) for word in found if word not in ".?" or word in number]
 
     def question(self, tokens: Sequence[int]) -> Question | None:
