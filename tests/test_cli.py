@@ -542,8 +542,10 @@ def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, 
 @pytest.mark.slow
 def test_report_and_eval_of_the_comparison(comparison, capsys):
     assert main(["report", str(comparison)]) == 0
-    page = Path(capsys.readouterr().out.strip())
+    path, opened = capsys.readouterr().out.splitlines()
+    page = Path(path)
     assert page.parent == comparison
+    assert opened.startswith("Open file://")
     assert "short-listops-cached" in page.read_text()
     assert main(["eval", str(comparison / "short-listops-cached/seed-0")]) == 0
     said = capsys.readouterr().out

@@ -115,7 +115,7 @@ def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
 
     monkeypatch.setattr(comparisons, "trained", trained)
     assert main(["reproduce", "cached_transformers/figure1", "--out", str(tmp_path)]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["figure1.json", "figure1.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-figure1.html", "figure1.json", "figure1.png"]
     theirs, ours = json.loads((tmp_path / "figure1.json").read_text())["tables"]
     assert {row["G cached"] for row in theirs["rows"]} == {1.2}
     assert [row["M multiply-adds"] for row in ours["rows"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -457,7 +457,7 @@
       bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
       const oldest = Math.max(0, from);
       let text = s ? `The segment can reach back to “${trimmed(one.words[one.wordOf[oldest]])}”, ${s * one.length - oldest} words before it.` : "No word comes before it.";
-      if (one.told) text += one.told[0] >= oldest ? " What was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
+      if (one.told) text += one.told[0] >= oldest ? " What was told is within reach." : one.told[1] > oldest ? " A part of what was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
       if (memory.keys) text += ` Mean length of its keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
       said.textContent = text;
     }
@@ -504,7 +504,7 @@
     const list = make("ul", { class: "look-bars" }), title = make("p", { class: "note" });
     ui.holder.replaceChildren(
       make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true)),
-      make("p", { class: "note" }, state.alone ? "Each column: the other units of the memory are emptied before this segment. Dark: the answer is lost." : "Each column: the part is emptied before this segment, and the reading goes on. Dark: the answer is lost."),
+      make("p", { class: "note" }, state.alone ? "Each column: the other units of the same memory are emptied before this segment; all other memories stay. Filled: the answer is lost." : "Each column: the part is emptied before this segment, and the reading goes on. Filled: the answer is lost."),
       heat.box, axis(`segment ${place.boundaries[0] + 1}`, `segment ${place.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
     const paint = () => picture(heat.canvas, columns, rows.length, (x, y) => {
       const p = rows[y].p[x];

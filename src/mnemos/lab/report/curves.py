@@ -207,9 +207,7 @@ def _caption(results: Results, wanted: list[tuple[str, str]], long: bool) -> str
     what = capital(listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]))
     thinned = " Each point of a long curve is the mean of several records." if long else ""
     source = f"From metrics.jsonl of {plural(len(results.all_runs()), 'run')}."
-    shown = results.about and any(name == results.metric for _, name in wanted)
-    about = f" {capital(results.metric)}: {results.about}" if shown else ""
-    return f"{what} by update. {lines}.{majority}{about}{thinned} {source}"
+    return f"{what} by update. {lines}.{majority}{thinned} {source}"
 
 
 def _notes(results: Results, wanted: list[tuple[str, str]]) -> list[str]:

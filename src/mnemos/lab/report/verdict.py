@@ -117,6 +117,8 @@ def arms(results: Results) -> str:
     )
     if len(rows) == 1:
         caption = f"{capital(results.split)} {results.metric}{how}."
+    if results.about:
+        caption += f" {capital(results.metric)}: {results.about}"
     head = ["variant", results.metric, "95% interval", "difference", "95% interval ", "state", "time"]
     return table(caption, head, cells, "arms")
 
