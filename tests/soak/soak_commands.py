@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 from mnemos import registry
 from mnemos.config import to_dict
@@ -221,22 +221,6 @@ def inside(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-
-def cases(count: int, of: int = 0) -> Callable[..., Any]:
-    """`given` with so many cases, the same in every run, and no search for smaller ones."""
-
-    def with_cases(strategy: st.SearchStrategy[Any], test: Callable[[Any], None]) -> None:
-        checks = settings(
-            max_examples=count,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        seed(of)(checks(given(strategy)(test)))()
-
-    return with_cases
 
 
 def shown(found: Found, count: int) -> None:

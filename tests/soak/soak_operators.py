@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from torch import Tensor
 
 from mnemos import ops
@@ -495,14 +495,7 @@ def search(name: str, count: int, fail: Callable[[Case, Exception], None], of: i
         except Exception as error:
             fail(case, error)
 
-    checks = settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    seed(of)(checks(given(st.fixed_dictionaries(strategy))(one)))()
+    cases(count, of)(st.fixed_dictionaries(strategy), one)
     return ran
 
 

@@ -72,7 +72,7 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
         assert one.document.question is not None
         for after, p in zip(*one.asked, strict=True):
             chart.add(i, 0, p, after - one.document.question.told[1])
-    caption = "The question is asked after every part of a segment, each time of the state that the reading has there."
+    caption = "After each part of a segment the question is asked, and the probability of the right answer is drawn."
     return [Section("asked", "When it is known", chart_figure([chart], caption, "full"))]
 
 
@@ -136,7 +136,8 @@ def _places(recordings: Sequence[Recording]) -> list[Section]:
             left = f" The {len(shown)} with the lowest of {len(rows)}." if len(rows) > len(shown) else ""
             caption = (
                 f"{one.name}: the probability of “{place.answer_text}”, {decimal(place.probability)} as read, with a "
-                "part of the memory emptied before the segment in which it is predicted, or with that part alone kept."
+                "part of the memory emptied before the segment in which it is predicted, or with the other units of "
+                "that memory emptied instead (kept alone: all other memories stay)."
                 f"{left}"
             )
             made = table(caption, ["part", "emptied", "kept alone"], shown)

@@ -23,7 +23,7 @@ from .readers import readers_of
 
 LAYERS = 6  # with a memory, that are recorded, evenly spaced
 SEGMENT = 32  # tokens, of a model that has no segments, blocks or window
-PARTS = 4  # of a segment, after each of which the question is asked
+PARTS = 4  # parts of a segment; the question is asked after each of them
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _where(one: Recording, place: Place) -> str:
     if not place.boundaries:
         return "No segment comes before the question, so no memory was emptied."
     if one.asked is not None and place.probability < LOST * max(one.asked.probability):
-        return "The answer is not known at the end, so no part of the memory holds it there."
+        return "The answer is not known at the end: nothing that is still held gives it."
     runs: list[tuple[str, int, int]] = []
     for i, boundary in enumerate(place.boundaries):
         said = _holders(place, i)
@@ -67,10 +67,10 @@ def _holders(place: Place, i: int) -> str:
     gone = [change for change, p in at if p < least and not change.alone]
     units = [change for change in gone if change.unit is not None]
     if units:
-        return f"in {listed([change.name for change in units])}: without it, it is lost"
+        return f"in {listed([change.name for change in units])}: the answer is lost without it"
     memories = [change for change in gone if change.memory is not None]
     if parts := [change for change in memories if ": " in change.name]:
-        return f"in {listed([change.name for change in parts])}: without it, it is lost"
+        return f"in {listed([change.name for change in parts])}: the answer is lost without it"
     if memories:
         alike = [(change, p) for change, p in at if change.alone and change.memory in {one.memory for one in memories}]
         enough = [change for change, p in alike if p >= least]
@@ -94,7 +94,7 @@ def picture_sentences(one: PictureRecording) -> list[str]:
     shares = [(layer.share, layer.name) for layer in one.layers]
     (most, first), (least, end) = max(shares), min(shares)
     right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
-    said = f"{one.name}: {len(one.labels)} pictures, {right} classified rightly."
+    said = f"{one.name}: {len(one.labels)} pictures, {right} classified correctly."
     if len(shares) > 1:
         said += f" The memory's share σ(λ) is greatest in {first} ({most:.2f}) and least in {end} ({least:.2f})."
     return [said]
@@ -107,6 +107,6 @@ def _helped(one: Recording) -> str:
         return "No word of the text has a known next word."
     words = listed([f"“{place.answer_text.strip() or '␣'}”" for place in one.places])
     return (
-        f"With the memory, the mean of ln p is greater by {known.mean():.3f} than with it emptied before each segment"
-        + (f"; it helped most with {words}." if words else ".")
+        f"With the memory, ln p of a word is greater by {known.mean():.3f} on average than with it emptied before each "
+        "segment" + (f"; it helped most with {words}." if words else ".")
     )

@@ -206,8 +206,9 @@ def _best(results: Results, rows: Sequence[Row]) -> str:
     reached = f"{best} has a {results.split} {results.metric} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     if len(rows) == 1:
         return f"{reached}."
+    pairs = len(rows) * (len(rows) - 1) // 2  # the best is chosen by the same scores
     others = [
-        f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, len(found))}" for name, d in found.items()
+        f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, pairs)}" for name, d in found.items()
     ]
     return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}."
 
@@ -241,7 +242,7 @@ def _emptied(results: Results, row: Row) -> str:
         return ""
     return (
         f"{row.name} with its {memory} emptied at evaluation: {_shown(results, found)}. A change shows that the "
-        "trained model depends on what its memory holds, and not that the memory pays."
+        "trained model depends on what its memory holds, not that it is better than one without a memory."
     )
 
 

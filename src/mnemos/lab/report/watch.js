@@ -2,7 +2,7 @@
 // Follows runs that are being trained: asks the server for their state, and puts a new page in place of the old one.
 (() => {
   const EVERY = 3000; // milliseconds
-  const get = (path) => fetch(path, { cache: "no-store" }).catch(() => null); // null: nobody answers
+  const get = (path) => fetch(path, { cache: "no-store" }).catch(() => null); // null: the server does not answer
 
   async function refresh() {
     const answer = await get("./");
