@@ -219,3 +219,6 @@ def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
     again = begin(tmp_path, fit_tokens=64, transfer_tokens=0, tokens=0)
     again._fit()
     assert torch.equal(again.model.model.layers[1].self_attn.linearised.log_gamma + LESS, fitted)
+    for wrong in (again.settings.window, again.settings.context + 1):
+        with pytest.raises(InputError, match="fit_tokens: expected 0, or more than the window"):
+            replace(again.settings, fit_tokens=wrong)

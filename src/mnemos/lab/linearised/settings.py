@@ -23,7 +23,8 @@ class LinearisedConfig:
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
         rows: pieces that are read at once.
-        fit_tokens: tokens of the row of text on which each head's γ at the start is fitted; 0: the fixed start.
+        fit_tokens: tokens of text on which each head's γ at the start is fitted, more than `window` and at most
+            `context`; 0: the fixed start.
         transfer_length: tokens of an update of stage 1, attention transfer; it divides the context.
         transfer_tokens: tokens of text in stage 1; rounded up to whole groups of pieces, as those of stage 2.
         tokens: tokens of text in stage 2, the next token.
@@ -64,6 +65,11 @@ class LinearisedConfig:
                 raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if self.decay > 1:
             raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
+        if self.fit_tokens and not self.window < self.fit_tokens <= self.context:
+            raise InputError(
+                f"fit_tokens: expected 0, or more than the window of {self.window} and at most the context of "
+                f"{self.context} tokens, found {self.fit_tokens}"
+            )
         for name in ("length", "transfer_length"):
             if self.context % getattr(self, name):
                 raise InputError(
