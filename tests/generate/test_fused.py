@@ -11,8 +11,10 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
+from mnemos.attention.decayed import GLAConfig, RetentionConfig
 from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.mamba2 import Mamba2Config
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding
@@ -50,6 +52,12 @@ MODELS = {
         "layers": 1,
     },
     "kimi delta": {"attention": KimiDeltaConfig(), "norm": "post", "layers": 2},
+    "gla": {"attention": GLAConfig(), "dim": 28, "layers": 1},
+    "wide gla": {"attention": GLAConfig(key_width=9, value_width=5), "norm": "post", "layers": 1},
+    "retention": {"attention": RetentionConfig(), "norm": "rms", "layers": 2},
+    "odd retention": {"attention": RetentionConfig(key_width=2, value_width=7), "position": "none", "layers": 1},
+    "mamba2": {"attention": Mamba2Config(key_width=5, key_heads=2), "num_heads": 4, "layers": 2},
+    "wide mamba2": {"attention": Mamba2Config(key_width=33, value_width=19), "num_heads": 3, "layers": 1},
     "wide gated delta": {"attention": GatedDeltaConfig(), "dim": 128, "num_heads": 2, "layers": 1, "position": "none"},
     "tied": {"head": HeadConfig(tied=True)},
     "classes": {"head": HeadConfig(classes=5, pool="last"), "norm": "post"},
@@ -202,6 +210,19 @@ def test_rows_are_selected_reset_and_saved_like_any_other_state():
     # A state whose tensors lie elsewhere in memory is the model's to read.
     turned = state._replace(layers=tuple(type(one)(one.s.mT.contiguous().mT, one.z) for one in state.layers))
     close([stream(step, x, turned)[0]], [stream(step, x, state)[0]])
+
+
+@needs_kernels
+def test_rows_of_retention_count_their_own_tokens():
+    """And where the layers have counted others than the model, the model answers."""
+    model = make(attention=RetentionConfig(), position="none")
+    step, x = mnemos.fused_step(model), ids(3)
+    state = reset(stream(step, x)[1], torch.tensor([False, True, False]))
+    y, end = stream(step, x, state)
+    wanted, other = stream(model, x, state)
+    close([y, *leaves(end)], [wanted, *leaves(other)])
+    late = state._replace(layers=tuple(one._replace(seen=one.seen + 1) for one in state.layers))
+    assert equal(step(x[:, :1], late), model(x[:, :1], late))
 
 
 @needs_kernels
@@ -371,7 +392,7 @@ def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
     handed |= {"Sums": len(decoding.NO_SUMS), "Keys": len(decoding.NO_KEYS), "Visible": len(decoding.NOTHING)}
     handed |= {"Window": len(decoding.NO_WINDOW), "Step": 6 + 2 * len(decoding.NOTHING)}
     handed["Memory"] = len(decoding.NO_SUMS) + 2 * len(decoding.NO_KEYS) + len(decoding.NO_WINDOW)
-    words = {"Affine": 3, "Correcting": 4, **{name: handed[name] for name in ("Sums", "Keys", "Visible", "Window")}}
+    words = {"Affine": 3, "Recurrent": 6, **{name: handed[name] for name in ("Sums", "Keys", "Visible", "Window")}}
     for name, count in handed.items():
         fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]

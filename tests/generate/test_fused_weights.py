@@ -10,6 +10,7 @@ from torch import nn
 
 import mnemos
 from mnemos import InputError, Transformer
+from mnemos.attention.decayed import GLAConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.models.transformer import HeadConfig
 
@@ -20,6 +21,7 @@ SIZES = {
     "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "norm": "post"},
     "deep head": {"head": HeadConfig(classes=5, hidden=19, pool="last")},
     "wide": {"dim": 128, "num_heads": 8, "mlp": 300, "vocab_size": 70},
+    "low-rank decays": {"attention": GLAConfig(key_width=9), "layers": 1},  # matrices that a head reads its own rows of
 }
 
 

@@ -26,9 +26,11 @@ from mnemos._compat import (
     transformed,
     write_count,
 )
+from mnemos.attention.decayed import RANK, GatedLinearAttention, Retention
 from mnemos.attention.delta import DeltaAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums
-from mnemos.attention.recurrent import RecurrentSums, Widths
+from mnemos.attention.mamba2 import Mamba2Attention
+from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
 from mnemos.memory.branched import BranchedKeyValues, Encoded
@@ -44,9 +46,17 @@ from mnemos.types import InputError, Output, State, likelihood_of
 
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
+KINDS: dict[type[nn.Module], str] = {
+    LinearAttention: "linear",
+    SoftmaxAttention: "softmax",
+    DeltaAttention: "delta",
+    GatedLinearAttention: "gla",
+    Retention: "retention",
+    Mamba2Attention: "mamba2",
+}
+DECAYS = {GatedLinearAttention: "channel", Retention: "head", Mamba2Attention: "head"}
 FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
 NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decode.h
-NO_DELTA = [0] * 5  # what `Stack` says of the delta rule
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 
@@ -57,12 +67,12 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     equal the model's to rounding, so a stream may change between the two at any token.
 
     A fused kernel exists for a `mnemos.Transformer`, and for the decoder of a `mnemos.EncoderDecoder`, with linear
-    attention (feature maps "elu" and "relu"), softmax attention or the delta rule (`DeltaAttention`) in float32 on the
-    CPU: then `step.fused` is True. It uses `torch.get_num_threads()` threads. Cost per token: reading the weights and
-    the state once; but with softmax attention the state has the same size however many tokens came before. For other
-    models `step.why` says why there is no kernel, and the step calls the model. It also calls the model for several
-    tokens, for the first token of softmax attention, more than `ROWS` rows with weights in float32, under autocast, and
-    in training with dropout.
+    attention (feature maps "elu" and "relu"), softmax attention or a layer that forgets (the delta rule and its family,
+    GLA, retention, Mamba-2) in float32 on the CPU: then `step.fused` is True. It uses `torch.get_num_threads()`
+    threads. Cost per token: reading the weights and the state once; but with softmax attention the state has the same
+    size however many tokens came before. For other models `step.why` says why there is no kernel, and the step calls
+    the model. It also calls the model for several tokens, for the first token of softmax attention, more than `ROWS`
+    rows with weights in float32, under autocast, and in training with dropout.
 
     weights: "float32"; "bfloat16" or "int8" for a copy of the matrices in 16 bits, or in 8 bits with one scale per row
     (its largest absolute value / 127). Few rows are bound by reading the weights, so they take a half and a quarter of
@@ -163,8 +173,8 @@ class FusedStep:
             affine.append([_address(weight), _address(bias), _address(scale)])
         vectors = [0 if one is None else _address(next(rest)[0]) for one in plan.vectors]
         each = len(vectors) // plan.layers
-        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads), *plan.delta]
-        numbers += [embedding, positions, plan.frequencies.data_ptr()]
+        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads), *plan.recurrent]
+        numbers += [embedding, positions, plan.frequencies.data_ptr(), _address(plan.turns)]
         self._stack = _words([*numbers, *(word for words in affine[:3] for word in words)])
         count = len(affine[3:]) // plan.layers
         self._layers = _words(
@@ -181,10 +191,9 @@ class FusedStep:
         plan, rows = self.plan, len(x)
         source: Prepared | None = None
         given: tuple[Any, ...]
-        if state is None and plan.widths is not None and not plan.reads:
-            model: Any = self.model
-            given = tuple(block.attention.initial_state(rows, "cpu", torch.float32) for block in model.blocks)
-            seen = None
+        if state is None and plan.forgets and not plan.reads:
+            given = (self._empty(rows),) * plan.layers
+            seen = given[0].seen
         elif state is None and not plan.attention and not plan.reads:
             sums = LinearState(*(torch.zeros(rows, *shape, **FLOAT32_CPU) for shape in self._sums()))
             seen = torch.zeros(rows, dtype=torch.int64, device="cpu") if plan.turned_sums else None
@@ -201,8 +210,8 @@ class FusedStep:
                 return None
         if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
             own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
-        elif plan.widths is not None:
-            own = prepared_windows(given, rows, plan.widths)
+        elif plan.forgets:
+            own = prepared_windows(given, self._empty(rows), seen)
         else:
             own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
         if own is None:
@@ -216,7 +225,7 @@ class FusedStep:
             softmax = plan.attention == codes.ATTENTIONS["softmax"]
             words += [*NO_SUMS, *own.words[i]] if softmax else [*own.words[i][: len(NO_SUMS)], *NO_KEYS]
             words += source.words[i] if source else NO_KEYS
-            words += NO_WINDOW if plan.widths is None else own.words[i][len(NO_SUMS) :]
+            words += own.words[i][len(NO_SUMS) :] if plan.forgets else NO_WINDOW
         loaded: Any = library()
         given_words = self._stack, self._layers, _words(step), _words(words), self._numbers
         if loaded.mnemos_decode(native.variant(loaded), *given_words):
@@ -225,6 +234,13 @@ class FusedStep:
         if isinstance(state, EncoderDecoderState):
             return logits, state._replace(seen=seen, layers=own.layers)
         return logits, TransformerState(seen, own.layers)
+
+    def _empty(self, rows: int) -> RecurrentSums:
+        """The state of new rows of a layer that forgets."""
+        model: Any = self.model
+        block = model.decoder[0] if self.plan.reads else model.blocks[0]
+        found: RecurrentSums = block.attention.initial_state(rows, "cpu", torch.float32)
+        return found
 
     def _sums(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of a row's running sums s and z."""
@@ -296,8 +312,9 @@ class Plan(NamedTuple):
     embedding, positions: the tables; positions is None if they are not learned. affine: the linear layers and norms of
     `Stack`, then those of every `Layer`, with None for one that the model does not have. numbers: those of `Numbers`.
     outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
-    `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Correcting`, as the module and
-    the name, None for one that is not there. delta: what `Stack` says of the delta rule. widths: None without it.
+    `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Recurrent`, as the module and
+    the name, None for one that is not there. recurrent: what `Stack` says of a layer that forgets. turns: the
+    frequencies of its own positions, None where it has none.
     """
 
     sizes: tuple[int, ...]
@@ -312,13 +329,18 @@ class Plan(NamedTuple):
     window: int | None
     turned_sums: bool
     vectors: list[tuple[nn.Module, str] | None]
-    delta: list[int]
-    widths: Widths | None
+    recurrent: list[int]
+    turns: Tensor | None
 
     @property
     def layers(self) -> int:
         """The number of layers."""
         return self.sizes[0]
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the layers are of the delta rule or others that forget."""
+        return self.attention >= codes.ATTENTIONS["delta"]
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -331,20 +353,19 @@ def plan_of(model: Any) -> Plan:
     c, pairs = model.config, isinstance(model, EncoderDecoder)
     blocks = model.decoder if pairs else model.blocks
     attention = blocks[0].attention
-    linear, delta = isinstance(attention, LinearAttention), isinstance(attention, DeltaAttention)
-    kind = "linear" if linear else "delta" if delta else "softmax"
+    kind, forgets = KINDS[type(attention)], isinstance(attention, RecurrentAttention)
+    linear = kind == "linear"
     norm = model.decoder_norm if pairs else model.final_norm
     head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
     vectors: list[tuple[nn.Module, str] | None] = []
     affine: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1]]
     for block in blocks:
         one = block.attention
-        affine += [block.attention_norm, one.input if delta else one.qkv, one.output]
+        affine += [block.attention_norm, one.input if forgets else one.qkv, one.output]
         affine += [block.read_norm, block.read.query, block.read.output] if pairs else [None] * 3
         affine += [block.mlp_norm, getattr(block.mlp, "gate", None), block.mlp.expand, block.mlp.contract]
         affine += [getattr(one, "to_decay", None), getattr(one, "to_gate", None)]
-        decays = [(one, "A_log"), (one, "dt_bias")] if delta and one.decay != "none" else [None] * 2
-        vectors += [(one.convolution, "weight"), *decays, (one.norm, "weight")] if delta else [None] * 4
+        vectors += _vectors(one)
     sizes = (len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0)
     gated = c.activation == "swiglu"
     activation = codes.ACTIVATIONS["silu" if gated else c.activation]
@@ -362,21 +383,38 @@ def plan_of(model: Any) -> Plan:
         affine=affine,
         numbers=(
             blocks[0].mlp_norm.eps,
-            attention.eps if linear else attention.norm.eps if delta else 0.0,
+            attention.eps if linear else attention.norm.eps if forgets else 0.0,
             (c.dim**0.5 if c.scale_embedding else 1.0) if pairs else c.embedding_scale,
         ),
         outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
         window=attention.window if kind == "softmax" else None,
         turned_sums=linear and rotary is not None,
         vectors=vectors,
-        delta=_delta(attention) if delta else NO_DELTA,
-        widths=attention.widths if delta else None,
+        recurrent=_recurrent(attention),
+        turns=attention.rotary.frequencies(attention.widths.key_width, "cpu") if kind == "retention" else None,
     )
 
 
-def _delta(attention: DeltaAttention) -> list[int]:
+def _vectors(attention: Any) -> list[tuple[nn.Module, str] | None]:
+    """The vectors of `Recurrent`, in its order; None for one that is not there."""
+    if not isinstance(attention, RecurrentAttention):
+        return [None] * 6
+    convolution = getattr(attention, "convolution", None)
+    places: list[tuple[Any, str]] = [(convolution, "weight"), (convolution, "bias")]
+    places += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
+    places.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
+    return [(part, name) if getattr(part, name, None) is not None else None for part, name in places]
+
+
+def _recurrent(attention: Any) -> list[int]:
+    """The numbers of `Stack` about a layer that forgets, in its order."""
+    if not isinstance(attention, RecurrentAttention):
+        return [0] * 6
     w = attention.widths
-    return [w.key_heads, w.key_width, w.value_width, codes.DECAYS[attention.decay], int(attention.doubled_beta)]
+    decay = attention.decay if isinstance(attention, DeltaAttention) else DECAYS[type(attention)]
+    doubled = isinstance(attention, DeltaAttention) and attention.doubled_beta
+    rank = RANK if isinstance(attention, GatedLinearAttention) else 0
+    return [w.key_heads, w.key_width, w.value_width, codes.DECAYS[decay], int(doubled), rank]
 
 
 def why_not_fused(model: nn.Module) -> str:
@@ -411,8 +449,9 @@ def _encodes(name: str) -> bool:
 
 def _why_not_attention(block: nn.Module, first: Any) -> str:
     attention: Any = block.attention
-    if type(attention) not in (LinearAttention, SoftmaxAttention, DeltaAttention):
-        return f"the kernel has LinearAttention, SoftmaxAttention and DeltaAttention, found {type(attention).__name__}"
+    if type(attention) not in KINDS:
+        names = [kind.__name__ for kind in KINDS]
+        return f"the kernel has {', '.join(names[:-1])} and {names[-1]}, found {type(attention).__name__}"
     if not attention.causal:
         return "its attention is not causal, so it has no state"
     if type(attention) is LinearAttention:
@@ -433,8 +472,9 @@ def _why_not_attention(block: nn.Module, first: Any) -> str:
 def _settings(attention: Any) -> tuple[Any, ...]:
     if type(attention) is LinearAttention:
         return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
-    if type(attention) is DeltaAttention:
-        return DeltaAttention, attention.num_heads, *_delta(attention), attention.norm.eps
+    if isinstance(attention, RecurrentAttention):
+        norm: Any = attention.norm
+        return type(attention), attention.num_heads, *_recurrent(attention), norm.eps
     return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
 
 
@@ -490,7 +530,7 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor 
             counted, layer = layer.seen, layer.sums
         if type(layer) is not LinearState or layer.s.shape != shape or layer.z.shape != shape[:3]:
             return None
-        if not all(x.dtype == torch.float32 and x.is_contiguous() and is_literal(x) for x in layer):
+        if not all(map(_plain, layer)):
             return None
         given.append(layer)
     n = len(given)
@@ -503,26 +543,33 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor 
     return Prepared(words, NOTHING, new, ())
 
 
-def prepared_windows(layers: Sequence[Any], rows: int, widths: Widths) -> Prepared | None:
-    """For the delta rule, with sums [B, H, D, M] and windows; None where the kernel cannot read a state."""
-    shape = rows, widths.value_heads, widths.key_width, widths.value_width
-    row = rows, 3, 2 * widths.keys + widths.values
-    given: list[tuple[Tensor, Tensor]] = []
+def prepared_windows(layers: Sequence[Any], empty: RecurrentSums, seen: Tensor | None) -> Prepared | None:
+    """For layers that forget; None where the kernel cannot read a state.
+
+    empty: the state of new rows, whose shapes that of every layer must have. seen [B]: of the model's state, which that
+    of every layer must equal where it has one.
+    """
+    counted = seen
     for layer in layers:
-        if type(layer) is not RecurrentSums or layer.window is None:
+        if type(layer) is not RecurrentSums or any(
+            (a is None) != (b is None) for a, b in zip(layer, empty, strict=True)
+        ):
             return None
-        if layer.sums.shape != shape or layer.window.shape != row:
-            return None
-        both = layer.sums, layer.window
-        if not all(x.dtype == torch.float32 and x.is_contiguous() and is_literal(x) for x in both):
-            return None
-        given.append(both)
-    n = len(given)
-    sums, windows = torch.empty(n, *shape, **FLOAT32_CPU), torch.empty(n, *row, **FLOAT32_CPU)
-    new = tuple(map(RecurrentSums, sums.unbind(), windows.unbind()))
+        if layer.seen is not None and layer.seen is not counted:
+            if counted is None or not torch.equal(layer.seen, counted):
+                return None
+            counted = layer.seen
+        for x, like in ((layer.sums, empty.sums), (layer.window, empty.window)):
+            if x is not None and like is not None and (x.shape != like.shape or not _plain(x)):
+                return None
+    n, window = len(layers), empty.window
+    sums = torch.empty(n, *empty.sums.shape, **FLOAT32_CPU).unbind()
+    windows = [None] * n if window is None else torch.empty(n, *window.shape, **FLOAT32_CPU).unbind()
+    later = None if empty.seen is None or counted is None else counted + 1
+    new = tuple(RecurrentSums(s, w, later) for s, w in zip(sums, windows, strict=True))
     words = [
-        [s.data_ptr(), 0, s_end.data_ptr(), 0, window.data_ptr(), end.data_ptr()]
-        for (s, window), s_end, end in zip(given, sums, windows, strict=True)
+        [one.sums.data_ptr(), 0, end.sums.data_ptr(), 0, _address(one.window), _address(end.window)]
+        for one, end in zip(layers, new, strict=True)
     ]
     return Prepared(words, NOTHING, new, ())
 
@@ -599,6 +646,11 @@ def _same_layout(k: Tensor, v: Tensor) -> bool:
     if not (k.dtype == v.dtype == torch.float32 and is_literal(k) and is_literal(v)):
         return False
     return k.shape == v.shape and k.stride() == v.stride() and (k.stride(3) == 1 or k.shape[3] == 1)
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether the kernel can read it: float32 numbers that lie together on the CPU."""
+    return x.dtype == torch.float32 and x.is_contiguous() and is_literal(x)
 
 
 def is_literal(x: Tensor) -> bool:

@@ -1,5 +1,5 @@
-// One token of every row through a whole stack of blocks with linear or softmax attention or the delta rule, for one
-// kind of processor.
+// One token of every row through a whole stack of blocks with linear or softmax attention or a layer that forgets, for
+// one kind of processor.
 //
 // What a token must cost is reading the weights once; what it costs, one operation after the other, is their number. So
 // the threads meet once a token, and then share out the rows of each matrix, with a barrier between one and the next.
@@ -16,19 +16,20 @@
 namespace mnemos {
 namespace {
 
-constexpr i64 EARLY = 4;  // heads' states that are asked for ahead of their use
+constexpr i64 EARLY = 4;           // heads' states that are asked for ahead of their use
+constexpr float TEMPERATURE = 16;  // of GLA's decays
 
 class Decoding {
    public:
     Decoding(const Stack& m, const Layer* layers, const Step& c, const Memory* memories, const Numbers& numbers)
         : m(m), c(c), layers(layers), memories(memories), numbers(numbers) {
         i64 width = rounded(m.width, UNIT), features = rounded(m.width / m.heads, W);
-        i64 turns = rounded(m.position == ROTARY ? m.width / m.heads : 0, UNIT);
+        i64 turns = rounded(turned(), UNIT);
         i64 common = 2 * width + rounded(inner(), UNIT) + rounded(outer(), UNIT) + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
         i64 lists = Listed::size(c.own, c.rows) + Listed::size(c.source, c.rows);
         i64 most = c.own.entries > c.source.entries ? c.own.entries : c.source.entries;
-        i64 delta = m.attention == DELTA ? 5 * rounded(m.key_width, W) + 2 * rounded(m.value_width, W) : 0;
-        own = rounded(c.rows * width + 2 * features + rounded(most, W) + delta, UNIT);
+        i64 head = forgets() ? 5 * rounded(m.key_width, W) + 2 * rounded(m.value_width, W) : 0;
+        own = rounded(c.rows * width + 2 * features + rounded(most, W) + head, UNIT);
         i64 size = c.rows * common + rounded(lists, UNIT) + c.threads * own;
         memory = (float*)std::aligned_alloc(64, rounded(size * sizeof(float), 64));
         if (!memory) return;
@@ -68,14 +69,30 @@ class Decoding {
     Listed lists_own, lists_source;
     Barrier barrier;
 
-    // The width of what is made of a token for the attention, and of its heads together.
-    i64 inner() const {
-        if (m.attention != DELTA) return 3 * m.width;
-        i64 of_decay[] = {0, m.heads + outer(), m.key_width + m.value_width};
-        return convolved() + m.heads + of_decay[m.decay];
+    bool forgets() const { return m.attention >= DELTA; }
+
+    // Where the parts of what a layer that forgets makes of a token lie: queries, keys and values, of which all or none are
+    // convolved, from `first` on; β; what the decay and the gate are made of; and the end.
+    struct Parts {
+        i64 first, q, k, v, beta, decay, gate, end;
+    };
+    Parts parts() const {
+        i64 K = m.key_heads * m.key_width, V = m.heads * m.value_width, C = 2 * K + V, H = m.heads;
+        if (m.attention == MAMBA2) return {V, 2 * V + K, 2 * V, V, 0, V + C, 0, V + C + H};
+        if (m.attention == GLA) return {0, 0, K, 2 * K, 0, C + V, C, C + V + m.rank};
+        if (m.attention == RETENTION) return {0, 0, K, 2 * K, 0, 0, C, C + V};
+        if (m.decay == HEAD) return {0, 0, K, 2 * K, C, C + H, C + 2 * H, C + 2 * H + V};
+        i64 low = m.decay == CHANNEL ? m.key_width + m.value_width : 0;
+        return {0, 0, K, 2 * K, C, C + H, C + H + m.key_width, C + H + low};
     }
-    i64 outer() const { return m.attention == DELTA ? m.heads * m.value_width : m.width; }
-    i64 convolved() const { return 2 * m.key_heads * m.key_width + outer(); }
+
+    // The width of what is made of a token for the attention, of its heads together, and of heads whose positions rotate.
+    i64 inner() const { return forgets() ? parts().end : 3 * m.width; }
+    i64 outer() const { return forgets() ? m.heads * m.value_width : m.width; }
+    i64 turned() const {
+        if (m.attention == RETENTION) return m.key_width;
+        return m.position == ROTARY ? m.width / m.heads : 0;
+    }
 
     // The i-th matrix that a token meets: four to seven of a layer, and then the head's.
     Matrix matrix(i64 i, i64 me, i64 all) const {
@@ -130,7 +147,7 @@ class Decoding {
             multiply_next(in, qkv);
             if (m.attention == LINEAR) sum_up(memories[l].sums, me, all, mine[c.rows]);
             if (m.attention == SOFTMAX) attend(memories[l].own, me, all, mine[c.rows]);
-            if (m.attention == DELTA) correct<T>(layer, memories[l], me, all, mine[c.rows]);
+            if (forgets()) recur<T>(layer, memories[l], me, all, mine[c.rows]);
             multiply_next(heads, x, m.post ? &in : &x);
             if (m.reads) {
                 in = enter_next(layer.read_norm);
@@ -166,9 +183,10 @@ class Decoding {
         share(me, all, c.rows, from, to);
         if (m.attention == SOFTMAX) lists_own.list(from, to);
         if (m.reads) lists_source.list(from, to);
-        for (i64 b = from; m.position == ROTARY && b < to; b++)
-            for (i64 i = 0; 2 * i < m.width / m.heads; i++) {
-                double angle = (c.seen ? c.seen[b] : 0) * m.frequencies[i];
+        const double* frequencies = m.attention == RETENTION ? m.turns : m.frequencies;
+        for (i64 b = from; b < to; b++)
+            for (i64 i = 0; 2 * i < turned(); i++) {
+                double angle = (c.seen ? c.seen[b] : 0) * frequencies[i];
                 turn[b][2 * i] = (float)std::cos(angle), turn[b][2 * i + 1] = (float)std::sin(angle);
             }
         share(me, all, rounded(m.width, UNIT) / UNIT, from, to);
@@ -209,62 +227,99 @@ class Decoding {
         barrier.wait(all);
     }
 
-    // q, k, v = SiLU of the convolution, u = β(v − S'ᵀk), S = S' + k·uᵀ, and the norm of Sᵀq times its gate; each thread some
-    // heads of all rows'. See attention/delta.py.
+    // S' = e^g ⊙ S, S = S' + k·uᵀ, and the norm and gate of Sᵀq, where u = β(v − S'ᵀk) by the delta rule and v without it; each
+    // thread some heads of all rows'. See attention/delta.py, decayed.py and mamba2.py.
     template <class T>
-    void correct(const Layer& layer, const Memory& t, i64 me, i64 all, float* q) {
-        const Correcting& own = layer.correcting;
-        i64 H = m.heads, D = m.key_width, M = m.value_width, C = convolved(), keys = m.key_heads * D, from, to;
+    void recur(const Layer& layer, const Memory& t, i64 me, i64 all, float* q) {
+        const Recurrent& own = layer.recurrent;
+        const Parts at = parts();
+        i64 H = m.heads, D = m.key_width, M = m.value_width, from, to;
         float *k = q + rounded(D, W), *decay = k + rounded(D, W), *decayed_q = decay + rounded(D, W);
         float *decayed_k = decayed_q + rounded(D, W), *v = decayed_k + rounded(D, W), *gate = v + rounded(M, W);
         share(me, all, c.rows * H, from, to);
         for (i64 i = from; i < to; i++) {
             i64 b = i / H, h = i % H, shared = H / m.key_heads, head = h / shared;
-            const float *row = qkv[b], *past = t.window.from + b * 3 * C, *rest = row + C + H;
-            const float* later = t.sums.s + (i + EARLY) * D * M;
+            const float *row = qkv[b], *later = t.sums.s + (i + EARLY) * D * M;
             for (i64 j = 0; i + EARLY < to && j < D * M; j += LINE) __builtin_prefetch(later + j, 0, 2);
-            auto convolve = [&](i64 at, i64 n, float* y, bool whose) {
-                const float *w = own.convolution + 4 * at, *x = row + at, *p = past + at;
-                for (i64 j = 0; j < n; j++)
-                    y[j] = w[4 * j] * p[j] + w[4 * j + 1] * p[C + j] + w[4 * j + 2] * p[2 * C + j] + w[4 * j + 3] * x[j];
-                activate(SILU, y, n);
-                if (!whose) return;
-                float* next = t.window.to + b * 3 * C + at;
-                std::memcpy(next, p + C, n * sizeof(float)), std::memcpy(next + C, p + 2 * C, n * sizeof(float));
-                std::memcpy(next + 2 * C, x, n * sizeof(float));
-            };
-            convolve(head * D, D, q, h % shared == 0);
-            convolve(keys + head * D, D, k, h % shared == 0);
-            convolve(2 * keys + h * M, M, v, true);
-            float of_q = 1 / std::sqrt((float)D * (dot(q, q, D) + 1e-6f)), of_k = 1 / std::sqrt(dot(k, k, D) + 1e-6f);
-            for (i64 d = 0; d < D; d++) q[d] *= of_q, k[d] *= of_k;
-            if (m.decay == CHANNEL)
-                part<T>(layer.to_decay, H * D, D, h, b, rest - row, decay), part<T>(layer.to_gate, H * M, M, h, b, rest + D - row, gate);
-            if (m.decay == HEAD) std::memcpy(gate, rest + H + h * M, M * sizeof(float));
-            float rate = m.decay == NONE ? 0 : -std::exp(own.rates[h]), all_of_it = 1;
-            if (m.decay == HEAD) all_of_it = std::exp(rate * softplus(rest[h] + own.biases[h]));
+            convolve(own, t.window, b, at.first, at.q + head * D, D, q, h % shared == 0);
+            convolve(own, t.window, b, at.first, at.k + head * D, D, k, h % shared == 0);
+            convolve(own, t.window, b, at.first, at.v + h * M, M, v, true);
+            float of_q = m.attention == MAMBA2 ? 1 : 1 / std::sqrt((float)D), of_k = 1;
+            if (m.attention == DELTA) of_q /= std::sqrt(dot(q, q, D) + 1e-6f), of_k = 1 / std::sqrt(dot(k, k, D) + 1e-6f);
+            if (m.attention == RETENTION) rotate(q, turn[b], D), rotate(k, turn[b], D);
+            float common = forget<T>(layer, row, at, h, b, decay);
+            if (m.attention == MAMBA2) of_k = common;
             for (i64 d = 0; d < D; d++) {
-                decay[d] = m.decay == CHANNEL ? std::exp(rate * softplus(decay[d] + own.biases[h * D + d])) : all_of_it;
+                q[d] *= of_q, k[d] *= of_k;
                 decayed_q[d] = decay[d] * q[d], decayed_k[d] = decay[d] * k[d];
             }
-            float beta = (m.doubled ? 2 : 1) / (1 + std::exp(-row[C + h])), dots = dot(q, k, D);
+            bool delta = m.attention == DELTA;
+            float beta = delta ? (m.doubled ? 2 : 1) / (1 + std::exp(-row[at.beta + h])) : 1, dots = dot(q, k, D);
             float* y = heads[b] + h * M;
-            Few token{1, 0, 0, true, k, decay, decayed_q, decayed_k, v, &beta, &dots, y};
+            Few token{1, 0, 0, delta, k, decay, decayed_q, decayed_k, v, &beta, &dots, y};
             one_by_one(token, D, M, t.sums.s + i * D * M, t.sums.s_end + i * D * M);
-            float by = 1 / std::sqrt(dot(y, y, M) / M + (float)numbers.attention_eps);
-            for (i64 j = 0; j < M; j++) y[j] *= by * own.scale[j];
-            if (m.decay == HEAD) activate(SILU, gate, M);
-            if (m.decay == CHANNEL) for_each([](V x) ALWAYS_LAMBDA { return logistic(x); }, gate, M);
-            for (i64 j = 0; m.decay != NONE && j < M; j++) y[j] *= gate[j];
+            bool low = delta && m.decay == CHANNEL, gated = !delta || m.decay != NONE;
+            if (low) part<T>(layer.to_gate, M, M, h, b, at.gate, gate);
+            if (low) for_each([](V x) ALWAYS_LAMBDA { return logistic(x); }, gate, M);
+            if (gated && !low) std::memcpy(gate, row + at.gate + h * M, M * sizeof(float)), activate(SILU, gate, M);
+            for (i64 j = 0; m.attention == MAMBA2 && j < M; j++) y[j] += own.skip[h] * v[j];
+            if (m.attention != MAMBA2) norm_of_head(own.scale, M, y);
+            for (i64 j = 0; gated && j < M; j++) y[j] *= gate[j];
         }
+        barrier.wait(all);
+        if (m.attention != MAMBA2) return;
+        i64 n = H / m.key_heads * M;  // Mamba-2's norm is over the heads that share keys
+        share(me, all, c.rows * m.key_heads, from, to);
+        for (i64 i = from; i < to; i++) norm_of_head(own.scale + i % m.key_heads * n, n, heads[i / m.key_heads] + i % m.key_heads * n);
         barrier.wait(all);
     }
 
-    // y = the rows of head h of w [out, n] times what is made of the token of row b from `at` on.
+    // y = SiLU of the convolution of n channels of row b that begin at `at`, or these as they are. `whose`: keeps its inputs.
+    void convolve(const Recurrent& own, const Window& window, i64 b, i64 first, i64 at, i64 n, float* y, bool whose) const {
+        const float* x = qkv[b] + at;
+        if (!own.convolution) return (void)std::memcpy(y, x, n * sizeof(float));
+        i64 C = 2 * m.key_heads * m.key_width + outer(), channel = at - first;
+        const float *w = own.convolution + 4 * channel, *bias = own.convolution_biases, *p = window.from + b * 3 * C + channel;
+        for (i64 j = 0; j < n; j++)
+            y[j] = w[4 * j] * p[j] + w[4 * j + 1] * p[C + j] + w[4 * j + 2] * p[2 * C + j] + w[4 * j + 3] * x[j];
+        for (i64 j = 0; bias && j < n; j++) y[j] += bias[channel + j];
+        activate(SILU, y, n);
+        if (!whose) return;
+        float* next = window.to + b * 3 * C + channel;
+        std::memcpy(next, p + C, n * sizeof(float)), std::memcpy(next + C, p + 2 * C, n * sizeof(float));
+        std::memcpy(next + 2 * C, x, n * sizeof(float));
+    }
+
+    // decay = e^g of the D channels of head h of row b. Returns Δ, the step of a decay per head.
     template <class T>
-    void part(const Affine& w, i64 out, i64 n, i64 h, i64 b, i64 at, float* y) const {
-        Matrix rows(w, out, n, 0, 1);
-        rows.from = h * n, rows.to = rows.from + n;
+    float forget(const Layer& layer, const float* row, const Parts& at, i64 h, i64 b, float* decay) const {
+        const Recurrent& own = layer.recurrent;
+        i64 D = m.key_width;
+        float rate = own.rates ? -std::exp(own.rates[h]) : 0, step = 1, all = 1;
+        if (m.decay == CHANNEL) {
+            bool gla = m.attention == GLA;
+            part<T>(layer.to_decay, D, gla ? m.rank : D, h, b, at.decay, decay);
+            for (i64 d = 0; d < D; d++)
+                decay[d] = std::exp(gla ? -softplus(-decay[d]) / TEMPERATURE : rate * softplus(decay[d] + own.biases[h * D + d]));
+            return step;
+        }
+        if (m.attention == RETENTION) all = 1 - std::exp2((float)(-5 - h));
+        if (m.attention != RETENTION && m.decay == HEAD) step = softplus(row[at.decay + h] + own.biases[h]), all = std::exp(rate * step);
+        for (i64 d = 0; d < D; d++) decay[d] = all;
+        return step;
+    }
+
+    // y/√(mean of y² + eps), times `scale` if there is one.
+    void norm_of_head(const float* scale, i64 n, float* y) const {
+        float by = 1 / std::sqrt(dot(y, y, n) / n + (float)numbers.attention_eps);
+        for (i64 j = 0; j < n; j++) y[j] *= scale ? by * scale[j] : by;
+    }
+
+    // y = the `each` rows of head h of w [heads·each, n] times what is made of the token of row b from `at` on.
+    template <class T>
+    void part(const Affine& w, i64 each, i64 n, i64 h, i64 b, i64 at, float* y) const {
+        Matrix rows(w, m.heads * each, n, 0, 1);
+        rows.from = h * each, rows.to = rows.from + each;
         multiply(rows, 1, Vectors{qkv[b] + at, 0}, Vectors{y - rows.from, 0}, nullptr, rows.template row<T>(rows.from));
     }
 

@@ -1,4 +1,4 @@
-// One token through a whole decoder, with linear or softmax attention or the delta rule. The order of the fields is that of
+// One token through a whole decoder, with linear or softmax attention or a layer that forgets. The order of the fields is that of
 // generate/fused.py, where every one of them is a word of 64 bits.
 #pragma once
 #include <atomic>
@@ -17,24 +17,25 @@ struct Affine {
     const float *bias, *scale;
 };
 
-// Vectors of a layer with the delta rule: weights of its convolution [channels, 4], logarithms of the decays' rates [H] and
-// their biases [H] or [H, D] (null: no decays), and the scale of the norm of a head [M].
-struct Correcting {
-    const float *convolution, *rates, *biases, *scale;
+// Vectors of a layer that forgets, null for those that it does not have: weights of its convolution [channels, 4] and their
+// biases, logarithms of the decays' rates [H] and their biases [H] or [H, D], the skip of Mamba-2 [H], and the scale of the
+// norm: of a head [M], of Mamba-2 [H, M].
+struct Recurrent {
+    const float *convolution, *convolution_biases, *rates, *biases, *skip, *scale;
 };
 
 // The second row is of an attention to a source: nulls where there is none. `gate`: of a gated MLP, else null. The last row
-// is of the delta rule, its matrices of decays per channel: from D to [H, D] and from M to [H, M].
+// is of layers that forget, with the matrices of decays per channel: from D (GLA: its rank) to [H, D] and from M to [H, M].
 struct Layer {
     Affine attention_norm, qkv, output;
     Affine read_norm, query, read_output;
     Affine mlp_norm, gate, expand, contract;
     Affine to_decay, to_gate;
-    Correcting correcting;
+    Recurrent recurrent;
 };
 
 enum Position : i64 { NOWHERE = 0, LEARNED = 1, SINUSOIDAL = 2, ROTARY = 3 };
-enum Attention : i64 { LINEAR = 0, SOFTMAX = 1, DELTA = 2 };
+enum Attention : i64 { LINEAR = 0, SOFTMAX = 1, DELTA = 2, GLA = 3, RETENTION = 4, MAMBA2 = 5 };
 enum Decay : i64 { NONE = 0, HEAD = 1, CHANNEL = 2 };
 enum Activation : i64 { RECTIFY = 0, GELU = 1, SILU = 2 };
 
@@ -46,14 +47,16 @@ struct Stack {
     i64 position, limit;  // learned positions there are
     i64 weights;          // of all matrices but the embedding, which is float32
     i64 attention, reads;  // of all layers; whether they attend to a source too
-    i64 key_heads, key_width, value_width, decay, doubled;  // of the delta rule: Hk, D, M; whether β is up to 2
+    i64 key_heads, key_width, value_width, decay;  // of layers that forget: Hk, D, M
+    i64 doubled, rank;                             // whether β is up to 2; of GLA's decays
     const float *embedding, *positions;  // [vocabulary, width], [limit, width]
     const double* frequencies;           // [(width + 1) / 2]; of rotary positions [width / heads / 2]
+    const double* turns;                 // of retention's own positions [D / 2]
     Affine final_norm, before_head, head;
 };
 
-// Before the token and after it: s [B, H, D, D] and z [B, H, D] of a layer with linear attention; s [B, H, D, M] of one with
-// the delta rule.
+// Before the token and after it: s [B, H, D, D] and z [B, H, D] of a layer with linear attention; s [B, H, D, M] of one
+// that forgets.
 struct Sums {
     const float *s, *z;
     float *s_end, *z_end;
@@ -94,7 +97,7 @@ struct Step {
     Visible own, source;
 };
 
-// eps of the norms and of linear attention (of the norm of a head, with the delta rule), and what embeddings are multiplied by.
+// eps of the norms and of linear attention (of layers that forget: of their own norm), and what embeddings are multiplied by.
 struct Numbers {
     double norm_eps, attention_eps, embedding;
 };
