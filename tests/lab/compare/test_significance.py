@@ -37,6 +37,18 @@ def test_the_interval_of_a_mean():
     assert interval(spread([0.5, 0.5])) is None  # equal seeds do not make the mean exactly known
     assert interval(spread([1.0])) is None
     assert interval(spread([1.0, math.nan])) is None
+    assert interval(spread([1, 2, 3]), (1.5, math.inf)) == pytest.approx((1.5, 2 + T2 / math.sqrt(3)))
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_an_interval_that_ends_at_a_bound_covers_as_often(count):
+    """Shares near 1: the cut interval has the mean exactly where the uncut one has it, about 19 times of 20."""
+    scores = np.random.default_rng(0).beta(40, 2, (count, 5))
+    found = [(interval(spread(x), (0.0, 1.0)), interval(spread(x))) for x in scores.tolist()]
+    held = [[low <= 40 / 42 <= high for low, high in pair] for pair in found]
+    assert all(cut == whole for cut, whole in held)
+    assert any(cut[1] == 1.0 < whole[1] for cut, whole in found)
+    assert sum(cut for cut, _ in held) > 0.9 * count
 
 
 def test_welch_by_hand():
@@ -118,7 +130,7 @@ def test_true_differences_are_shown_in_the_metric_s_direction():
 def comparison(scores: dict[str, list[float]], against: str) -> Comparison:
     spreads = {name: spread(values) for name, values in scores.items()}
     tests = {name: test for name, test in differences(spreads, against).items() if test.interval}
-    rows = tuple(Row(n, *one, interval=interval(one), against=tests.get(n)) for n, one in spreads.items())
+    rows = tuple(Row(n, *one, interval=interval(one, (0.0, 1.0)), against=tests.get(n)) for n, one in spreads.items())
     return Comparison("accuracy", True, rows, against=against)
 
 
@@ -136,6 +148,11 @@ def test_the_table_says_what_the_seeds_show(capsys):
     said = capsys.readouterr().out
     assert "0.1700 to 0.1700" not in said
     assert NO_SPREAD in said
+    assert "intervals end" not in said
+    show(comparison({"plain": [0.17, 0.17], "more": [0.9, 0.99]}, "plain"))
+    said = capsys.readouterr().out
+    assert "0.3732 to 1.0000" in said
+    assert "intervals end at 0 and 1: accuracy has no value beyond" in said
     show(comparison({"plain": [0.5], "more": [0.8]}, "plain"))
     said = capsys.readouterr().out
     assert ONE_SEED in said

@@ -47,13 +47,14 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert "demo-&lt;b&gt;" in html
     assert "<b>" not in html
     assert "words back" in html
-    assert "dotted line is a guess" in html
+    assert html.count("a guess (0.100)") == 1, "the legend names the dotted line"
     page = report(folders, tmp_path / "page.html").read_text()
     opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
     assert along_figure(comparison) in opening, "the picture is on the first screen"
     assert along_table(comparison) not in opening
-    assert page.count("dotted line is a guess") == 1
-    assert "Test accuracy at 512 words back: demo 0.500. A guess has 0.100." in opening
+    assert page.count("a guess (0.100)") == 1
+    assert "At 512 words back, the most that was tested: demo 0.500; a guess has 0.100." in opening
+    assert "at 512: with that many words back" in opening
 
 
 def test_a_share_of_few_rows_has_its_interval(tmp_path):

@@ -6,10 +6,12 @@ from matplotlib.figure import Figure
 
 from mnemos.lab.report.attention_maps import grey
 from mnemos.lab.report.caches import LARGEST, effective_rank, pool, spotlit
+from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import extent, intervals, mean_curve
+from mnemos.lab.report.gates import _activity_chart, _mix_chart
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.provenance import command
-from mnemos.lab.report.run_records import flat
+from mnemos.lab.report.run_records import GateCurves, flat
 from mnemos.lab.report.style import HEADS, curve, head, means, steps_axis, thin
 from mnemos.lab.report.summary_image import heading
 
@@ -42,6 +44,18 @@ def test_long_curves_of_seeds_share_their_intervals():
     assert [len(part) for part in intervals(steps, 1000)[1]] == [1] * 700, "short curves are their records"
     apart = intervals([np.arange(0, 50), np.arange(50, 90)], 10)
     assert [sum(map(len, parts)) for parts in apart] == [50, 40], "without a common step each has its own"
+
+
+def test_the_gates_of_seeds_are_drawn_at_equal_updates():
+    """Seeds with other numbers of records: their mean exists at every point of the shorter one."""
+    runs, series = [np.arange(10, 10 * n + 10, 10) for n in (1000, 700)], [Series("a", "x")]
+    gates = [GateCurves(s, ("a",), np.full((len(s), 1, 30), 0.5), {"cache.rms": s[:, None] / 1}) for s in runs]
+    for chart in (_mix_chart("m", series, gates), _activity_chart("g", "t", series, gates, "cache.rms")):
+        points = list(zip(chart.columns["r"], chart.columns["x0"], strict=True))
+        long, short = ({x for r, x in points if r == run} for run in (0, len(chart.runs) - 1))
+        assert short < long
+        assert 100 < len(short) <= 200
+    assert chart.columns["y"] == chart.columns["x0"], "a point is the mean of its records"
 
 
 def test_the_axis_of_a_single_record_has_its_number():

@@ -53,9 +53,9 @@ def test_report_holds_every_section_and_number(page):
     text = re.sub(r"\s+", " ", " ".join(Parsed(page).text))
     for section in (
         "demo-cached has the best test accuracy, 0.559; no difference is shown.",
-        "What the seeds allow one to say",
+        "It is not recorded which variant is the never-written baseline of which",
         "Results",
-        "What the seeds show",
+        "The difference of the test accuracy to demo by Welch’s t-test",
         "Quality against cost",
         "Learning curves",
         "The gates",
@@ -126,7 +126,7 @@ def test_a_run_beside_a_comparison_is_an_arm_of_its_own(tmp_path):
     extra = write_run(tmp_path / "x", "demo-cached", 5)
     path = report([extra, folder, folder / "demo-0"])
     assert path == folder / "report.html"
-    assert "demo and demo-cached on listops" in path.read_text()
+    assert "demo and demo-cached on the task “listops”" in path.read_text()
     assert path.read_text().count('<th scope="row"><code>demo-0</code>') == 1
 
 
@@ -252,8 +252,8 @@ def test_comparison_without_its_runs_still_has_a_table(tmp_path):
 
 @pytest.mark.slow
 def test_all_text_is_escaped(tmp_path):
-    run = write_run(tmp_path / "<b>run</b>", "demo-cached")
-    bad = '<script>alert("1")</script>&'
+    run = write_run(tmp_path / "<script>alert(1)<b>", "demo-cached")
+    bad = '<script>alert("1")</script>&\'\n\u202ertl'
     for file, change in {
         "recipe.json": lambda d: {**d, "name": bad, "about": bad, bad: bad},
         "run.json": lambda d: {**d, "command": bad, "device": bad, "started": bad, "versions": {bad: bad}},
@@ -265,7 +265,9 @@ def test_all_text_is_escaped(tmp_path):
     assert "b" not in Parsed(page).tags
     assert "<script>alert" not in page
     assert "<i>layer" not in page
-    assert "&lt;script&gt;" in page
+    assert "&lt;script&gt;alert(1)&lt;b&gt;" in page, "the folder"
+    assert "&lt;/script&gt;&amp;&#x27;\n[U+202E]rtl" in page, "a character that reorders what follows it is shown"
+    assert "\u202e" not in re.sub(r"<script.*?</script>|<svg.*?</svg>", "", page, flags=re.DOTALL)
 
 
 def test_picture_is_a_wide_png(comparison, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from mnemos.lab.compare.comparison import Control, Row
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
-from mnemos.lab.report.verdict import arms, verdict
+from mnemos.lab.report.verdict import arms, caveats, headline, verdict
 from mnemos.lab.run.files import Result
 
 PLAIN = Row("north", 0.500, 0.010, 5, 70_000, baseline_of=())
@@ -52,26 +52,30 @@ def test_the_baselines_of_several_memories_are_corrected_together():
 
 
 def test_a_memory_without_its_baseline_is_named():
-    said = verdict(made(PLAIN, CACHED))
-    assert "No never-written baseline shows what the memory adds: east. Compare with --unwritten." in said[1]
-    assert not any("--unwritten" in text for text in verdict(made(PLAIN, CACHED, UNWRITTEN)))
+    said = caveats(made(PLAIN, CACHED))
+    assert said == ["No never-written baseline shows what the memory adds: east. Compare with --unwritten."]
+    assert not any("--unwritten" in text for text in caveats(made(PLAIN, CACHED, UNWRITTEN)))
 
 
 def test_without_recorded_baselines_there_is_no_verdict():
     """As in comparisons of older versions whose recipes cannot be read."""
-    said = verdict(made(PLAIN, CACHED, replace(UNWRITTEN, baseline_of=None), emptied=0.3))
-    assert len(said) == 1
-    assert said[0].startswith("It is not recorded which row is whose never-written baseline")
+    unknown = made(PLAIN, CACHED, replace(UNWRITTEN, baseline_of=None), emptied=0.3)
+    assert verdict(unknown) == []
+    assert caveats(unknown)[0].startswith("It is not recorded which variant is the never-written baseline of which")
 
 
 def test_one_seed_ranks_nothing():
     rows = [replace(row, seeds=1, std=math.nan) for row in (PLAIN, CACHED, UNWRITTEN)]
     said = verdict(made(*rows))
     assert said[0].endswith("in test accuracy: +0.050: no interval, so nothing is shown (1 seed).")
-    assert said[1].startswith("One seed ranks nothing, and another may give another order: every variant.")
+    assert caveats(made(*rows)) == [
+        "One seed ranks nothing, and another may give another order: every variant. Compare with --seeds 5."
+    ]
+    assert "cannot be judged by one seed: accuracy over the whole test split 0.600, against 0.550" in headline(
+        made(*rows)
+    )
     assert not any(word in " ".join(said) for word in (": better", ": worse", "Holm"))
-    one = verdict(made(PLAIN, rows[1]))
-    assert "another order: east." in one[1]
+    assert "another order: east." in caveats(made(PLAIN, rows[1]))[0]
 
 
 def test_a_lower_loss_is_better():
@@ -98,13 +102,14 @@ def test_rounding_errors_are_no_change():
     ],
 )
 def test_what_learned_nothing_is_said_and_not_ranked(score, learned):
-    said = verdict(made(replace(PLAIN, mean=0.09), replace(CACHED, mean=score), majority=0.106))
+    results = made(replace(PLAIN, mean=0.09), replace(CACHED, mean=score), majority=0.106)
+    said = verdict(results)
     if learned:
-        assert said[0] == learned.replace("east does", "north and east do")
-        assert not any("the best of" in text for text in said)
+        assert caveats(results)[0] == learned.replace("east does", "north and east do")
+        assert not any("the best of" in text for text in [*said, headline(results)])
     else:
         assert said[0].startswith("east has a test accuracy of 0.200")
-        assert "north does no better than" in said[0]
+        assert "north does no better than" in caveats(results)[0]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +127,41 @@ def test_only_a_share_of_rows_has_an_interval_of_rows(majority, rows, interval):
 def test_text_is_compared_with_what_no_learning_gives():
     known = {"byte unigrams": 4.5, "byte bigrams": 3.5, "bz2 of the text alone": 2.5}
     told = replace(made(replace(CACHED, mean=4.45), higher=False, reference=known), metric="bits per byte")
-    said = verdict(told)
-    assert "east has learned no more than letter frequencies: 4.450 bits per byte, and byte unigrams have" in said[0]
-    scale = (
-        "For scale, what no learning gives: byte unigrams 4.500, byte bigrams 3.500 and bz2 of the text alone 2.500."
-    )
-    assert verdict(replace(told, rows=(replace(told.rows[0], mean=3.4),)))[-1] == scale
+    said = caveats(told)[0]
+    assert "east has learned no more than letter frequencies: 4.450 bits per byte, and byte unigrams have" in said
+    assert not any("letter" in text for text in caveats(replace(told, rows=(replace(told.rows[0], mean=3.4),))))
 
 
 def test_without_results():
-    assert verdict(made(Row("a", math.nan, math.nan, 0))) == ["No variant has a test result yet."]
+    none = made(Row("a", math.nan, math.nan, 0))
+    assert headline(none) == "No variant has a test result yet."
+    assert verdict(none) == caveats(none) == []
+    assert arms(none) == ""
+
+
+def test_intervals_end_at_the_bounds_of_the_metric():
+    """Student's t reaches above 1 for shares near it; the interval of a difference of two shares ends at 1 too."""
+    near = replace(CACHED, mean=0.96, std=0.06, seeds=3), replace(UNWRITTEN, mean=0.10, std=0.06, seeds=3)
+    said = arms(made(*near))
+    assert "0.811 to 1.000" in said
+    assert "0.000 to 0.249" in said
+    assert said.count("intervals end at 0 and 1") == 1
+    wide = tuple(replace(row, std=0.1) for row in near)
+    assert "+0.633 to +1.000" in arms(made(*wide))
+    assert "+0.633 to +1.000" in verdict(made(*wide))[0]
+    losses = arms(replace(made(*near), metric="loss"))
+    assert "0.811 to 1.109" in losses
+    assert "intervals end" not in losses
+
+
+def test_the_first_sentence_and_the_table_are_of_the_whole_split():
+    said = headline(made(PLAIN, CACHED, UNWRITTEN))
+    assert said == (
+        "The memory of east helps: accuracy over the whole test split 0.600, against 0.550 for the same model with a "
+        "memory that is never written (+0.050, 95% interval +0.035 to +0.065)."
+    )
+    assert headline(made(PLAIN, replace(UNWRITTEN, baseline_of=()))).startswith(
+        "west has the best test accuracy, 0.550"
+    )
+    assert "is not shown to help" in headline(made(CACHED, replace(UNWRITTEN, mean=0.599)))
+    assert "harms" in headline(made(CACHED, replace(UNWRITTEN, mean=0.7)))

@@ -12,13 +12,13 @@ from mnemos.lab.evaluate.controls import legend
 from mnemos.lab.evaluate.records import OMITTED, from_json, read_object, to_json
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import shared, trained
-from mnemos.lab.tasks.metrics import description
+from mnemos.lab.tasks.metrics import bounds_of, description
 from mnemos.lab.tasks.no_learning import no_better
 from mnemos.types import InputError, JSONObject
 
 from .baselines import Role
 from .budgets import budget_text
-from .significance import LEVEL, NO_SPREAD, ONE_SEED, Difference, Scored, differences, interval, spread
+from .significance import LEVEL, NO_SPREAD, ONE_SEED, Difference, Scored, differences, ends_at, interval, spread
 
 FILE = "comparison.json"
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
@@ -117,6 +117,11 @@ class Comparison:
     provenance: dict[str, Any] = field(default_factory=dict)
     equal: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest value that the metric can have."""
+        return bounds_of(self.metric)
+
     def as_json(self) -> JSONObject:
         """The content of the file. A row's "baseline_of" is a name, a list of names if there are several, or null."""
         found: JSONObject = to_json(self)
@@ -198,7 +203,8 @@ def rows_of(
 ) -> tuple[Row, ...]:
     """The rows of a comparison. roles, against: see `summarise`; commits: `Row.runs`."""
     spreads = {name: spread([one.score(metric) for one in every]) for name, every in results.items()}
-    tests = differences(spreads, against)
+    bounds = bounds_of(metric)
+    tests = differences(spreads, against, bounds)
     rows = []
     for name, every in results.items():
         role, test, first = roles.get(name, Role()), tests.get(name), every[0] if every else Result()
@@ -214,7 +220,7 @@ def rows_of(
                 **costs,
                 baseline_of=tuple(owner for owner in role.baseline_of if owner in results),
                 memory=role.memory,
-                interval=interval(spreads[name]),
+                interval=interval(spreads[name], bounds),
                 against=test if test is not None and test.interval else None,
                 along=_along(every),
                 runs=commits.get(name, ()),
@@ -331,7 +337,17 @@ def _notes(comparison: Comparison) -> list[str]:
         lines.append(ONE_SEED)
     if any(row.seeds > 1 and row.std == 0 for row in comparison.rows):
         lines.append(NO_SPREAD)
+    lines += cut_note(comparison.metric, [row.interval for row in comparison.rows])
     return lines
+
+
+def cut_note(metric: str, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
+    """A sentence where an interval of a mean was cut at a bound of its metric."""
+    bounds = bounds_of(metric)
+    if not any(ends_at(one, bounds) for one in intervals):
+        return []
+    ends = " and ".join(f"{end:g}" for end in bounds if math.isfinite(end))
+    return [f"intervals end at {ends}: {metric} has no value beyond"]
 
 
 def _cost_table(comparison: Comparison) -> Any:

@@ -4,6 +4,9 @@
     Welch's t-test of two rows                                      difference, its 95 % interval, p
     p_Holm(i) = max over j ≤ i of min(1, (m − j + 1) · p(j))        p(1) ≤ … ≤ p(m) of the m differences
 
+An interval ends at the bounds of its metric: a mean of shares is in [0, 1], a difference of two in [−1, 1]. What is cut
+off has no value that is possible, so the coverage stays as it was.
+
 Runs of equal seeds are not treated as pairs. They read the same batches in the same order, but a seed draws other
 weights for another model, and the spread between runs comes mostly from these. If the common order makes scores of
 equal seeds alike, the unpaired test is the more careful one: its interval is too wide, not too narrow. The runs under a
@@ -24,6 +27,8 @@ LEVEL = 0.05
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 ONE_SEED = "one seed shows nothing about differences"
 NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from, so the table has –"
+Bounds = tuple[float, float]  # the least and the greatest value that a metric can have
+UNBOUNDED: Bounds = (-math.inf, math.inf)
 _ROUNDING = 1e-9  # relative: a difference of scores in float64 has about seven digits more than any score means
 
 
@@ -79,8 +84,8 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, statistics.stdev(values) if finite and len(values) > 1 else math.nan, len(values))
 
 
-def interval(score: Scored) -> tuple[float, float] | None:
-    """The 95 % interval (low, high) of a mean (Student's t).
+def interval(score: Scored, bounds: Bounds = UNBOUNDED) -> tuple[float, float] | None:
+    """The 95 % interval (low, high) of a mean (Student's t), within the bounds of its metric.
 
     None for one value, if one is not finite, and for equal values: seeds that agree by chance, as they often do on a
     small test split, do not make the mean exactly known.
@@ -88,7 +93,21 @@ def interval(score: Scored) -> tuple[float, float] | None:
     if score.seeds < 2 or not (math.isfinite(score.std) and score.std > 0):
         return None
     reach = _student(score.seeds - 1) * score.std / math.sqrt(score.seeds)
-    return score.mean - reach, score.mean + reach
+    return _within(score.mean, reach, bounds)
+
+
+def _within(middle: float, reach: float, bounds: Bounds) -> tuple[float, float]:
+    return max(bounds[0], middle - reach), min(bounds[1], middle + reach)
+
+
+def _of_differences(bounds: Bounds) -> Bounds:
+    """The bounds of a difference of two means of a metric."""
+    return bounds[0] - bounds[1], bounds[1] - bounds[0]
+
+
+def ends_at(ends: tuple[float, float] | None, bounds: Bounds) -> bool:
+    """Whether an interval was cut at a bound of its metric."""
+    return ends is not None and (ends[0] == bounds[0] or ends[1] == bounds[1])
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
@@ -106,8 +125,8 @@ def wilson(right: int, of: int) -> tuple[float, float]:
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
-def welch(score: Scored, reference: Scored) -> Difference:
-    """The difference of two means by Welch's t-test.
+def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED) -> Difference:
+    """The difference of two means by Welch's t-test. bounds: of the metric of both.
 
     Without interval and p unless both have two values or more, all finite, and one of them a spread.
 
@@ -124,11 +143,13 @@ def welch(score: Scored, reference: Scored) -> Difference:
     freedom = (v + w) ** 2 / (v**2 / (score.seeds - 1) + w**2 / (reference.seeds - 1))
     reach = _student(freedom) * math.sqrt(v + w)
     p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(v + w), freedom))
-    return Difference(difference, (difference - reach, difference + reach), p)
+    return Difference(difference, _within(difference, reach, _of_differences(bounds)), p)
 
 
-def paired(changes: Sequence[float]) -> Difference | None:
+def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference | None:
     """The mean of differences that were taken run by run, with its interval; None without a finite one.
+
+    bounds: of the metric that changes.
 
     If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal differences other than 0 come from
     coarse scores by coincidence, so they have no interval. A mean within the rounding errors of its terms is 0.
@@ -142,16 +163,19 @@ def paired(changes: Sequence[float]) -> Difference | None:
     if n < 2 or (size and std < _ROUNDING * size):
         return Difference(mean)
     reach = _student(n - 1) * std / math.sqrt(n)
-    return Difference(mean, (mean - reach, mean + reach))
+    return Difference(mean, _within(mean, reach, _of_differences(bounds)))
 
 
-def differences(scores: Mapping[str, Scored], against: str) -> dict[str, Difference]:
+def differences(scores: Mapping[str, Scored], against: str, bounds: Bounds = UNBOUNDED) -> dict[str, Difference]:
     """The difference of each other row to the reference row, with p corrected over all that could be tested."""
     names = [name for name in scores if name != against]
-    return dict(zip(names, correct([welch(scores[name], scores[against]) for name in names]), strict=True))
+    found = correct([welch(scores[name], scores[against], bounds) for name in names])
+    return dict(zip(names, found, strict=True))
 
 
-def differences_of_best(scores: Mapping[str, Scored], higher_is_better: bool) -> tuple[str, dict[str, Difference]]:
+def differences_of_best(
+    scores: Mapping[str, Scored], higher_is_better: bool, bounds: Bounds = UNBOUNDED
+) -> tuple[str, dict[str, Difference]]:
     """The row of the best mean, and its difference to each other row, p corrected by Holm.
 
     The best row is chosen by the scores that are tested: the greatest difference of all pairs is one of its own. So p
@@ -161,7 +185,7 @@ def differences_of_best(scores: Mapping[str, Scored], higher_is_better: bool) ->
     best = (max if higher_is_better else min)(scores, key=lambda name: scores[name].mean)
     others = [name for name in scores if name != best]
     pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
-    found = correct([welch(scores[a], scores[b]) for a, b in pairs])
+    found = correct([welch(scores[a], scores[b], bounds) for a, b in pairs])
     return best, dict(zip(others, found, strict=False))
 
 

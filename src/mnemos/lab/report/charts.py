@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from mnemos import libraries
 from mnemos.types import JSONObject
 
-from .markup import escape, own_ids, prose
+from .markup import decimal, escape, own_ids, prose
 from .shell import embedded
 from .style import MARKERS, VARIANTS
 
 MOST = 12_000  # points of a chart
-_WIDE, _NARROW = 860, 440  # pixels of a chart that readers without scripts see
+_WIDE, _NARROW = 640, 440  # pixels of a chart that readers without scripts see
 _ROW = 26  # pixels of an arm in a strip
 _SWITCHES = 24  # of runs, at most
 _DIGITS = 5  # of a value in the page
@@ -73,7 +73,7 @@ class Chart:
     slug: unique in the page. runs: the names of the seeds. axes: what x can be; the first is shown at first. kind:
     "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines) or
     "strip" (a row an arm, of marks and their mean). ticks: the values of x that have one, instead of round ones.
-    references: (name, value) of lines across. limits: of y.
+    references: (name, value) of dotted lines across, which the legend names. limits: of y.
     """
 
     slug: str
@@ -148,7 +148,11 @@ def _switches(charts: Sequence[Chart], series: Sequence[Series]) -> str:
         for one in series
     )
     many = " many" if len(series) > 12 else ""
-    parts = [f'<ul class="legend{many}">{entries}</ul>'] if len(series) > 1 or charts[0].kind != "strip" else []
+    known = dict.fromkeys(one for chart in charts for one in chart.references if math.isfinite(one[1]))
+    entries += "".join(f"<li>{_DOTTED}{escape(name)} ({decimal(value)})</li>" for name, value in known)
+    parts = (
+        [f'<ul class="legend{many}">{entries}</ul>'] if len(series) > 1 or known or charts[0].kind != "strip" else []
+    )
     runs = list(dict.fromkeys(run for chart in charts for run in chart.runs))
     if 1 < len(runs) <= _SWITCHES:
         seeds = "".join(
@@ -179,6 +183,12 @@ def _key(one: Series) -> str:
         f'<svg class="key" viewBox="0 0 24 10" aria-hidden="true" style="color:var(--{one.colour})">'
         f'<path d="M0 5H24" stroke="currentColor" stroke-width="2.5"{style}/></svg>'
     )
+
+
+_DOTTED = (
+    '<svg class="key" viewBox="0 0 24 10" aria-hidden="true" style="color:var(--muted)">'
+    '<path d="M0 5H24" stroke="currentColor" stroke-width="2" stroke-dasharray="2 3"/></svg>'
+)
 
 
 def _dash(one: Series) -> list[int]:
@@ -231,18 +241,12 @@ def specification(chart: Chart) -> JSONObject:
     if chart.limits:
         y["scale"] |= {"domain": list(chart.limits), "nice": False}
     layers: list[JSONObject] = []
-    lines = [value for _, value in chart.references if math.isfinite(value)]
     across = "x" if chart.kind == "strip" else "y"
-    for name, value in chart.references:
+    for _, value in chart.references:  # the legend names them
         if math.isfinite(value):
             at = {across: {"datum": value, **({"title": chart.y} if across == "y" else {})}}
             mark = {"type": "rule", "strokeDash": [2, 3], "color": "var(--muted)"}
             layers.append({"mark": mark, "encoding": at, "data": {"values": [{}]}})
-            if len(lines) == 1 and across == "y":
-                text = {"type": "text", "text": name, "align": "right", "dy": -5, "color": "var(--muted)"}
-                layers.append(
-                    {"mark": text, "encoding": at | {"x": {"value": {"expr": "width"}}}, "data": {"values": [{}]}}
-                )
     detail = [{"field": "r"}, {"field": "s"}]
     if chart.kind == "strip":
         return _finished(chart, _strip(chart, x, colour), layers)

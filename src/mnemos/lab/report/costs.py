@@ -12,7 +12,7 @@ from mnemos.lab.compare.significance import interval
 from mnemos.lab.evaluate.recorded import LayerCost
 
 from .charts import Axis, Chart, arm, chart_figure
-from .markup import capital, count, duration, escape, memory, missing, operations, shortened, table
+from .markup import OPERATIONS, capital, count, duration, escape, memory, missing, operations, shortened, table
 from .read import Results, finite_spread
 from .run_records import RunRecord
 from .style import variant_name
@@ -30,32 +30,33 @@ def quality_section(results: Results) -> str:
         return ""
     axes = [_SECONDS] + [_FLOPS] * any(math.isfinite(_spent(results, row, _FLOPS)) for row in rows)
     charts = [_scores(results, rows, unit) for unit in axes]
-    bars = ", with the 95% interval" if any(interval(row) for row in rows) else ""
+    bars = ", with the 95% interval" if any(interval(row, results.bounds) for row in rows) else ""
     caption = (
         f"Quality against cost: the mean {results.split} {results.metric}{bars}, against the seconds of updates and "
-        "the training FLOPs of a run (forward, backward, and the forwards that memory replay computes again; a "
-        "multiply-add is 2). Seconds are those that passed, so they grow on a busy machine. The learning curves have "
-        "axes of either. From result.json and metrics.jsonl."
+        "the floating-point operations (FLOPs) of its updates: forward, backward, and the forwards that memory replay "
+        "computes again; a multiply-add is 2. Seconds are those that passed, so they grow on a busy machine. From "
+        "result.json and metrics.jsonl."
     )
     return _spent_table(results, rows) + "\n" + chart_figure(charts, caption)
 
 
 def _scores(results: Results, rows: list[Row], unit: str) -> Chart:
     """A mark with its interval for each variant, on a logarithmic axis of cost."""
-    against = "time" if unit == _SECONDS else "training FLOPs"
-    axis = Axis("seconds of updates", ",~f") if unit == _SECONDS else Axis("training FLOPs", "~s")
+    against = "time" if unit == _SECONDS else "FLOPs"
+    axis = Axis("seconds of updates", ",~f") if unit == _SECONDS else Axis("FLOPs of all updates", "~s")
     arms = [arm(row.name, results.names.index(row.name)) for row in rows]
     score = f"{results.split} {results.metric}"
     chart = Chart(f"cost-{unit}", f"{capital(score)} against {against}", score, arms, ["mean"], [axis], "marks", True)
     for place, row in enumerate(rows):
         if (cost := _spent(results, row, unit)) > 0 and math.isfinite(cost):
-            chart.add(place, 0, row.mean, cost, interval=interval(row) or (row.mean, row.mean))
+            ends = interval(row, results.bounds) or (row.mean, row.mean)
+            chart.add(place, 0, row.mean, cost, interval=ends)
     return chart
 
 
 def _spent_table(results: Results, rows: list[Row]) -> str:
     unit = next((run.result.unit for run in results.all_runs() if run.result and run.result.unit), UNNAMED_UNIT)
-    head = ["variant", "updates", f"{unit} read", "training FLOPs", "time", "time per update", "learning rate"]
+    head = ["variant", "updates", f"{unit} read", "FLOPs of all updates", "time", "time per update", "learning rate"]
     cells = []
     for row in rows:
         steps = _mean_cost(results, row, "steps")
@@ -73,7 +74,7 @@ def _spent_table(results: Results, rows: list[Row]) -> str:
     equal = f"{capital(budget_text(results.equal))}. " if results.equal else ""
     caption = (
         f"What a run spent. {equal}What updates read is counted without padding, and twice if two updates read it. "
-        "Time: the seconds of all updates that passed. Means over seeds. From result.json."
+        f"{OPERATIONS} Time: the seconds of all updates that passed. Means over seeds. From result.json."
     )
     return table(caption, head, cells)
 
@@ -133,11 +134,19 @@ def _layers(name: str, run: RunRecord) -> str:
         rows.append(["all", str(len(layers)), "", "", "", *_sums(costs)])
     caption = (
         f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
-        "Cache: slots × channels. FLOPs, 2 per multiply-add, of a forward in training, which updates a "
-        "cache that is written, and in "
-        f"eval(). {_share(run, costs)}From {run.label}/explain.json."
+        "Cache: slots × channels. FLOPs: 2 per multiply-add; a forward in training updates a cache that is written. "
+        f"{_share(run, costs)}From {run.label}/explain.json."
     )
-    head = ["layers", "count", "tokens", "cache", "heads", "parameters", "FLOPs, training", "FLOPs, eval"]
+    head = [
+        "layers",
+        "count",
+        "tokens",
+        "cache",
+        "heads",
+        "parameters",
+        "FLOPs of a forward in training",
+        "FLOPs in evaluation",
+    ]
     return table(caption, head, rows)
 
 
@@ -185,7 +194,7 @@ def _measured(results: Results) -> str:
         f"are to {reference.name}. The runs of a comparison take turns on one machine; other runs may come from other "
         "machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
-    head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs, ratio"]
+    head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs of a forward, ratio"]
     return table(caption, head, rows)
 
 

@@ -18,10 +18,10 @@ from mnemos.lab.evaluate.records import number
 from mnemos.types import JSONObject
 
 from .charts import MOST, Axis, Chart, arm, chart_figure
-from .markup import capital, decimal, escape, listed, missing, plural, table
+from .markup import capital, decimal, listed, missing, plural, table
 from .read import Results, finite_spread
 from .run_records import OWN, Columns, RunRecord
-from .style import MUTED, curve, marker, means, nothing, steps_axis, thin, variant_colour
+from .style import MUTED, curve, marker, means, nothing, steps_axis, thin, variant_colour, variant_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,13 +201,10 @@ def _has(columns: Columns, name: str) -> bool:
 def _caption(results: Results, wanted: list[tuple[str, str]], long: bool) -> str:
     several = any(len(runs) > 1 for runs in results.records.values())
     lines = "A thin line is one seed, the thick line their mean" if several else "One run per variant"
-    majority = ""
-    if results.majority is not None and any(name == results.metric for _, name in wanted):
-        majority = " The dotted line is the share of the most frequent class."
     what = capital(listed([f"{_WORDS[kind]} {name}" for kind, name in wanted]))
     thinned = " Each point of a long curve is the mean of several records." if long else ""
     source = f"From metrics.jsonl of {plural(len(results.all_runs()), 'run')}."
-    return f"{what} by update. {lines}.{majority}{thinned} {source}"
+    return f"{what} by update. {lines}.{thinned} {source}"
 
 
 def _notes(results: Results, wanted: list[tuple[str, str]]) -> list[str]:
@@ -268,10 +265,9 @@ def along_figure(results: Results) -> str:
     found = read_along(results)
     if found is None:
         return ""
-    chance = " The dotted line is a guess." if math.isfinite(found.chance) else ""
     chart = along_chart(results, found)
     bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
-    caption = f"Test {found.metric} by {found.x}; marks are seeds, lines their mean.{bars}{chance} From result.json."
+    caption = f"Test {found.metric} by {found.x}; marks are seeds, lines their mean.{bars} From result.json."
     return chart_figure([chart], caption, "wide")
 
 
@@ -365,12 +361,12 @@ def draw_along(axes: "Axes", results: Results, found: Along) -> None:
 
 def _table(results: Results, found: Along) -> str:
     rows = [
-        [escape(name), *(_mean(points.get(at, [])) for at in found.places)]
+        [variant_name(results.names.index(name), name), *(_mean(points.get(at, [])) for at in found.places)]
         for name in results.names
         if (points := found.values.get(name))
     ]
-    caption = f"The same in numbers: test {found.metric}, mean ± sample standard deviation over seeds."
-    return table(caption, [found.x, *(f"{at:g}" for at in found.places)], rows)
+    caption = f"Test {found.metric} by {found.x}, in numbers: mean ± sample standard deviation over seeds."
+    return table(caption, ["variant", *(f"{at:g}" for at in found.places)], rows)
 
 
 def _mean(values: list[float]) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .charts import MOST, Axis, Chart, Series, chart_figure
-from .curves import extent
+from .curves import extent, intervals
 from .markup import figure, missing, paragraph, plural, shortened
 from .read import Results
 from .run_records import GateCurves, RunRecord
-from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, nothing, panel, steps_axis, thin
+from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, means, nothing, panel, steps_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,12 +161,11 @@ def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Char
     heads = max(one.mix.shape[2] for one in gates)
     runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
     chart = Chart(slug, "Share of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
-    most = max(20, MOST // (len(runs) * len(series)))
+    parts = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))))
     for i, one in enumerate(gates):
         for place in range(len(series)):
             for h in range(one.mix.shape[2]):
-                for step, value in zip(*thin(one.step, one.mix[:, place, h], most), strict=True):
-                    chart.add(place, i * heads + h, float(value), float(step))
+                _add(chart, place, i * heads + h, one.step, one.mix[:, place, h], parts[i])
     return chart
 
 
@@ -174,11 +173,17 @@ def _activity_chart(slug: str, title: str, series: list[Series], gates: list[Gat
     """One quantity of ACTIVITY over training, by layer."""
     runs = [f"seed {i}" for i in range(len(gates))]
     chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",.0f")])
+    parts = intervals([one.step for one in gates], 200)
     for i, one in enumerate(gates):
         for place in range(len(series)):
-            for step, value in zip(*thin(one.step, one.values[key][:, place], 200), strict=True):
-                chart.add(place, i, float(value), float(step))
+            _add(chart, place, i, one.step, one.values[key][:, place], parts[i])
     return chart
+
+
+def _add(chart: Chart, series: int, run: int, step: np.ndarray, value: np.ndarray, parts: list[np.ndarray]) -> None:
+    """Add a curve: a point for each of `parts`, which seeds share so that their points have equal updates."""
+    for at, one in zip(means(step, parts), means(value, parts), strict=True):
+        chart.add(series, run, float(one), float(at))
 
 
 def _row_means(values: np.ndarray) -> np.ndarray:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 _UNKNOWN = {"", "–"}
+OPERATIONS = "FLOPs: floating-point operations, in millions (M), 10⁹ (G) or 10¹² (T)."  # of what `operations` writes
+# Characters that reorder the text after them (Unicode's embeddings, overrides and isolates) are shown, not obeyed.
+_REORDERING = {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def escape(text: object) -> str:
     """Text for HTML content and quoted attributes."""
-    return html.escape(str(text), quote=True)
+    return html.escape(str(text).translate(_REORDERING), quote=True)
 
 
 def prose(text: str) -> str:

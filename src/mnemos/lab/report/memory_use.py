@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from mnemos.lab.compare.significance import Difference
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import Axis, Chart, arm, chart_figure
@@ -33,9 +34,8 @@ def section(results: Results) -> str:
     whys = _not_scored({name: why for name in results.names if (why := results.uncontrolled(name))}, results)
     if not scored:
         return "\n".join(whys)
-    said = [paragraph(_summary(results, name)) for name in scored]
     shown = [_drawing(results, scored), _table(results, scored)]
-    return "\n".join(filter(None, [*said, paragraph(_SAYS), *shown, *whys]))
+    return "\n".join(filter(None, [paragraph(_SAYS), *shown, *whys]))
 
 
 def _not_scored(reasons: dict[str, str], results: Results) -> list[str]:
@@ -53,17 +53,6 @@ def _memories(results: Results, name: str) -> dict[str, ControlledMemory]:
     """The memories of a variant, by name, from the first run that has each."""
     known = [one for _, one in results.state_controls(name)]
     return {memory.name: memory for one in reversed(known) for memory in one.memories}
-
-
-def _summary(results: Results, name: str) -> str:
-    parts = []
-    for memory in _memories(results, name):
-        effects = {kind: results.memory_effect(name, memory, kind) for kind in WORDS}
-        changes = [f"{WORDS[kind]}, {_rounded(d.difference)}" for kind, d in effects.items() if d is not None]
-        if changes:
-            parts.append(f"With its {memory} {listed(changes)}.")
-    start = f"{name}, change in the test {_metric(results, name)} of the segments after the first."
-    return " ".join([start, *parts])
 
 
 def _rounded(value: float) -> str:
@@ -124,35 +113,31 @@ def _changes(known: StateControls, memory: ControlledMemory) -> dict[str, np.nda
 
 
 def _table(results: Results, scored: Scored) -> str:
-    rows, whys = [], []
+    """A row for each memory of a variant, with the change that each control makes."""
+    rows, whys, kinds = [], [], list(WORDS)
     for name, runs in scored.items():
         metric = _metric(results, name)
         carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
         for memory in _memories(results, name).values():
             whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
-            for kind in memory.scored():
-                d = results.memory_effect(name, memory.name, kind)
-                if d is None:
-                    continue
-                interval = "–" if d.interval is None else " to ".join(map(_rounded, d.interval))
-                rows.append(
-                    [
-                        variant_name(results.names.index(name), name),
-                        escape(f"{memory.name} {WORDS[kind]}"),
-                        decimal(carried),
-                        decimal(carried + d.difference),
-                        _rounded(d.difference),
-                        interval,
-                        str(len(runs)),
-                    ]
-                )
-    first = next(iter(scored.values()))[0][1]
-    better = "higher" if results.higher_is_better else "lower"
+            changes = [results.memory_effect(name, memory.name, kind) for kind in kinds]
+            cells = [escape(memory.name), decimal(carried), *map(_change, changes)]
+            rows.append([variant_name(results.names.index(name), name), *cells])
+    runs = next(iter(scored.values()))
+    first = runs[0][1]
+    score = f"{_metric(results, next(iter(scored)))} ({'higher' if results.higher_is_better else 'lower'} is better)"
+    of = "one seed" if len(runs) == 1 else f"mean over {len(runs)} seeds, below it the 95% interval"
     caption = (
-        f"Controls of the state: test {_metric(results, next(iter(scored)))} ({better} is better) of some rows' "
-        f"segments after the first ({plural(first.rows, 'row')} at once, "
-        f"{plural(first.targets, 'target')}), so it differs from that of the whole split. Mean over "
-        "seeds; the 95% interval of the change comes from the spread between seeds. From the runs' explain.json."
+        f"Test {score} of later segments with the memory as carried, "
+        f"and its change where the memory is replaced before each: {of}. Of {plural(first.rows, 'row')} at once, "
+        f"{plural(first.targets, 'target')}, and not of the whole split. From the runs' explain.json."
     )
-    head = ["variant", "memory", "as carried", "changed", "change", "95% interval", "seeds"]
+    head = ["variant", "memory", "as carried", *(WORDS[kind] for kind in kinds)]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))
+
+
+def _change(found: Difference | None) -> str:
+    if found is None:
+        return "–"
+    ends = "" if found.interval is None else f"<small>{' to '.join(map(_rounded, found.interval))}</small>"
+    return f"{_rounded(found.difference)}{ends}"

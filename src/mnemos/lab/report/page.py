@@ -116,9 +116,11 @@ def _parts(comparison: Results) -> tuple[str, str]:
     """
     made = {make: make(comparison) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
     shown = next((make for make in PICTURES if made[make]), None)
-    told = "\n".join(map(paragraph, verdict(comparison)))
+    said = "".join(map(paragraph, verdict(comparison)))
+    told = [f"<h3>What the seeds allow one to say</h3>\n{said}"] if said else []
     texts = {slug: made[make] for slug, _, make in SECTIONS if made[make] and make is not shown}
-    texts["results"] = f"{texts.get('results', '')}\n<h3>What the seeds allow one to say</h3>\n{told}"
+    if told or "results" in texts:
+        texts["results"] = "\n".join([*filter(None, [texts.get("results")]), *told])
     warned = "".join(f"<li>{prose(text)}</li>" for text in caveats(comparison))
     opening = [
         paragraph(headline(comparison), "lead"),
@@ -147,7 +149,8 @@ _NAMED = 6  # variants at most that a title names
 def _title(comparisons: Sequence[Results]) -> str:
     runs = [run for one in comparisons for run in one.all_runs()]
     tasks = dict.fromkeys(str(t) for run in runs if (t := _field(run.recipe, "data", "is")))
-    where = f" on {listed(list(tasks))}" if tasks else ""
+    kinds = [f"“{task}”" for task in tasks]
+    where = f" on the {'task' if len(kinds) == 1 else 'tasks'} {listed(kinds)}" if kinds else ""
     variants = list(dict.fromkeys(name for one in comparisons for name in one.names))
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 

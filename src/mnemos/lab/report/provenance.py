@@ -11,8 +11,10 @@ from .markup import count, escape, listed, missing, paragraph, plural, table
 from .read import Results
 from .run_records import flat
 
+_VERSIONS = "versions."
 _PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
 _MOST = 80  # characters of a value in a table
+_LISTED = 12  # fields at most that are listed open
 
 
 def section(results: Results) -> str:
@@ -36,9 +38,12 @@ def _recipes(results: Results) -> str:
         rows = [
             [f"<code>{escape(f)}</code>", *(_cell(one.get(f, absent), absent) for one in flattened.values())]
             for f in differing
+            if any(one.get(f) not in (None, [], {}) for one in flattened.values())
         ]
         caption = "Every field in which the recipes differ. From recipe.json of each variant's first run."
-        parts.append(table(caption, ["field", *recipes], rows, "fields"))
+        listing = table(caption, ["field", *recipes], rows, "fields")
+        title = f"The {plural(len(rows), 'field')} in which the recipes differ"
+        parts.append(listing if len(rows) <= _LISTED else f"<details><summary>{title}</summary>{listing}</details>")
     elif len(recipes) > 1:
         parts.append(missing("The recipes do not differ."))
     for name, recipe in recipes.items():
@@ -89,9 +94,10 @@ def _shared(results: Results) -> str:
         return missing("There is no run.json: these numbers have no provenance.")
     fields = dict.fromkeys(key for one in known for key in one)
     common = {f: known[0].get(f) for f in fields if len({repr(one.get(f)) for one in known}) == 1}
-    items = "".join(
-        f"<dt>{escape(f)}</dt><dd>{_cell(v, None)}</dd>" for f, v in common.items() if v not in (None, [], {})
-    )
+    facts = {f: _cell(v, None) for f, v in common.items() if v not in (None, [], {}) and not f.startswith(_VERSIONS)}
+    versions = [f"{f.removeprefix(_VERSIONS)} {v}" for f, v in common.items() if f.startswith(_VERSIONS) and v]
+    facts |= {"versions": escape(", ".join(versions))} if versions else {}
+    items = "".join(f"<dt>{escape(f)}</dt><dd>{v}</dd>" for f, v in facts.items())
     parts = [f'<dl class="facts">{items}</dl>'] if items else []
     without = sum(not run.provenance for run in runs)
     if without:

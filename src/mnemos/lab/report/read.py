@@ -14,7 +14,7 @@ from mnemos.lab.compare.significance import Difference, Spread, paired, spread, 
 from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.tasks.metrics import MAJORITY
+from mnemos.lab.tasks.metrics import MAJORITY, bounds_of
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
@@ -63,11 +63,11 @@ class Results(Comparison):
         None where the control was not run.
         """
         runs = self.runs_of(name)
-        if found := paired([run.tested(self.metric, control) - run.tested(self.metric) for run in runs]):
+        if found := paired([run.tested(self.metric, control) - run.tested(self.metric) for run in runs], self.bounds):
             return found
         for one in self.controls:
             if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
-                return welch(one, self.row(name))
+                return welch(one, self.row(name), self.bounds)
         return None
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
@@ -86,13 +86,14 @@ class Results(Comparison):
 
         It is measured in the comparison's metric, or in the runs' own where that is not recorded.
         """
-        changes = []
+        changes, bounds = [], self.bounds
         for _, known in self.state_controls(name):
             carried = known.carried.scores
             metric = self.metric if self.metric in carried else known.metric
+            bounds = bounds_of(metric)
             scored = [one.scored() for one in known.memories if one.name == memory]
             changes += [one[control].scores[metric] - carried[metric] for one in scored if control in one]
-        return paired(changes)
+        return paired(changes, bounds)
 
 
 def finite_spread(values: Iterable[float]) -> Spread:

@@ -7,7 +7,7 @@ from mnemos.lab.compare.significance import NO_SPREAD, Difference, differences, 
 
 from .charts import Axis, Chart, arm, chart_figure
 from .curves import seed_names
-from .markup import capital, count, decimal, duration, escape, memory, missing, operations, plural, table
+from .markup import OPERATIONS, capital, count, decimal, duration, escape, memory, missing, operations, plural, table
 from .read import Results, finite_spread
 from .run_records import flat
 from .style import variant_name
@@ -33,7 +33,7 @@ def section(results: Results) -> str:
 
 def _variants(results: Results) -> str:
     score = f"{results.split} {results.metric}"
-    head = ["variant", score, "seeds", "parameters", "FLOPs", "state", "time", "per epoch", "peak memory"]
+    head = ["variant", score, "seeds", "parameters", "FLOPs of a row", "state", "time", "per epoch", "peak memory"]
     rows = [
         [
             variant_name(i, row.name),
@@ -48,14 +48,16 @@ def _variants(results: Results) -> str:
         ]
         for i, row in enumerate(results.rows)
     ]
+    epochs = any(row[7] != "–" for row in rows)
     majority = {} if results.majority is None else {"most frequent class": results.majority}
     rows += [[escape(name), decimal(one), *[""] * 7] for name, one in (majority | results.reference).items()]
     better = "higher" if results.higher_is_better else "lower"
     caption = (
         f"{capital(score)} ({better} is better), mean ± sample standard deviation over seeds, and the mean cost of a "
-        "run; state: bytes per stream after a row of the greatest length that the settings of the data allow, of an "
-        "encoder-decoder its source and its output; an epoch is the number of updates that reads the training split "
-        f"once. From {results.source}."
+        f"run. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the data "
+        "allow, of an encoder-decoder its source and its output."
+        f"{' An epoch is the number of updates that reads the training split once.' if epochs else ''} "
+        f"From {results.source}."
     )
     return table(caption, head, rows)
 
@@ -94,30 +96,26 @@ def _other_metrics(results: Results) -> str:
 
 
 def seed_table(results: Results) -> str:
-    """The interval of each variant's mean, and its difference to the reference; "" without a spread."""
-    if not any(interval(row) for row in results.rows):
+    """The difference of each variant to the reference, its interval and p; "" without a spread or another variant."""
+    if len(results.rows) < 2 or not any(interval(row) for row in results.rows):
         return ""
-    tests = differences({row.name: row for row in results.rows}, results.against)
+    tests = differences({row.name: row for row in results.rows}, results.against, results.bounds)
     cells = []
     for i, row in enumerate(results.rows):
-        line = [variant_name(i, row.name), decimal(row.mean), _range(interval(row))]
-        if row.name == results.against:
-            cells.append([*line, "", "", "", "", "reference"])
+        if (test := tests.get(row.name)) is None:
             continue
-        test = tests[row.name]
         value = [decimal(test.difference, signed=True), _range(test.interval, signed=True)]
-        cells.append([*line, *value, _p(test.p), _p(test.p_holm), test.finding(results.higher_is_better) or "–"])
+        shown = test.finding(results.higher_is_better) or "–"
+        cells.append([variant_name(i, row.name), *value, _p(test.p), _p(test.p_holm), shown])
     without = any(row.seeds > 1 and row.std == 0 for row in results.rows)
     caption = (
-        f"What the seeds show: the 95% interval of each mean of the {results.split} {results.metric} "
-        f"(Student's t), and the difference to {results.against} by Welch's t-test: its 95% interval, p, and p "
-        f"corrected for {plural(len(tests), 'comparison')} by Holm. No difference is shown where the corrected p is "
-        f"0.05 or more; the intervals are not corrected. {f'{capital(NO_SPREAD)}. ' if without else ''}Runs of equal "
-        "seeds are not pairs: they read the same batches but start from other weights. From "
-        f"{results.source}."
+        f"The difference of the {results.split} {results.metric} to {results.against} by Welch's t-test: its 95% "
+        f"interval, p, and p corrected for {plural(len(tests), 'comparison')} by Holm. No difference is shown where "
+        f"the corrected p is 0.05 or more; the intervals are not corrected. "
+        f"{f'{capital(NO_SPREAD)}. ' if without else ''}Runs of equal seeds are not pairs: they read the same batches "
+        f"but start from other weights. From {results.source}."
     )
-    head = ["variant", results.metric, "95% interval", "difference", "95% interval", "p", "p (Holm)", "shown"]
-    return table(caption, head, cells)
+    return table(caption, ["variant", "difference", "95% interval", "p", "p (Holm)", "shown"], cells)
 
 
 def _range(ends: tuple[float, float] | None, signed: bool = False) -> str:
@@ -191,7 +189,6 @@ def seeds(results: Results) -> str:
     caption = (
         f"{capital(score)}: marks are seeds, the bar is their mean"
         + (", cache emptied: the same trained models" if emptied else "")
-        + (", the dotted line is the most frequent class" if results.majority is not None else "")
         + f". From result.json of {plural(len(results.all_runs()), 'run')}."
     )
     return chart_figure([chart], caption, "wide")

@@ -7,10 +7,10 @@ depends on it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mnemos.lab.compare.baselines import CACHE
-from mnemos.lab.compare.comparison import Row
+from mnemos.lab.compare.comparison import Row, cut_note
 from mnemos.lab.compare.significance import (
     BETTER,
     NO_DIFFERENCE,
@@ -32,50 +32,97 @@ from .read import Results, finite_spread
 from .style import variant_name
 
 _NAMED = 6  # variants at most that a sentence names
+_DEPENDS = (
+    "A change shows that the trained model depends on what its memory holds, not that it is better than one without a "
+    "memory."
+)
 _SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: NO_DIFFERENCE}
 
 
 def headline(results: Results) -> str:
-    """One sentence that answers what was asked: the metric at the end of its axis, what memories add, or the best."""
+    """What came out, in one or two sentences: of the whole split, and at the end of the task's axis if it has one."""
     rows = [row for row in results.rows if math.isfinite(row.mean)]
     if not rows:
         return "No variant has a test result yet."
-    if (found := read_along(results)) is not None:
-        return _reached(results, found)
-    if pairs := _pairs(rows):
+    pairs = _pairs(rows)
+    found = read_along(results)
+    return " ".join(filter(None, [_overall(results, rows, pairs), _reached(results, found, pairs) if found else ""]))
+
+
+def _overall(results: Results, rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> str:
+    """What memories add on the whole split, the best variant, or the scores."""
+    if pairs:
         return _sentence(results, pairs)
     if len(rows) > 1 and not _nothing_learned(results, rows):
-        best, against = differences_of_best({row.name: row for row in rows}, results.higher_is_better)
-        apart = [name for name, one in against.items() if one.finding(results.higher_is_better) == BETTER]
-        score = f"{best} has the best {results.split} {results.metric}, {decimal(results.row(best).mean)}"
-        if len(apart) == len(against):
-            return f"{score}; its difference to every other variant is shown."
-        return f"{score}; {f'a difference is shown only to {listed(apart)}' if apart else 'no difference is shown'}."
-    scores = [f"{row.name} {decimal(row.mean)}" for row in rows[:_NAMED]]
-    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    return f"{capital(results.split)} {results.metric}: {', '.join(scores)}{more}."
+        scores = {row.name: row for row in rows}
+        best, against = differences_of_best(scores, results.higher_is_better, results.bounds)
+        if any(one.interval for one in against.values()):
+            apart = [name for name, one in against.items() if one.finding(results.higher_is_better) == BETTER]
+            score = f"{best} has the best {_score(results)}, {decimal(results.row(best).mean)}"
+            if len(apart) == len(against):
+                return f"{score}; its difference to every other variant is shown."
+            return (
+                f"{score}; {f'a difference is shown only to {listed(apart)}' if apart else 'no difference is shown'}."
+            )
+    return f"{capital(_score(results))} over the whole split: {_ranked(results, {row.name: row.mean for row in rows})}."
 
 
-def _reached(results: Results, found: Along) -> str:
-    """The metric at the greatest x of the axis: the best first, at most `_NAMED` variants."""
-    last = found.places[-1]
-    means = {name: finite_spread(points[last]).mean for name, points in found.values.items() if last in points}
-    ranked = sorted(means, key=lambda name: means[name], reverse=results.higher_is_better)
-    scores = [f"{name} {decimal(means[name])}" for name in ranked[:_NAMED]]
+def _score(results: Results) -> str:
+    return f"{results.split} {results.metric}"
+
+
+def _ranked(results: Results, scores: Mapping[str, float]) -> str:
+    """The scores from the best, at most `_NAMED`."""
+    ranked = sorted(scores, key=lambda name: scores[name], reverse=results.higher_is_better)
     more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
-    guess = f" A guess has {decimal(found.chance)}." if math.isfinite(found.chance) else ""
-    return f"Test {found.metric} at {last:,g} {found.x}: {', '.join(scores)}{more}.{guess}"
+    return f"{', '.join(f'{name} {decimal(scores[name])}' for name in ranked[:_NAMED])}{more}"
+
+
+def _reached(results: Results, found: Along, pairs: Sequence[tuple[Row, Row]]) -> str:
+    """The metric at the greatest x of the axis: of the one memory and its baseline, or of all variants."""
+    last = found.places[-1]
+    means = _at_the_end(found)
+    metric = "" if found.metric == results.metric else f"the test {found.metric} of "
+    guess = f"; a guess has {decimal(found.chance)}" if math.isfinite(found.chance) else ""
+    alone = "" if len(found.places) == 1 else ", the most that was tested"
+    if len(pairs) == 1 and all(row.name in means for row in pairs[0]):
+        scores = " against ".join(decimal(means[row.name]) for row in pairs[0])
+    else:
+        scores = _ranked(results, means)
+    return f"At {last:,g} {found.x}{alone}: {metric}{scores}{guess}."
+
+
+def _at_the_end(found: Along) -> dict[str, float]:
+    """The mean at the greatest x of each variant that has one."""
+    last = found.places[-1]
+    return {name: finite_spread(points[last]).mean for name, points in found.values.items() if last in points}
+
+
+_VERBS = {BETTER: "helps", WORSE: "harms", NO_DIFFERENCE: "is not shown to help", "": "cannot be judged by one seed"}
 
 
 def _sentence(results: Results, pairs: Sequence[tuple[Row, Row]]) -> str:
     """What the memories add to their never-written baselines, in one sentence."""
-    found = correct([welch(row, other) for row, other in pairs])
-    parts = []
-    for (row, _), one in zip(pairs[:_NAMED], found, strict=False):
-        shown = one.finding(results.higher_is_better)
-        adds = {BETTER: "the memory pays", WORSE: "the memory costs", NO_DIFFERENCE: "no difference shown"}
-        parts.append(f"{row.name} {change(one)} ({adds.get(shown, 'no interval')})")
-    return f"What a memory adds to the same model without it, in {results.split} {results.metric}: {'; '.join(parts)}."
+    found = correct([welch(row, other, results.bounds) for row, other in pairs])
+    score = f"{results.metric} over the whole {results.split} split"
+    if len(pairs) == 1:
+        (row, other), one = pairs[0], found[0]
+        return (
+            f"The memory of {row.name} {_verb(results, row, other, one)}: {score} {decimal(row.mean)}, against "
+            f"{decimal(other.mean)} for the same model with a memory that is never written ({change(one)})."
+        )
+    parts = [
+        f"that of {row.name} {_verb(results, row, other, one)} ({change(one)})"
+        for (row, other), one in zip(pairs[:_NAMED], found, strict=False)
+    ]
+    more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+    what = "What each memory adds to the same model with a memory that is never written"
+    return f"{what}, in {score}: {'; '.join(parts)}{more}."
+
+
+def _verb(results: Results, row: Row, other: Row, one: Difference) -> str:
+    shown = one.finding(results.higher_is_better)
+    return _VERBS[shown] if shown or min(row.seeds, other.seeds) < 2 else "cannot be judged without a spread over seeds"
 
 
 def caveats(results: Results) -> list[str]:
@@ -85,7 +132,9 @@ def caveats(results: Results) -> list[str]:
         return []
     known = {row.name: row.mean for row in rows}
     learned = no_better(known, _without_learning(results), results.metric, results.higher_is_better)
-    return [*filter(None, [_one_seed(rows), _missing(rows)]), *learned]
+    unknown = "It is not recorded which variant is the never-written baseline of which, so no memory is judged."
+    said = [unknown if _unrecorded(results, rows) else _missing(rows)]
+    return [*learned, *filter(None, [_one_seed(rows), *said])]
 
 
 def arms(results: Results) -> str:
@@ -97,30 +146,48 @@ def arms(results: Results) -> str:
     against = next((row for row in rows if row.name == results.against), rows[0])
     compared = [(row, pairs.get(row.name, against)) for row in rows]
     tested = [(row, other) for row, other in compared if row is not other]
-    found = dict(zip((row.name for row, _ in tested), correct([welch(*pair) for pair in tested]), strict=True))
-    cells, counted = [], False
+    found = dict(
+        zip((row.name for row, _ in tested), correct([welch(*pair, results.bounds) for pair in tested]), strict=True)
+    )
+    along = read_along(results)
+    last = _at_the_end(along) if along and along.metric == results.metric and len(along.places) > 1 else {}
+    cells, means, counted = [], [], False
     for row, other in compared:
-        ends = interval(row)
+        means.append(ends := interval(row, results.bounds))
         if ends is None and (share := _share(results, row)) is not None:
             ends, counted = wilson(*share), True
-        line = [variant_name(results.names.index(row.name), row.name), decimal(row.mean), _range(ends)]
-        if (one := found.get(row.name)) is None:
-            line += ["", ""]
-        else:
-            line += [f"{decimal(one.difference, signed=True)} to {escape(other.name)}", _range(one.interval, True)]
-        cells.append([*line, memory(row.state_bytes), duration(row.seconds)])
+        name = variant_name(results.names.index(row.name), row.name)
+        line = [_with_range(row.mean, ends), decimal(last.get(row.name, math.nan)), ""]
+        if (one := found.get(row.name)) is not None:
+            line[2] = f"{_with_range(one.difference, one.interval, True)}<small>to {escape(other.name)}</small>"
+        cells.append([name, *line, memory(row.state_bytes), duration(row.seconds)])
+    head = ["variant", results.metric, f"at {along.places[-1]:,g}" if along and last else "", "difference"]
+    caption = _said_of_arms(results, rows, along if last else None, means, counted)
+    return table(caption, [*head, "state", "time"], cells, "arms")
+
+
+def _said_of_arms(
+    results: Results,
+    rows: Sequence[Row],
+    along: Along | None,
+    means: Sequence[tuple[float, float] | None],
+    counted: bool,
+) -> str:
+    """The caption of `arms`: what the scores are of, and where the intervals come from."""
     several = any(row.seeds > 1 for row in rows)
-    said = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
-    how = f"; 95% intervals: {', '.join(said)}" if said else ""
-    caption = (
-        f"{capital(results.split)} {results.metric}, and the difference to a variant's baseline or the reference{how}."
+    score = f"{capital(_score(results))} over the whole split"
+    at = f"; at {along.places[-1]:,g}: with that many {along.x}" if along else ""
+    how = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
+    said = [
+        f"{score}{at}",
+        *([f"Small: 95% intervals ({', '.join([*how, *cut_note(results.metric, means)])})"] if how else []),
+    ]
+    said += (
+        ["Difference: to the variant under it, the never-written baseline where there is one"] if _pairs(rows) else []
     )
-    if len(rows) == 1:
-        caption = f"{capital(results.split)} {results.metric}{how}."
-    if results.about:
-        caption += f" {capital(results.metric)}: {results.about}"
-    head = ["variant", results.metric, "95% interval", "difference", "95% interval ", "state", "time"]
-    return table(caption, head, cells, "arms")
+    said.append("State: what a stream keeps from call to call")
+    caption = ". ".join(said) + "."
+    return f"{caption} {capital(results.metric)}: {results.about}" if results.about else caption
 
 
 def _share(results: Results, row: Row) -> tuple[int, int] | None:
@@ -137,26 +204,25 @@ def _share(results: Results, row: Row) -> tuple[int, int] | None:
     return (round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
 
 
-def _range(ends: tuple[float, float] | None, signed: bool = False) -> str:
-    return "–" if ends is None else f"{decimal(ends[0], signed=signed)} to {decimal(ends[1], signed=signed)}"
+def _with_range(value: float, ends: tuple[float, float] | None, signed: bool = False) -> str:
+    """A value, and its interval in small letters: HTML."""
+    small = "" if ends is None else f"<small>{' to '.join(decimal(end, signed=signed) for end in ends)}</small>"
+    return f"{decimal(value, signed=signed)}{small}"
 
 
 def verdict(results: Results) -> list[str]:
-    """Paragraphs of plain text: what the results mean; the caveats, once; what emptying the memories changed."""
+    """Paragraphs of plain text: what memories add, the best, and what emptying the memories changed."""
     rows = [row for row in results.rows if math.isfinite(row.mean)]
-    if not rows:
-        return ["No variant has a test result yet."]
-    known = {row.name: row.mean for row in rows}
-    learned = no_better(known, _without_learning(results), results.metric, results.higher_is_better)
-    if len(rows) > 1 and any(row.baseline_of is None for row in results.rows):
-        unknown = "It is not recorded which row is whose never-written baseline, so the table stands without a verdict."
-        return list(filter(None, [" ".join([unknown, *learned]), _one_seed(rows)]))
-    ranked = _against_baselines(results, rows)
-    ranked += [] if _nothing_learned(results, rows) else [_best(results, rows)]
-    scale = [] if learned else _scale(results)
-    paragraphs = [" ".join([*ranked[:1], *learned]), " ".join([_one_seed(rows), _missing(rows)]).strip()]
-    paragraphs += [*ranked[1:], *filter(None, (_emptied(results, row) for row in rows)), *scale]
-    return list(filter(None, paragraphs))
+    if _unrecorded(results, rows):
+        return []
+    best = [_best(results, rows)] if len(rows) > 1 and not _nothing_learned(results, rows) else []
+    emptied = [text for row in rows if (text := _emptied(results, row))]
+    return [*_against_baselines(results, rows), *best, *([" ".join([*emptied, _DEPENDS])] if emptied else [])]
+
+
+def _unrecorded(results: Results, rows: Sequence[Row]) -> bool:
+    """Whether no file says which variant is whose never-written baseline."""
+    return len(rows) > 1 and any(row.baseline_of is None for row in results.rows)
 
 
 def mean_and_spread(score: Scored) -> str:
@@ -190,7 +256,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
     """A sentence for each row with a memory and its never-written baseline."""
     pairs = _pairs(rows)
-    found = correct([welch(row, other) for row, other in pairs])
+    found = correct([welch(row, other, results.bounds) for row, other in pairs])
     sentences = [
         f"What the memory of {row.name} adds to its never-written baseline {other.name}, in {results.split} "
         f"{results.metric}: {_shown(results, difference, len(pairs))} ({_seeds(row, other)})."
@@ -201,11 +267,9 @@ def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
 
 def _best(results: Results, rows: Sequence[Row]) -> str:
     """The best row, and its difference to each other one."""
-    best, found = differences_of_best({row.name: row for row in rows}, results.higher_is_better)
+    best, found = differences_of_best({row.name: row for row in rows}, results.higher_is_better, results.bounds)
     row = results.row(best)
-    reached = f"{best} has a {results.split} {results.metric} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
-    if len(rows) == 1:
-        return f"{reached}."
+    reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     pairs = len(rows) * (len(rows) - 1) // 2  # the best is chosen by the same scores
     others = [
         f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, pairs)}" for name, d in found.items()
@@ -240,10 +304,7 @@ def _emptied(results: Results, row: Row) -> str:
     found = results.effect(row.name) or results.memory_effect(row.name, memory, "emptied")
     if found is None or not (row.memory or results.effect(row.name)):
         return ""
-    return (
-        f"{row.name} with its {memory} emptied at evaluation: {_shown(results, found)}. A change shows that the "
-        "trained model depends on what its memory holds, not that it is better than one without a memory."
-    )
+    return f"{row.name} with its {memory} emptied at evaluation: {_shown(results, found)}."
 
 
 def _without_learning(results: Results) -> dict[str, float]:
@@ -257,9 +318,3 @@ def _nothing_learned(results: Results, rows: Sequence[Row]) -> bool:
     weakest = {what: value for what, value in _without_learning(results).items() if not what.endswith(BIGRAMS)}
     found = (no_better({row.name: row.mean}, weakest, results.metric, results.higher_is_better) for row in rows)
     return len(rows) > 1 and all(found)
-
-
-def _scale(results: Results) -> list[str]:
-    """What no learning gives, for scale."""
-    found = [f"{name} {decimal(value)}" for name, value in _without_learning(results).items()]
-    return [f"For scale, what no learning gives: {listed(found)}."] if found else []

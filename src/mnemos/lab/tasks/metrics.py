@@ -276,3 +276,14 @@ TOKEN_ERROR_RATE = SumMetric(
 KNOWN: dict[str, Metric] = {
     metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }
+_BOUNDS = {
+    ACCURACY.name: (0.0, 1.0),
+    TOP5.name: (0.0, 1.0),
+    TOKEN_ERROR_RATE.name: (0.0, math.inf),
+    PERPLEXITY.name: (1.0, math.inf),
+}
+
+
+def bounds_of(metric: str) -> tuple[float, float]:
+    """The least and the greatest value that a metric of this module can have; −∞ and ∞ of others."""
+    return _BOUNDS.get(metric, (-math.inf, math.inf))
