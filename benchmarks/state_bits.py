@@ -1,13 +1,15 @@
-"""What smaller states cost in recall: the bits of a number, and the accuracy of trained models on MQAR.
+"""What smaller states cost in recall: the bits of a number, and the accuracy of trained models.
 
     mnemos bench-memory mqar --memories gated-delta,delta,mamba2 --out runs/mqar
-    mnemos bench-memory mqar-rewritten --memories softmax --out runs/mqar
     nice python benchmarks/state_bits.py RUN ... --out results/state_bits.json     two minutes a run on one core
+    mnemos compare demo --add demo-memformer,demo-cached,demo-linear --out runs/demo
+    nice python benchmarks/state_bits.py RUN ... --out results/state_bits_told.json
 
 Each RUN is a folder of a trained run. Its test split is read in parts of `every` tokens; between two parts the state is
 written and read as `mnemos.save_state` does it: exactly, in bfloat16, in int8 by rounding alone, and in int8 with the
 error of the rounding kept. So a row of 64 tokens is written once (32 tokens a part) or 63 times (1), and one of 512,
-longer than those of the training, 511 times.
+longer than those of the training, 511 times. A task whose rows have no `length` to set, as `told`, has its own rows,
+in parts of 32 and of 4.
 "apart" is the mean over all counted targets of the Kullback-Leibler divergence in nats from the exact state's answers.
 """
 
@@ -18,13 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import write_json
+from mnemos.config import to_dict
 from mnemos.lab.run.provenance import provenance
+from mnemos.lab.run.recipe_files import recipe_of_model
 from mnemos.lab.run.trained import open_run
-from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.state_file import _decode, _encode
 from mnemos.types import State, map_state
 
 PARTS = ((64, 32), (64, 1), (512, 1))  # tokens of a row, and of a part of it
+OWN = ((0, 32), (0, 4))  # of rows whose length is the task's
 KINDS = {"exact": None, "bfloat16": "bfloat16", "int8, rounding alone": "int8", "int8": "int8"}
 
 
@@ -49,30 +54,32 @@ class Kept:
         return _decode(about, 0, {f"0{end}": y for end, y in stored.items()})
 
 
-def answers(model: nn.Module, x: Tensor, every: int, kept: Kept) -> Tensor:
-    """Log-probabilities of all tokens, read in parts of `every` tokens."""
-    state, parts = None, []
-    for part in x.split(every, 1):
+def answers(model: nn.Module, batch: Batch, every: int, kept: Kept) -> tuple[Tensor, Tensor]:
+    """Log-probabilities at the targets that count, and these targets; the rows are read in parts of `every` tokens."""
+    state, said, asked = None, [], []
+    for part, targets in zip(batch.inputs.split(every, 1), batch.targets.split(every, 1), strict=True):
         outputs, state = model(part, None if state is None else kept(state))
-        parts.append(outputs)
-    return torch.cat(parts, 1).log_softmax(-1)
+        counted = targets != IGNORE
+        said.append(outputs[counted].log_softmax(-1))
+        asked.append(targets[counted])
+    return torch.cat(said), torch.cat(asked)
 
 
 @torch.no_grad()
 def measure(run: Path, length: int, every: int) -> list[dict]:
-    _, task, model = open_run(run, ["--data.length", str(length), "--model.max_length", str(length)])
+    longer = ["--data.length", str(length), "--model.max_length", str(length)] if length else []
+    _, task, model = open_run(run, longer)
     rows, exact = [], []
     batches = list(task.batches("test", 250))
     for kind in KINDS:
         kept, right, count, apart = Kept(kind), 0, 0, 0.0
         for i, batch in enumerate(batches):
-            counted = batch.targets != IGNORE
-            said, targets = answers(model, batch.inputs, every, kept)[counted], batch.targets[counted]
+            said, targets = answers(model, batch, every, kept)
             if kind == "exact":
                 exact.append(said)
             right, count = right + int((said.argmax(-1) == targets).sum()), count + len(targets)
             apart += float((exact[i].exp() * (exact[i] - said)).sum())
-        where = {"run": "/".join(run.parts[-4:]), "length": length, "every": every, "kind": kind}
+        where = {"run": "/".join(run.parts[-4:]), "length": length or task.max_length, "every": every, "kind": kind}
         found = {"accuracy": right / count, "targets": count, "apart": apart / count}
         rows.append({**where, **found, "bits": kept.bits / max(1, kept.numbers), "numbers": kept.numbers})
         print(rows[-1], flush=True)
@@ -85,7 +92,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for run in options.runs for length, every in PARTS for row in measure(run, length, every)]
+    rows = []
+    for run in options.runs:
+        parts = PARTS if "length" in to_dict(recipe_of_model(run).data) else OWN
+        rows += [row for length, every in parts for row in measure(run, length, every)]
     if options.out:
         write_json(options.out, {"rows": rows, "provenance": provenance(0, "cpu")})
 

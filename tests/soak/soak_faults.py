@@ -123,7 +123,7 @@ def kills(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
     while not (place / "result.json").exists():
         child = Child(folder, train, str(place), LONG, (place / "recipe.json").exists())
         if done < count:
-            start, target = time.monotonic(), last_step(metrics) + draw.randint(1, max(2, 2 * steps // count))
+            start, target = time.monotonic(), last_step(metrics) + draw.randint(1, max(1, 3 * steps // (2 * count)))
             early = draw.uniform(0.0, 0.3) if draw.random() < 0.2 else math.inf
             while child.process.is_alive() and last_step(metrics) < target and time.monotonic() - start < early:
                 time.sleep(0.002)
@@ -134,8 +134,9 @@ def kills(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
         if code not in (0, -signal.SIGKILL):
             return done, [f"after {done} kills the run ended with {code}: {said[-300:]}"]
         say(f"kills: {done}, {last_step(metrics)} of {steps} updates")
-    problem = differs(place, folder / "whole", steps)
-    return done, [problem] if problem else []
+    problems = [differs(place, folder / "whole", steps)]
+    problems += [f"the run ended before {count} kills"] if done < count else []
+    return done, [problem for problem in problems if problem]
 
 
 FEW = "--data.train-size 40 --data.valid-size 4 --data.test-size 4 --model.dim 8 --model.layers 1 --model.mlp 8"

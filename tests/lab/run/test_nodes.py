@@ -78,3 +78,14 @@ def test_processes_that_are_not_those_of_the_recipe_are_one_line(monkeypatch, to
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=words):
         devices.connect(config)
+
+
+def test_a_run_that_goes_on_keeps_its_number_of_processes(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as refused:
+        devices.connect(TrainConfig(devices=2), "runs/it")
+    advice = str(refused.value).partition("; ")[2]
+    assert "mnemos train runs/it/recipe.json --from runs/it --train.devices N" in advice
+    assert "own number of processes, 2" in advice
+    assert "set --train.devices" not in advice  # which --resume refuses

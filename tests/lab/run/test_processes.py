@@ -154,6 +154,41 @@ def test_two_processes_resume_exactly(tmp_path, strategy):
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
+@pytest.mark.exhaustive  # nine processes
+def test_a_sharded_checkpoint_loads_at_another_number_of_processes(tmp_path):
+    train, model = {"devices": 2, "strategy": "fsdp"}, {**STILL, "late": False}
+    toys, two = Toys(True, model, train=train), tmp_path / "two"
+    code, said = launch(two, toys)
+    assert code == 0, said
+    for world in (1, 3):  # rows of 8 and 11 in 3 shards are uneven
+        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 12), toys, world=world)
+    train |= {"devices": 3, "batch_size": 6, "steps": 12, "checkpoint_every": 12, "init_from": str(two)}
+    still = Toys(True, model, optim={"lr": 1e-30}, train=train)  # a new run, whose updates round to nothing
+    ended = processes.launched(_member, str(tmp_path / "three"), still, False, "", 0, world=3)
+    assert not any(end.returncode for end in ended), ended
+    found, started = weights(tmp_path / "three"), weights(two)
+    assert all(torch.equal(found[name], value) for name, value in started.items() if "cache" not in name)
+
+
+def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
+    """Weights and the optimiser's state of a checkpoint are the same after they were loaded into shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    from mnemos.lab.run.optim import load_optimiser_state, make_optimiser, optimiser_state
+    from mnemos.lab.run.sharding import load_model_state, model_state
+
+    whole, model = checkpoint.read(saved), toys.recipe().model.build()
+    if world > 1:
+        fully_shard(model)
+        assert len(model.head.weight.to_local()) == len(torch.arange(11).chunk(world)[rank])
+    optimiser = make_optimiser(model, toys.recipe().optim, fused=False)
+    assert not torch.equal(model_state(model)["head.weight"], whole["model"]["head.weight"])
+    load_model_state(model, whole["model"])
+    load_optimiser_state(model, optimiser, whole["optimiser"])
+    for found, name in ((model_state(model), "model"), (optimiser_state(model, optimiser), "optimiser")):
+        assert checkpoint.digest(*checkpoint.encode(found)) == checkpoint.digest(*checkpoint.encode(whole[name]))
+
+
 @pytest.mark.exhaustive  # with rollouts it does so above
 def test_fsdp_trains_as_one(run_apart, tmp_path):
     model = {**STILL, "late": False}

@@ -31,7 +31,8 @@ def train(arguments: list[str]) -> int:
         if names or options.out or options.start or (fields and steps is None):
             raise InputError(
                 "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
-                "folder, found others; leave them out"
+                "folder, found others; leave them out, or start a new run with its weights: "
+                f"mnemos train {Path(options.resume) / 'recipe.json'} --from {options.resume}"
             )
         accept = options.accept_changed_data
         run(None, Path(options.resume), True, steps=steps, accept_changed_data=accept)

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,19 +28,26 @@ _PER_CORE = 4  # processes on a CPU that are worth trying
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machines find each other without a launcher
 
 
-def connect(config: TrainConfig) -> Fabric:
+def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     """A launched Fabric with the device, precision and processes of a recipe.
 
     strategy "auto": one device, or DDP on several. torchrun and srun have started all processes already. Without them,
     the program is started once on each machine, and this starts the machine's other processes by running the same
     program again; several machines find each other by MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
+    resumed: the folder of a run that goes on, which keeps its number of processes.
     Raises InputError if the machine does not have the devices, or there are other processes than the recipe says.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     _hush()
-    _check_processes(config)
+    kept = None
+    if resumed is not None:
+        kept = (
+            f"a run is resumed with its own number of processes, {config.processes}; with another, start a new run: "
+            f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed} --train.devices N"
+        )
+    _check_processes(config, kept)
     strategy: Any = "auto"
     if config.strategy == "fsdp":
         from lightning_fabric.strategies import ModelParallelStrategy
@@ -63,7 +71,8 @@ def connect(config: TrainConfig) -> Fabric:
         asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
         problem = " ".join(str(error).split())
         raise InputError(
-            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or train.devices"
+            f"train: {asked} is not available on this machine ({problem}); "
+            f"{kept or 'change train.accelerator or train.devices'}"
         ) from None
     if fabric.world_size > 1:
         # At exit rather than after training: another training in this program uses the same processes.
@@ -71,7 +80,7 @@ def connect(config: TrainConfig) -> Fabric:
     return fabric
 
 
-def _check_processes(config: TrainConfig) -> None:
+def _check_processes(config: TrainConfig, kept: str | None) -> None:
     """Raise InputError if torchrun or srun started other processes, or if the machines have no address to meet at."""
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -81,7 +90,7 @@ def _check_processes(config: TrainConfig) -> None:
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         here = started // int(os.environ.get("SLURM_NNODES", "1"))
     else:
-        _check_count(config)
+        _check_count(config, kept)
         missing = [name for name in _MEETING if name not in os.environ]
         if config.num_nodes > 1 and missing:
             raise InputError(
@@ -92,19 +101,19 @@ def _check_processes(config: TrainConfig) -> None:
     if (here, started) != (config.devices, config.processes):
         raise InputError(
             f"train: {launcher} started {started} processes, {here} per machine: expected train.devices {here} and "
-            f"train.num_nodes {started // here}, found {config.devices} and {config.num_nodes}; set "
-            f"--train.devices {here} --train.num_nodes {started // here}"
+            f"train.num_nodes {started // here}, found {config.devices} and {config.num_nodes}; "
+            f"{kept or f'set --train.devices {here} --train.num_nodes {started // here}'}"
         )
 
 
-def _check_count(config: TrainConfig) -> None:
+def _check_count(config: TrainConfig, kept: str | None) -> None:
     """Raise InputError for many more processes on the CPU than it has cores: they would all be started."""
     most = _PER_CORE * (os.cpu_count() or 1)
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not gpu)):
         raise InputError(
             f"train.devices: expected at most {most} processes on the {os.cpu_count()} cores of this machine, found "
-            f"{config.devices}; lower it"
+            f"{config.devices}; {kept or 'lower it'}"
         )
 
 

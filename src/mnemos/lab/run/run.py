@@ -128,7 +128,7 @@ class Run:
         recipe = read_recipe(Path(folder)) if recipe is None else recipe
         if steps is not None:
             recipe = replace(recipe, train=replace(recipe.train, steps=steps))
-        fabric = devices.connect(recipe.train)
+        fabric = devices.connect(recipe.train, folder if resume else None)
         path = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
         check_settings(recipe, fabric.world_size)
         with devices.threads(recipe.train.threads):
