@@ -15,6 +15,7 @@ from native_kernels import needs_kernels, words
 import mnemos
 from mnemos.native import build as building
 from mnemos.native import library
+from mnemos.ops import kernel_call
 from mnemos.ops.linear import LinearState, linear_attention, native
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
@@ -205,7 +206,7 @@ def test_which_backend_runs():
 
 def test_where_it_was_not_built_the_error_says_what_to_do(monkeypatch):
     reason = "the native kernels were not built: install a C++ compiler"
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(kernel_call, "library", lambda: None)
     monkeypatch.setattr(native, "why_not", lambda: reason)
     q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
     assert mnemos.ops.which("linear_attention", q, k, v) == "chunked"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos.ops.linear.native import eager, loaded_kernels, pointers
+from mnemos.ops.kernel_call import eager, loaded_kernels, pointers
 
 from .functional_cache import FunctionalCache
 

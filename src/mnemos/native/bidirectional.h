@@ -1,5 +1,5 @@
 // What one call of linear attention that is not causal is given. The order of the fields is that of `Call` in
-// ops/linear/native_bidirectional.py, where every one of them is a word of 64 bits.
+// ops/linear/native.py, where every one of them is a word of 64 bits.
 #pragma once
 #include "call.h"
 

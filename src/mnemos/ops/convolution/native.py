@@ -13,7 +13,16 @@ from torch import Tensor
 from mnemos import native as kernels
 from mnemos.native import why_not
 from mnemos.native.codes import TYPES
-from mnemos.ops.linear.native import dense, eager, loaded_kernels, mask_address, pointers, runs_here
+from mnemos.ops.kernel_call import (
+    dense,
+    eager,
+    loaded_kernels,
+    mask_address,
+    pointers,
+    present,
+    register_pair,
+    runs_here,
+)
 from mnemos.ops.once import differentiable_once
 
 __all__ = ["convolve", "runs_here", "takes", "why_not"]
@@ -144,17 +153,8 @@ class _Eager(torch.autograd.Function):
         if eager(gy, gs):
             x, weight, bias, state, mask, resets = saved
             return *_backward(x, weight, bias, state, mask, resets, ctx.silu, gy, gs), None, None, None
-        return *_present(saved, torch.ops.mnemos.short_convolution_backward(*saved, ctx.silu, gy, gs)), None, None, None
-
-
-def _present(inputs: Any, found: Any) -> list[Tensor | None]:
-    """Gradients of the operator, which returns an empty tensor where there is no input."""
-    return [None if x is None else grad for x, grad in zip(inputs[:4], found, strict=True)]
-
-
-def _operator_backward(*inputs: Any) -> tuple[Tensor, ...]:
-    x = inputs[0]
-    return tuple(x.new_empty(0) if grad is None else grad for grad in _backward(*inputs))
+        found = torch.ops.mnemos.short_convolution_backward(*saved, ctx.silu, gy, gs)
+        return *present(saved[:4], found), None, None, None
 
 
 def _like_results(x: Tensor, weight: Tensor, *others: object) -> tuple[Tensor, Tensor]:
@@ -177,22 +177,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, gy: Tensor | None, gs: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     gy = saved[0].new_zeros(saved[0].shape) if gy is None else gy
-    return *_present(saved, torch.ops.mnemos.short_convolution_backward(*saved, ctx.silu, gy, gs)), None, None, None
-
-
-def _once(ctx: object, *_: object) -> tuple[Tensor | None, ...]:
-    raise RuntimeError("short_convolution is differentiable once; backend='native' has no derivative of its derivative")
+    found = torch.ops.mnemos.short_convolution_backward(*saved, ctx.silu, gy, gs)
+    return *present(saved[:4], found), None, None, None
 
 
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? mask, Tensor? resets, bool silu"
-torch.library.define("mnemos::short_convolution", f"({_TENSORS}) -> (Tensor, Tensor)")
-torch.library.define(
-    "mnemos::short_convolution_backward",
-    f"({_TENSORS}, Tensor gy, Tensor? gs) -> (Tensor, Tensor, Tensor, Tensor)",
+register_pair(
+    "short_convolution",
+    (
+        f"({_TENSORS}) -> (Tensor, Tensor)",
+        f"({_TENSORS}, Tensor gy, Tensor? gs) -> (Tensor, Tensor, Tensor, Tensor)",
+    ),
+    (_forward, _backward),
+    (_like_results, _like_gradients),
+    _gradients,
+    _save,
 )
-torch.library.impl("mnemos::short_convolution", "CPU", _forward)
-torch.library.impl("mnemos::short_convolution_backward", "CPU", _operator_backward)
-torch.library.register_fake("mnemos::short_convolution", _like_results)
-torch.library.register_fake("mnemos::short_convolution_backward", _like_gradients)
-torch.library.register_autograd("mnemos::short_convolution", _gradients, setup_context=_save)
-torch.library.register_autograd("mnemos::short_convolution_backward", _once)

@@ -15,7 +15,16 @@ from torch import Tensor
 from mnemos import native as kernels
 from mnemos.native import why_not
 from mnemos.native.codes import TYPES
-from mnemos.ops.linear.native import address, dense, eager, loaded_kernels, pointers, runs_here
+from mnemos.ops.kernel_call import (
+    address,
+    dense,
+    eager,
+    loaded_kernels,
+    pointers,
+    present,
+    register_pair,
+    runs_here,
+)
 from mnemos.ops.once import differentiable_once
 
 __all__ = ["recurrence", "runs_here", "takes", "why_not"]
@@ -184,17 +193,7 @@ class _Eager(torch.autograd.Function):
             q, k, v, beta, decay, s = tensors
             found = _backward(q, k, v, beta, decay, s, ctx.scale, states, gy, gs, ctx.needs_input_grad[5])
             return *found, None
-        return *_present(tensors, torch.ops.mnemos.delta_rule_backward(*tensors, ctx.scale, states, gy, gs)), None
-
-
-def _present(inputs: Any, found: Any) -> list[Tensor | None]:
-    """Gradients of the operator, which returns an empty tensor where there is no input."""
-    return [None if x is None else grad for x, grad in zip(inputs, found, strict=True)]
-
-
-def _operator_backward(*inputs: Any) -> tuple[Tensor, ...]:
-    q = inputs[0]
-    return tuple(q.new_empty(0) if x is None else x for x in _backward(*inputs))
+        return *present(tensors, torch.ops.mnemos.delta_rule_backward(*tensors, ctx.scale, states, gy, gs)), None
 
 
 def _like_results(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,22 +218,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, gy: Tensor | None, gs: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
     *tensors, states = ctx.saved_tensors
     gy = tensors[2].new_zeros(tensors[2].shape) if gy is None else gy
-    return *_present(tensors, torch.ops.mnemos.delta_rule_backward(*tensors, ctx.scale, states, gy, gs)), None, None
-
-
-def _once(ctx: object, *_: object) -> tuple[Tensor | None, ...]:
-    raise RuntimeError("delta_rule is differentiable once; backend='native' has no derivative of its derivative")
+    return *present(tensors, torch.ops.mnemos.delta_rule_backward(*tensors, ctx.scale, states, gy, gs)), None, None
 
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? decay, Tensor? s, float scale"
-torch.library.define("mnemos::delta_rule", f"({_TENSORS}, bool kept) -> (Tensor, Tensor, Tensor)")
-torch.library.define(
-    "mnemos::delta_rule_backward",
-    f"({_TENSORS}, Tensor states, Tensor gy, Tensor? gs) -> ({', '.join(['Tensor'] * 6)})",
+register_pair(
+    "delta_rule",
+    (
+        f"({_TENSORS}, bool kept) -> (Tensor, Tensor, Tensor)",
+        f"({_TENSORS}, Tensor states, Tensor gy, Tensor? gs) -> ({', '.join(['Tensor'] * 6)})",
+    ),
+    (_forward, _backward),
+    (_like_results, _like_gradients),
+    _gradients,
+    _save,
 )
-torch.library.impl("mnemos::delta_rule", "CPU", _forward)
-torch.library.impl("mnemos::delta_rule_backward", "CPU", _operator_backward)
-torch.library.register_fake("mnemos::delta_rule", _like_results)
-torch.library.register_fake("mnemos::delta_rule_backward", _like_gradients)
-torch.library.register_autograd("mnemos::delta_rule", _gradients, setup_context=_save)
-torch.library.register_autograd("mnemos::delta_rule_backward", _once)

@@ -10,7 +10,6 @@ allocations and checks in Python. So a state that is None stays None down to the
 nothing is allocated that nothing will read, and tensors are checked in one pass.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import constant, dispatch_mode_active, literal, transformed
-from mnemos.native import library, why_not
+from mnemos.native import why_not
 from mnemos.native.codes import TYPES
+from mnemos.ops.kernel_call import address, dense, eager, loaded_kernels, mask_address, pointers, runs_here
 
 from .compensated import CompensatedState
 from .feature_maps import Pointwise
@@ -32,28 +31,13 @@ __all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "
 CALL = struct.Struct("56q")  # `struct Call` of native/call.h
 EVERYTHING = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
 _NO_Y, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
-_PLAIN = (Tensor, torch.nn.Parameter)
 # q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
-
-
-@constant
-def runs_here() -> bool:
-    """Whether the kernels are built and loaded."""
-    return library() is not None
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether all tensors are float32, bfloat16 or float16 on the CPU."""
     return q.dtype in TYPES and k.dtype in TYPES and v.dtype in TYPES and v.device.type == "cpu" and v.shape[-1] > 0
-
-
-def loaded_kernels() -> ctypes.CDLL:
-    """The kernels. Raises RuntimeError if there are none."""
-    loaded = library()
-    if loaded is None:
-        raise RuntimeError(why_not())
-    return loaded
 
 
 def check(status: int) -> None:
@@ -62,40 +46,11 @@ def check(status: int) -> None:
         raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
 
 
-def dense(x: Tensor) -> Tensor:
-    """x with stride 1 in the last axis; the kernels take any other strides."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def address(x: Tensor) -> tuple[int, int, int, int]:
-    """`struct Rows` of native/call.h for x [B, T, H, width]."""
-    b, t, h, _ = x.stride()
-    return x.data_ptr(), b, t, h
-
-
-def mask_address(mask: Tensor | None) -> tuple[int, ...]:
-    """The address and the strides of a mask [B, T]; zeros for None."""
-    return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
-
-
 def allocate_results(q: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Empty y, s and z after the call, and the denominators if they are `kept`."""
     (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
     den = v.new_empty(b, t, h, dtype=wide) if kept else None
     return v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide), den
-
-
-def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Addresses of contiguous tensors; 0 for None."""
-    return tuple([0 if x is None else x.data_ptr() for x in tensors])
-
-
-def eager(*tensors: Tensor | None) -> bool:
-    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
-    if torch.compiler.is_compiling() or dispatch_mode_active():
-        return False
-    given = [x for x in tensors if x is not None]
-    return all([type(x) in _PLAIN and literal(x) for x in given]) and not transformed(*given)  # a list: faster
 
 
 def attend(
