@@ -59,9 +59,10 @@ def test_switches_keys_and_tables(page, unfinished):
         def marks():
             return seen.run(f"{CHART}.querySelectorAll('.role-mark.mark-symbol path').length")
 
-        def switch(kind, name="click"):
+        def switch(kind):
             drawn = seen.run(f"+{CHART}.dataset.drawn")
-            seen.run(f"document.querySelector('{kind}').{name}()")
+            seen.run(f"document.querySelector('{kind}').focus()")
+            seen.key("Space")
             seen.wait(f"+{CHART}.dataset.drawn > {drawn}")
 
         whole = marks()
@@ -79,13 +80,19 @@ def test_switches_keys_and_tables(page, unfinished):
         assert head == ["chart", "arm", "run", "test accuracy"]
         assert first[1:] == ["demo", "seed 0", "0.482"]
         assert last[1] == f"'{HOSTILE}", "a spreadsheet runs no formula"
-        # The keyboard alone: from the page's beginning to the chart, and through its values.
-        for _ in range(40):
+        # The keyboard alone: from the page's beginning through its switches, charts, tables and sections, all seen.
+        seen.run("(document.activeElement.blur(), getSelection().setPosition(document.body, 0))")
+        reached, focused = [], "(one => [one.className || one.tagName, getComputedStyle(one).outlineStyle])"
+        while not reached or (reached[-1][0] != "SUMMARY" and len(reached) < 60):
             seen.key("Tab")
-            if seen.run("document.activeElement.className") == "chart":
-                break
-        else:
-            raise AssertionError("Tab does not reach the chart")
+            reached.append(seen.run(f"{focused}(document.activeElement)"))
+        assert {"arm", "seed", "log-x", "csv", "chart", "BUTTON", "A", "fold", "SUMMARY"} <= {
+            name for name, _ in reached
+        }
+        assert all(outline != "none" for _, outline in reached), reached
+        seen.key("Enter")
+        assert seen.run("document.activeElement.parentElement.open")
+        seen.run(f"{CHART}.focus()")
         read = "document.querySelector('.readout').textContent"
         first = seen.run(read)
         assert "seed 0: 0.482" in first
@@ -112,7 +119,20 @@ def test_switches_keys_and_tables(page, unfinished):
         seen.run(f"{curve}.focus()")
         seen.key("End")
         assert re.search(r"seconds 52\.5", seen.run("document.querySelector('#curves .readout').innerText"))
-        seen.run("document.querySelector('.arms thead th:nth-child(2) button').click()")
+        # Every chart that is opened reads its values by keys.
+        for place in range(
+            seen.run("(document.querySelector('.fold').click(), document.querySelectorAll('.chart').length)")
+        ):
+            one = f"document.querySelectorAll('.chart')[{place}]"
+            seen.run(f"{one}.focus()")
+            seen.wait(f"{one}.dataset.drawn && !{one}.nextElementSibling.querySelector('.hint')")
+            said = seen.run(f"{one}.nextElementSibling.textContent")
+            for key in ("End", "ArrowUp", "Home"):
+                seen.key(key)
+            assert seen.run(f"{one}.nextElementSibling.textContent").strip(), said
+        assert place >= 2
+        seen.run("document.querySelector('.arms thead th:nth-child(2) button').focus()")
+        seen.key("Enter")
         order = "[...document.querySelectorAll('.arms tbody td:nth-child(2)')].map(one => parseFloat(one.textContent))"
         values = seen.run(order)
         assert values == sorted(values, reverse=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mnemos.atomic import write_text
+from mnemos.lab.compare.significance import Spread, interval
 from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
 from mnemos.lab.report.markup import (
     contents,
@@ -23,6 +24,7 @@ from mnemos.lab.report.markup import (
 )
 from mnemos.lab.report.shell import chart_library, html_page, script
 from mnemos.lab.report.style import variant_name
+from mnemos.lab.tasks.metrics import bounds_of
 from mnemos.types import JSONObject
 
 _SECONDS = Axis("seconds of training", ",~f")
@@ -141,7 +143,7 @@ def write_page(result: JSONObject, path: Path) -> None:
     opening = [
         *(paragraph(_best(entry), "lead") for entry in entries),
         _figures(entries[0], names) if entries else "",
-        f'<ul class="caveats"><li>{prose(how)}</li></ul>',
+        f'<ul class="caveats">{"".join(f"<li>{prose(line)}</li>" for line in [how, *_warned(entries)])}</ul>',
         contents((entry["name"], entry["name"]) for entry in entries),
     ]
     sections = (
@@ -150,6 +152,12 @@ def write_page(result: JSONObject, path: Path) -> None:
     )
     body = '<section id="verdict" class="opening">\n' + "\n".join(filter(None, opening)) + "</section>\n"
     write_text(path, html_page(title, body + "\n".join(sections), scripts=[chart_library(), script("page.js")]))
+
+
+def _warned(entries: Sequence[JSONObject]) -> list[str]:
+    """What weakens the scores of each benchmark."""
+    found = [(entry["name"], line) for entry in entries for line in (unlearned(entry), failed_seeds(entry)) if line]
+    return [line if len(entries) == 1 else f"{name}: {line}" for name, line in found]
 
 
 def _best(entry: JSONObject) -> str:
@@ -164,7 +172,6 @@ def _section(entry: JSONObject, names: Sequence[str], drawn: bool) -> str:
     parts = [
         paragraph(f"{entry['about'][0].upper()}{entry['about'][1:]}."),
         _table(entry, names),
-        *(paragraph(line) for line in (failed_seeds(entry), unlearned(entry)) if line),
         _figures(entry, names) if drawn else "",
     ]
     parts += [missing(f"{listed(entry['failed'])}: every run failed.")] if entry["failed"] else []
@@ -191,8 +198,8 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
     if beside := head[len(HEAD) :]:
         caption += f" {listed(beside).capitalize()}: the same score with other targets counted in the test rows."
     for name, value in [*_references(entry), *((f"published: {name}", value) for name, value in entry["published"])]:
-        rows.append([escape(name), decimal(value), *["–"] * (len(head) - 2)])
-    return table(caption, head, rows)
+        rows.append([escape(name), decimal(value), *[""] * (len(head) - 2)])
+    return table(caption, head, rows, "dense")
 
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
@@ -207,7 +214,7 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         chart = Chart(f"{entry['name']}-beyond", title, metric, arms, ["mean"], [Axis(entry["axis"], "~g")], **look)
         for place, row in enumerate(rows):
             for one in row["beyond"]:
-                chart.add(place, 0, one["mean"], one["at"], interval=_bar(one))
+                chart.add(place, 0, one["mean"], one["at"], interval=_bar(one, row["seeds"], metric))
         charts.append(chart)
     against = (("state_bytes", "state", Axis("bytes of state per row", "~s")), ("seconds", "time", _SECONDS))
     for key, name, axis in against:
@@ -215,16 +222,19 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         title = f"{metric} against {name}".capitalize()
         chart = Chart(f"{entry['name']}-{name}", title, metric, arms, ["mean"], [axis], **look)
         for place, row in enumerate(rows):
-            chart.add(place, 0, row["mean"], row[key], interval=_bar(row))
+            chart.add(place, 0, row["mean"], row[key], interval=_bar(row, row["seeds"], metric))
         charts.append(chart)
-    caption = (
-        f"{entry['name']}. Dotted: {listed([name for name, _ in references])}. Beyond training: rows of "
-        f"{entry['axis']} {entry['trained_at']:g} are those of training, and longer ones were never trained on. Bars "
-        "are standard deviations over seeds."
-    )
+    caption = f"{entry['name']}."
+    if rows[0]["beyond"][1:]:
+        caption += (
+            f" Beyond training: rows of {entry['axis']} {entry['trained_at']:g} are those of training, and longer ones "
+            "were never trained on."
+        )
+    if any(row["seeds"] > 1 for row in rows):
+        caption += " Bars are 95% intervals over seeds (Student's t), within the bounds of the score."
     return chart_figure(charts, caption)
 
 
-def _bar(one: JSONObject) -> tuple[float, float]:
-    std = one["std"] or 0.0
-    return one["mean"] - std, one["mean"] + std
+def _bar(one: JSONObject, seeds: int, metric: str) -> tuple[float, float]:
+    std = math.nan if one["std"] is None else one["std"]
+    return interval(Spread(one["mean"], std, seeds), bounds_of(metric)) or (one["mean"], one["mean"])

@@ -173,6 +173,7 @@ def _measured(results: Results) -> str:
     if not any(math.isfinite(_update(results, row)) for row in variants):
         return ""
     reference = next((row for row in variants if row.name == results.against), variants[0])
+    several = len(variants) > 1
     rows = []
     for row in variants:
         rate = _rows_per_second(results, row)
@@ -180,19 +181,22 @@ def _measured(results: Results) -> str:
             [
                 variant_name(results.names.index(row.name), row.name),
                 duration(_update(results, row)),
-                _ratio(_update(results, row), _update(results, reference)),
+                _ratio(_update(results, row), _update(results, reference)) if several else "–",
                 duration(_evaluation(results, row)),
                 f"{rate:,.0f}" if math.isfinite(rate) else "–",
-                _ratio(_evaluation(results, row), _evaluation(results, reference)),
+                _ratio(_evaluation(results, row), _evaluation(results, reference)) if several else "–",
                 memory(row.peak_bytes),
-                _ratio(row.flops, reference.flops),
+                _ratio(row.flops, reference.flops) if several else "–",
             ]
         )
+    alike = (
+        f"Ratios are to {reference.name}. The runs of a comparison take turns on one machine; other runs may come from "
+        "other machines. "
+    )
     caption = (
         "Measured: seconds per update, seconds of an evaluation on the validation split (median over evaluations) and "
-        "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. Ratios "
-        f"are to {reference.name}. The runs of a comparison take turns on one machine; other runs may come from other "
-        "machines. Times from a busy machine mean little. From result.json and metrics.jsonl."
+        "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. "
+        f"{alike if several else ''}Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
     head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs of a forward, ratio"]
     return table(caption, head, rows)

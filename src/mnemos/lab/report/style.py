@@ -127,7 +127,7 @@ def style_sheet() -> str:
     """The style of a page: page.css, and the palette, with dark colours if the reader prefers them."""
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in VARIABLES.items()) for i in (0, 1))
     css = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{css}"
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}{css}"
 
 
 def panel(

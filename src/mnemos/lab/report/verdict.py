@@ -185,7 +185,7 @@ def _said_of_arms(
     said += (
         ["Difference: to the variant under it, the never-written baseline where there is one"] if _pairs(rows) else []
     )
-    said.append("State: what a stream keeps from call to call")
+    said += ["State: what a stream keeps from call to call"] if any(row.state_bytes > 0 for row in rows) else []
     caption = ". ".join(said) + "."
     return f"{caption} {capital(results.metric)}: {results.about}" if results.about else caption
 
@@ -285,6 +285,8 @@ def _one_seed(rows: Sequence[Row]) -> str:
     single = [row.name for row in rows if row.seeds < 2]
     if not single:
         return ""
+    if len(rows) == 1:
+        return "One seed: another may give another score. Compare with --seeds 5."
     who = "every variant" if len(single) == len(rows) > 1 else listed(single)
     return f"One seed ranks nothing, and another may give another order: {who}. Compare with --seeds 5."
 
