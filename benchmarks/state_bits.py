@@ -2,7 +2,7 @@
 
     mnemos bench-memory mqar --memories gated-delta,delta,mamba2 --out runs/mqar
     nice python benchmarks/state_bits.py RUN ... --out results/state_bits.json     two minutes a run on one core
-    mnemos compare demo --add demo-memformer,demo-cached,demo-linear --out runs/demo
+    mnemos compare demo demo-linear demo-cached demo-memformer --out runs/demo
     nice python benchmarks/state_bits.py RUN ... --out results/state_bits_told.json
 
 Each RUN is a folder of a trained run. Its test split is read in parts of `every` tokens; between two parts the state is

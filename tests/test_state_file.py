@@ -1,7 +1,6 @@
 """States as files: bit for bit or smaller, of their own model alone; the store of beginnings, with a limit."""
 
-import threading
-
+import processes
 import pytest
 import torch
 
@@ -113,28 +112,23 @@ def test_a_store_finds_the_longest_beginning_and_drops_the_oldest(tmp_path):
             call()
 
 
-def test_stores_of_one_folder_write_and_delete_at_once(tmp_path):
-    model, rows = built(layers=1), [ids(12, seed) for seed in range(4)]
+def _use_store(folder, limit, seed):
+    """Puts and gets of a process, beside another's."""
+    model, rows = built(layers=1), [ids(12, row) for row in range(4)]
     streams = [Stream(model).prefill(row[None]) for row in rows]
-    PrefixStore(model, tmp_path).put(rows[0], streams[0])
+    store = PrefixStore(model, folder, limit)
+    for i in torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist() * 4:
+        store.put(rows[i], streams[i])
+        found = store.get(rows[3 - i])
+        assert found is None or torch.equal(found[1].last[0, 0], rows[3 - i][-1])
+
+
+def test_stores_of_one_folder_write_and_delete_at_once(tmp_path, forks):
+    model = built(layers=1)
+    PrefixStore(model, tmp_path).put(ids(12, 0), Stream(model).prefill(ids(12, 0)[None]))
     limit = 2 * PrefixStore(model, tmp_path).size
-    failures = []
-
-    def work(seed):
-        try:
-            store = PrefixStore(model, tmp_path, limit)
-            for i in torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist() * 3:
-                store.put(rows[i], streams[i])
-                found = store.get(rows[3 - i])
-                assert found is None or torch.equal(found[1].last[0, 0], rows[3 - i][-1])
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    both = [processes.Process(_use_store, tmp_path, limit, seed) for seed in range(2)]
+    for end in [process.wait() for process in both]:
+        assert end.returncode == 0, end.stderr
     assert 0 < len(PrefixStore(model, tmp_path)) <= 2
     assert not list(tmp_path.glob("*.tmp"))

@@ -283,6 +283,35 @@ def linearised_speed() -> str:
     return "".join(lines)
 
 
+def state_bits() -> str:
+    """The table of docs/streams.md: what smaller states cost trained models that answer from them."""
+    kinds = {"bfloat16": "bfloat16", "int8, rounding alone": "int8, rounding alone", "int8": "`int8`"}
+    lines = [
+        "| memory | task, tokens a row | times written | seeds | right, % "
+        + "".join(f"| {title} " for title in kinds.values()) + "|\n",
+        "|---|---|---|---|---|---|---|---|\n",
+    ]  # fmt: skip
+    found: dict[tuple[str, str, int, int], list[Value]] = {}
+    for file, task in (("state_bits", "MQAR"),):
+        for row in _load(file)["rows"]:
+            name = row["run"].split("/")[1]
+            found.setdefault((name, task, row["length"], row["every"]), []).append(row)
+    for (name, task, length, every), rows in found.items():
+        if every > min(e for n, t, size, e in found if (n, t, size) == (name, task, length)):
+            continue  # the state that is written most often shows the most
+        exact = [row["accuracy"] for row in rows if row["kind"] == "exact"]
+        cells = [f"`{name}`", f"{task}, {length}", f"{-(-length // every) - 1}", f"{len(exact)}"]
+        cells.append(", ".join(f"{100 * x:.2f}" for x in exact))
+        for kind in kinds:
+            own = [row for row in rows if row["kind"] == kind]
+            gains = [100 * (row["accuracy"] - x) for row, x in zip(own, exact, strict=True)]
+            changed = ", ".join(f"{x:+.2f}".replace("-", "−") for x in gains) if any(gains) else "none"
+            apart = max(row["apart"] for row in own)
+            cells.append(f"{f'{apart:.3f}' if apart >= 0.0005 else '< 0.0005'}; {changed}")
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
 def _row(entry: Value, name: str) -> Value:
     return next((row for row in entry["rows"] if row["name"] == name), None)
 
@@ -320,4 +349,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "convolutions": convolutions,
     "linearised-arms": linearised_arms,
     "linearised-speed": linearised_speed,
+    "state-bits": state_bits,
 }
