@@ -39,7 +39,7 @@ def made(segments=3, length=32, units=8, layers=1):
         Memory("window", "window", (), "", received=some((segments, 2 * length)), keys=some(n), norms=some(n))
     )
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
-    effects = [Effect(Change(HOSTILE, 0, 1), np.array([0.1]))]
+    effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
     place = Place(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
@@ -49,7 +49,7 @@ def made(segments=3, length=32, units=8, layers=1):
 def pictured():
     """Two pictures of random numbers."""
     some = np.random.default_rng(0).random
-    layer = PictureLayer(HOSTILE, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)))
+    layer = PictureLayer(HOSTILE, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)), 5)
     pixels = (255 * some((2, 8, 8, 1))).astype(np.uint8)
     return PictureRecording(HOSTILE, "", (HOSTILE, "b"), ("a", "b"), pixels, [layer])
 
@@ -115,10 +115,70 @@ STEP = """(() => {
   for (let i = 0; i < 200; i++) { mnemosLook.go((i * 37) % 1000); document.body.offsetHeight; }
   return (performance.now() - begin) / 200;
 })()"""
-NAME = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).trim().slice(0, 40)"
+NAME = """(() => {
+  const one = document.activeElement;
+  const said = one.ariaLabel || one.textContent || one.closest('label')?.textContent || '';
+  return one.matches('summary') ? 'SUMMARY' : said;
+})().trim().slice(0, 40)"""
+NAMES = (HOSTILE.strip()[:40],)
 OUTPUT = "document.querySelector('.look-bar output').textContent"
 UNIT = "document.querySelector(\"select[aria-label='unit of layer 1, cache']\")"
 CHOSEN = "document.querySelector('.look-text').getAttribute('aria-activedescendant')"
+
+
+OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
+VALUE = "document.activeElement.value"
+
+
+def reach(view, name):
+    """Go to a control with the key Tab."""
+    for _ in range(80):
+        if view.run(NAME) == name:
+            assert view.run(OUTLINE) != "none"  # the focus can be seen
+            return
+        view.key("Tab")
+    raise AssertionError(f"Tab does not reach {name!r}")
+
+
+@pytest.mark.slow
+def test_every_control_is_operated_by_keys_alone(tmp_path):
+    path = Look([made(), made(2)], [pictured()]).write(tmp_path / "look.html")
+    with browser() as view:
+        view.open(path.as_uri())
+        reach(view, "the next segment")
+        view.key("Enter")
+        assert view.run(OUTPUT).startswith("segment 2 of 3")
+        view.key("ArrowLeft")
+        assert view.run(OUTPUT).startswith("segment 1 of 3")
+        reach(view, "▶ play")
+        view.key("Space")
+        view.wait(f"{OUTPUT}.startsWith('segment 3 of 3')")
+        view.wait("document.activeElement.getAttribute('aria-pressed') === 'false'")  # it stops at the end
+        for name in ("unit that shades the text", "curve of layer 1, cache", "unit of layer 1, cache"):
+            reach(view, name)
+            before = view.run(VALUE)
+            view.key("ArrowDown")
+            assert view.run(VALUE) != before
+        assert "slot 2, segment 3:" in view.run("document.getElementById('look').innerText")
+        reach(view, "memory that shades the text")
+        view.key("ArrowDown")
+        assert view.run("mnemosLook.state.memory") == 1
+        reach(view, "emptied")
+        view.key("ArrowRight")
+        assert "is kept alone before segment" in view.run("document.getElementById('look').innerText")
+        for name, said in (("image", "image 2 of 2"), ("slot", "where slot 2 answered")):
+            reach(view, name)
+            for _ in range(2):  # the second slot, and the last image
+                view.key("ArrowRight" if name == "image" else "ArrowDown")
+            assert said in view.run("document.getElementById('look-images').innerText")
+        reach(view, NAMES[0])
+        view.key("ArrowRight")
+        assert "of 2" in view.run(OUTPUT)
+        summary = "document.querySelector('#emptied details')"
+        reach(view, "SUMMARY")
+        view.key("Enter")
+        assert not view.run(f"{summary}.open")
+        assert view.errors == []
 
 
 @pytest.mark.slow

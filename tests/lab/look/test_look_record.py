@@ -2,15 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import mnemos
-from mnemos.lab.look import viewer
+from mnemos.lab.look import effects, viewer
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
+from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
 from mnemos.lab.look.viewer import choose_row
+from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.task import Task
 from mnemos.lab.tasks.told import ToldConfig
 from mnemos.memory.grc import GRC
@@ -139,7 +142,34 @@ def test_directions_are_those_of_the_sum():
 
 
 @torch.no_grad()
-def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
+def test_a_direction_kept_alone_is_all_that_its_layer_holds():
+    model = build("linear")
+    _, state = model(TOKENS)
+    first, second = nodes(state, LinearState)
+    found, other = nodes(readers_of(model, 9)[0].alone(state, 4), LinearState)  # of 2 heads with 3 directions each
+    u, sigma, w = torch.linalg.svd(first.s[0, 1])
+    torch.testing.assert_close(found.s[0, 1], sigma[1] * torch.outer(u[:, 1], w[1]), rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.z[0, 1], first.z[0, 1])
+    assert not found.s[0, 0].any()
+    assert not found.z[0, 0].any()
+    assert torch.equal(other.s, second.s)
+
+
+def test_effects_that_say_nothing_more_are_left_out():
+    def effect(p, *change):
+        return effects.Effect(effects.Change(*change), np.array(p))
+
+    place = effects.Place(9, 1, 0.9, 1, 0.9)
+    kept = [effect([0.1, 0.1], effects.WHOLE), effect([0.1, 0.2], "slots", 0), effect([0.9, 0.8], "window", 1)]
+    kept += [effect([0.9, 0.9], "slot 1", 0, 0, True), effect([0.5, 0.6], "all keys")]
+    more = [effect([0.1, 0.2], "all slots"), effect([0.1, 0.1], "unit", 1, 0, True)]
+    place.effects = [*kept, *more]
+    assert effects.telling(place, ["slots", "window"]) == kept
+
+
+@torch.no_grad()
+def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
+    monkeypatch.setattr(effects, "LOST", 1e9)  # every memory is needed
     model = build("memformer")
     document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
     (place,) = record(model, document).places
@@ -218,7 +248,10 @@ def test_a_row_of_one_segment_is_chosen_without_a_state():
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     batch = next(iter(task.batches("test", 4)))
     far = int(task.distances(batch.inputs).argmax())
-    assert choose_row(task, [build("window")], batch, 99) == far
+    assert choose_row(task, [build("window")], batch, 99) == (
+        far,
+        "the first of those told 16 words before the question",
+    )
 
 
 def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):
@@ -239,6 +272,37 @@ def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):
     for name in ("comparison.json", "a/notes.txt", "b/.DS_Store"):
         (tmp_path / name).touch()
     assert viewer.find_runs(tmp_path) == [tmp_path / "a/seed-0", tmp_path / "b/seed-0"]
+    (tmp_path / "comparison.json").unlink()  # it is not finished
+    assert viewer.find_runs(tmp_path) == [tmp_path / "a/seed-0", tmp_path / "b/seed-0"]
+    assert viewer.find_runs(tmp_path / "b/seed-0") == [tmp_path / "b/seed-0"]
+
+
+def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
+    recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-00000040.safetensors").touch()
+    said = f"not finished: the checkpoint of update 40 of {recipe.train.steps}"
+    assert viewer.trained(tmp_path, recipe, task) == said
+    assert capsys.readouterr().err == f"mnemos: warning: {tmp_path}: {said}\n"
+    Result("demo", steps=250, test={"loss": 1.0, "accuracy": 0.5}, controls={"emptied": {"accuracy": 0.25}}).write(
+        tmp_path
+    )
+    said = "trained with 250 updates, accuracy 0.5000 on the test split, accuracy 0.2500 with the caches emptied"
+    assert viewer.trained(tmp_path, recipe, task) == said
+    assert capsys.readouterr().err == ""
+
+
+def test_a_text_without_a_word_is_refused(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    opened = viewer.Opened("a", "", build("window"), ToldConfig(rows=4).build(), None)
+    with pytest.raises(mnemos.InputError, match=r"empty.txt: .* at least one word"):
+        viewer.document_of([opened], 8, tmp_path / "empty.txt", None, 9)
+
+
+def test_a_run_of_linearise_without_a_model_is_refused(tmp_path):
+    (tmp_path / "linearised.json").touch()
+    with pytest.raises(mnemos.InputError, match="finished run of mnemos linearise"):
+        viewer.look_at_runs([tmp_path])
 
 
 @pytest.mark.parametrize("name", ["memformer", "linear"])

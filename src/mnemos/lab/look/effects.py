@@ -13,8 +13,10 @@ from mnemos.types import InputError, State, join, leaves, likelihood_of, reset, 
 
 from .memories import Array, Memory, Reader
 
+WHOLE = "the whole state"
 PLACES = 6  # words whose prediction is looked at, where the document asks no question
 TRACED = 32  # boundaries before a place, at which memory is emptied
+LOST = 0.5  # of the probability as read: below it, the answer is lost
 _LEAST = 40  # rows of a place
 UNITS = 64  # that are emptied one by one; of more, those that were read most
 BYTES = 256 << 20  # of states that are held at once
@@ -103,15 +105,16 @@ class Effects:
         found: dict[Change, State] = {}
         for label, name in list_memories(state).items():
             if name is None:
-                found[Change("the whole state")] = fresh
+                found[Change(WHOLE)] = fresh
             else:
                 found[Change(f"all {label}")] = graft(state, fresh, name)
+        several = sum(bool(reader.units) for reader in self.readers) > 1
         for m, reader in enumerate(self.readers):
             changed = {Change(reader.name, m): reader.emptied(state, None)}
             changed |= {Change(name, m): group for name, group in reader.groups(state).items()}
             for u, unit in enumerate(reader.units):
                 if (m, u) in units:
-                    name = f"{reader.name}: {unit}"
+                    name = f"{reader.name}: {unit}" if several else unit
                     changed[Change(name, m, u)] = reader.emptied(state, u)
                     changed[Change(name, m, u, True)] = reader.alone(state, u)
             found |= {change: made for change, made in changed.items() if made is not None}
@@ -153,7 +156,41 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
                 _add(place, boundary, names, model, made, place.token - 1 - segment * length)
         running, state = going, after
         places += here
+    for place in places:
+        place.effects = telling(place, [memory.name for memory in effects.memories])
     return places
+
+
+def telling(place: Place, names: Sequence[str]) -> list[Effect]:
+    """The effects without those that say nothing more.
+
+    These are units kept alone of a memory that is not needed, since the others then have the answer, and several
+    memories that are one (the slots, and all slots). names: of the memories.
+    """
+    wholes = {one.change.memory: one for one in place.effects if _is_whole(one.change, names)}
+    least = LOST * place.probability
+    needed = {memory for memory, one in wholes.items() if bool((one.probability < least).any())}
+
+    def tells(one: Effect) -> bool:
+        change, p = one
+        if change.alone:
+            return change.memory in needed
+        return (
+            change.memory is not None
+            or change.name == WHOLE
+            or not any(
+                p.shape == other.probability.shape
+                and np.allclose(p, other.probability, rtol=1e-4, atol=0, equal_nan=True)
+                for other in wholes.values()
+            )
+        )
+
+    return [one for one in place.effects if tells(one)]
+
+
+def _is_whole(change: Change, names: Sequence[str]) -> bool:
+    """Whether all of one memory was emptied, and not one of its parts."""
+    return change.memory is not None and change.unit is None and change.name == names[change.memory]
 
 
 def _run(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]:

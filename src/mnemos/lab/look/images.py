@@ -26,7 +26,7 @@ class PictureLayer:
     """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
 
     slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each of them in what each token read.
-    share: σ(λ), the mean over heads.
+    share: σ(λ), the mean over heads. held: how many slots the layer has.
     """
 
     name: str
@@ -35,6 +35,7 @@ class PictureLayer:
     memory: Array
     slots: tuple[int, ...]
     answered: Array
+    held: int
 
 
 @dataclass
@@ -91,7 +92,8 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             assert call is not None
             slots, answered = _answers(call, known[at], len(index))
             share = float(torch.sigmoid(caches[at].mix.float()).mean())
-            layers.append(PictureLayer(title, share, own.numpy(), memory.numpy(), slots, answered.numpy()))
+            held = call.k.shape[-3]
+            layers.append(PictureLayer(title, share, own.numpy(), memory.numpy(), slots, answered.numpy(), held))
     names = [str(one) for one in pictures.names]
     labels, guesses = (tuple(names[i] if i < len(names) else str(i) for i in each) for each in (label, guess))
     return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)

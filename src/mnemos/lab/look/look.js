@@ -482,18 +482,28 @@
     build_trace(one);
   }
 
+  function mean_of(values) {
+    const known = values.filter((x) => x != null);
+    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : 1;
+  }
+
   function build_trace(one) {
     const place = one.places[state.place];
     ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all words." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
     if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
     const units = place.effects.filter((effect) => effect.unit != null);
+    const lone = units.some((effect) => effect.alone);
+    if (!lone) state.alone = false;
     const choice = (name, alone) => {
       const input = make("input", { type: "radio", name: "look-alone", onchange: () => { state.alone = alone; build_trace(one); draw(); } });
       input.checked = state.alone === alone;
       return make("label", {}, input, name);
     };
-    const rows = [...whole, ...units.filter((effect) => effect.alone === state.alone)];
+    // The units that matter first: those without which the answer is lost, or those that keep it alone.
+    const level = (effect) => Math.round(20 * mean_of(effect.p)) * (state.alone ? -1 : 1);
+    const sorted = units.filter((effect) => effect.alone === state.alone).sort((a, b) => level(a) - level(b));
+    const rows = [...(state.alone ? [] : whole), ...sorted];
     const columns = place.boundaries.length, count = one.length;
     const heat = strip(`probability of the answer with a part emptied: a row for each of ${rows.length} parts, a column for each of ${columns} segments before which it is emptied`, (x, y) => {
       const effect = rows[Math.min(rows.length - 1, Math.floor(y * rows.length))];
@@ -503,8 +513,9 @@
     heat.canvas.style.height = `${Math.max(4, Math.min(14, 360 / rows.length)) * rows.length}px`;
     const list = make("ul", { class: "look-bars" }), title = make("p", { class: "note" });
     ui.holder.replaceChildren(
-      make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true)),
-      make("p", { class: "note" }, state.alone ? "Each column: the other units of the same memory are emptied before this segment; all other memories stay. Filled: the answer is lost." : "Each column: the part is emptied before this segment, and the reading goes on. Filled: the answer is lost."),
+      ...(lone ? [make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true))] : []),
+      make("p", { class: "note" }, one.explained),
+      make("p", { class: "note" }, (state.alone ? "Each row is a unit, each column a segment before which the other units of its memory are emptied; other memories stay." : "Each row is a part, each column a segment before which it is emptied.") + " Filled: the answer is lost. The rows stand in the order of the list below."),
       heat.box, axis(`segment ${place.boundaries[0] + 1}`, `segment ${place.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
     const paint = () => picture(heat.canvas, columns, rows.length, (x, y) => {
       const p = rows[y].p[x];
@@ -516,7 +527,7 @@
       let at = place.boundaries.indexOf(state.segment);
       mark(heat, at, columns);
       if (at < 0) at = state.segment < place.boundaries[0] ? 0 : columns - 1;
-      title.textContent = `Probability of “${trimmed(place.answer)}” if this is ${state.alone ? "emptied (units: kept alone)" : "emptied"} before segment ${place.boundaries[at] + 1}:`;
+      title.textContent = `Probability of “${trimmed(place.answer)}” if this is ${state.alone ? "kept alone" : "emptied"} before segment ${place.boundaries[at] + 1}:`;
       bars(list, rows.map((effect) => [effect.name, effect.p[at] ?? 0, number(effect.p[at])]), 1);
       rows.forEach((effect, i) => { list.children[i].className = effect.memory === state.memory && (effect.unit ?? -1) === state.unit ? "chosen" : ""; });
     };
@@ -542,27 +553,27 @@
 
   // Pictures: the two branches of a layer, and where a slot answered.
   function images(all, place) {
-    const now = { model: 0, image: 0, layer: 0, slot: 0 };
+    const now = { model: 0, image: 0, layer: 0, slot: -1 }; // slot −1: the one that answered most
     const select = (label, count, change) => make("select", { "aria-label": label, onchange: (event) => { change(+event.target.value); show(); } }, ...count);
     const option = (name, i) => make("option", { value: i }, name);
     const slider = make("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "image", oninput: () => { now.image = +slider.value - 1; show(); } });
-    const said = make("output", {}), layers = select("layer", [], (i) => { now.layer = i; now.slot = 0; fill(); });
+    const said = make("output", {}), layers = select("layer", [], (i) => { now.layer = i; now.slot = -1; fill(); });
     const slots = select("slot", [], (i) => { now.slot = i; });
-    const models = all.length > 1 ? [make("label", {}, "model ", select("model", all.map((one, i) => option(one.name, i)), (i) => { now.model = i; now.layer = now.slot = 0; fill(); }))] : [];
+    const models = all.length > 1 ? [make("label", {}, "model ", select("model", all.map((one, i) => option(one.name, i)), (i) => { now.model = i; now.layer = 0; now.slot = -1; fill(); }))] : [];
     const names = ["the image", "o_self", "o_mem", "where the slot answered"];
-    const panes = names.map((name) => ({ canvas: make("canvas", { role: "img", "aria-label": name }), name }));
-    const list = make("ul", { class: "look-bars" });
+    const panes = names.map((name) => ({ canvas: make("canvas", { role: "img", "aria-label": name }), caption: make("figcaption", {}, name) }));
+    const list = make("ul", { class: "look-bars" }), alike = make("p", { class: "note" });
     place.replaceChildren(make("div", { class: "look" },
       make("div", { class: "look-bar", role: "group", "aria-label": "image, layer and slot" }, ...models, slider, said, make("label", {}, "layer ", layers), make("label", {}, "slot ", slots)),
-      make("div", { class: "look-images" }, ...panes.map((pane) => make("figure", {}, pane.canvas, make("figcaption", {}, pane.name)))),
-      make("p", { class: "note" }, "o_self and o_mem: means over heads and channels at every token, each scaled to its own range. Slots that answered most in this image, by their mean weight:"), list));
+      make("div", { class: "look-images" }, ...panes.map((pane) => make("figure", {}, pane.canvas, pane.caption))),
+      make("p", { class: "note" }, "o_self and o_mem: means over heads and channels at every patch, each scaled to its own range."), alike, list));
     function fill() {
       const one = all[now.model];
       slider.max = one.labels.length;
       now.image = Math.min(now.image, one.labels.length - 1);
       layers.replaceChildren(...one.layers.map((layer, i) => option(`${layer.name}, σ(λ) ${number(layer.share)}`, i)));
       layers.value = now.layer;
-      slots.replaceChildren(...one.layers[now.layer].slots.map((slot, i) => option(`slot ${slot}`, i)));
+      slots.replaceChildren(option("that answered most", -1), ...one.layers[now.layer].slots.map((slot, i) => option(`slot ${slot}`, i)));
     }
     function map(canvas, array, first, h, w, most, colour) {
       picture(canvas, w, h, (x, y) => value(array, first + y * w + x) / most, colour);
@@ -570,7 +581,7 @@
     function show() {
       const one = all[now.model], i = now.image, layer = one.layers[now.layer];
       slots.value = now.slot;
-      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}` + (one.guesses[i] === one.labels[i] ? ", guessed rightly" : `, guessed ${one.guesses[i]}`);
+      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}` + (one.guesses[i] === one.labels[i] ? ", classified correctly" : `, classified as ${one.guesses[i]}`);
       said.textContent = text;
       slider.value = i + 1;
       slider.setAttribute("aria-valuetext", text);
@@ -586,13 +597,17 @@
       const [, h, w] = layer.own.shape, count = layer.slots.length;
       map(panes[1].canvas, layer.own, i * h * w, h, w, 1, "--positive");
       map(panes[2].canvas, layer.memory, i * h * w, h, w, 1, "--negative");
-      map(panes[3].canvas, layer.answered, (i * count + now.slot) * h * w, h, w, layer.answered.most || 1, "--negative");
       const read = layer.slots.map((slot, k) => {
         let sum = 0;
         for (let p = 0; p < h * w; p++) sum += value(layer.answered, (i * count + k) * h * w + p);
-        return [`slot ${slot}`, sum / (h * w)];
-      }).sort((a, b) => b[1] - a[1]).slice(0, TOP);
-      bars(list, read.map(([name, x]) => [name, x, number(x, 3)]), read[0][1]);
+        return [`slot ${slot}`, sum / (h * w), k];
+      }).sort((a, b) => b[1] - a[1]);
+      const slot = now.slot < 0 ? read[0][2] : now.slot;
+      map(panes[3].canvas, layer.answered, (i * count + slot) * h * w, h, w, layer.answered.most || 1, "--negative");
+      panes[3].caption.textContent = `where slot ${layer.slots[slot]} answered`;
+      alike.textContent = `The slots that answered most in this image, by their mean weight; if all ${layer.held} were read alike, each would have ${number(1 / layer.held, 3)}:`;
+      bars(list, read.slice(0, TOP).map(([name, x]) => [name, x, number(x, 3)]), read[0][1]);
+      [...list.children].forEach((item, k) => { item.className = read[k]?.[2] === slot ? "chosen" : ""; });
     }
     fill();
     show();

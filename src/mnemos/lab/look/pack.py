@@ -11,6 +11,7 @@ from .effects import Place
 from .images import PictureRecording
 from .memories import Array, Memory
 from .record import Recording
+from .summary import explained
 
 BYTES = 2_500_000  # of arrays in a page, before base64
 LEVELS = 254  # of a value; 255 is NaN
@@ -34,7 +35,7 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     found: JSONObject = {
         "name": recording.name,
         "about": recording.about,
-        "document": document.about,
+        "explained": explained(document),
         "length": recording.length,
         "count": len(document.tokens),
         "words": texts,
@@ -69,6 +70,7 @@ def pack_pictures(recording: PictureRecording) -> JSONObject:
                 "name": layer.name,
                 "share": round(layer.share, 4),
                 "slots": [slot + 1 for slot in layer.slots],
+                "held": layer.held,
                 "own": dense(_scaled(layer.own), 1.0),
                 "memory": dense(_scaled(layer.memory), 1.0),
                 "answered": dense(layer.answered),

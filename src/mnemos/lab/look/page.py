@@ -13,7 +13,7 @@ from mnemos.lab.report.shell import embedded, html_page, script
 from .images import PictureRecording
 from .pack import pack, pack_pictures
 from .record import Recording
-from .summary import picture_sentences, sentences
+from .summary import explained, picture_sentences, sentences
 
 _SHOWN = 12  # rows of a static table
 
@@ -34,23 +34,21 @@ def page(
     body = "\n".join(
         f'<section id="{one.slug}"><h2>{escape(one.name)}</h2>\n{one.text}</section>' for one in sections if one.text
     )
-    opening = "".join(
-        f"<h3>{escape(one.name)}</h3>{''.join(paragraph(text) for text in sentences(one))}"
-        if len(recordings) > 1
-        else "".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(sentences(one)))
-        for one in recordings
-    )
-    opening = (
-        _told(recordings) + opening + "".join(paragraph(text) for one in pictures for text in picture_sentences(one))
-    )
-    short = f'<section id="short" class="opening"><h2>In short</h2>\n{opening}</section>'
+    said: list[tuple[Recording | PictureRecording, list[str]]] = [(one, sentences(one)) for one in recordings]
+    said += [(one, picture_sentences(one)) for one in pictures]
+    opening = '<div class="look-short">'
+    for one, texts in said:
+        parts = [paragraph(one.about, "note") if one.about else "", *(paragraph(text) for text in texts)]
+        name = f"<h3>{escape(one.name)}</h3>" if one.name else ""
+        opening += f"<div>{name}{''.join(parts)}</div>"
+    short = f'<section id="short" class="opening"><h2>In short</h2>\n{_told(recordings)}{opening}</div></section>'
     header, own = paragraph(_byline(recordings), "byline"), partial(script, package="mnemos.lab.look")
     return html_page(title, f"{short}\n{body}", header, [own("look.js")], own("look.css"))
 
 
 def _byline(recordings: Sequence[Recording]) -> str:
     if not recordings:
-        return "pictures of the test split"
+        return "pictures of the test split, of as many classes as possible"
     first = recordings[0]
     parts = [first.document.about, f"{len(first.document.tokens):,} tokens"]
     lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
@@ -66,6 +64,7 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
         *("asked", "", "probability of the answer", [arm(one.name, i) for i, one in enumerate(known)], [""]),
         [Axis("words between what was told and the question", ",d")],
         limits=(0.0, 1.0),
+        references=[] if known[0].document.guess is None else [("a guess", known[0].document.guess)],
     )
     for i, one in enumerate(known):
         assert one.asked is not None
@@ -73,7 +72,8 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
         for after, p in zip(*one.asked, strict=True):
             chart.add(i, 0, p, after - one.document.question.told[1])
     caption = "After each part of a segment the question is asked, and the probability of the right answer is drawn."
-    return [Section("asked", "When it is known", chart_figure([chart], caption, "full"))]
+    caption += " Dotted: a guess." if chart.references else ""
+    return [Section("asked", "When it is known", chart_figure([chart], caption, "wide"))]
 
 
 def _told(recordings: Sequence[Recording]) -> str:
@@ -107,11 +107,21 @@ def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
             most = layer.answered.mean((0, 2, 3))
             first = int(most.argmax())
             said = f"slot {layer.slots[first] + 1} ({decimal(float(most[first]))})"
-            rows.append([escape(f"{one.name}, {layer.name}"), decimal(layer.share), escape(said)])
-    caption = "Each cached layer: the share of its memory, σ(λ), and the slot that is read most, with its mean weight."
-    shown = table(caption, ["layer", "σ(λ)", "read most"], rows)
+            name = f"{one.name}, {layer.name}" if pictures[1:] else layer.name
+            rows.append([escape(name), decimal(layer.share), str(layer.held), decimal(1 / layer.held), escape(said)])
+    caption = (
+        "Each cached layer: the share of its memory, σ(λ); its slots; the weight that each would have if all were read "
+        "alike; and the slot that is read most, with its mean weight."
+    )
+    shown = table(caption, ["layer", "σ(λ)", "slots", "read alike", "read most"], rows)
     data = "\n".join(embedded(pack_pictures(one), "look-pictures") for one in pictures)
-    return [Section("images", "Image by image", f'<div id="look-images"></div>\n{data}\n{shown}')]
+    said = (
+        "Each layer with a memory has two branches. o_self is its own attention, over the patches of the image; o_mem "
+        "is what each patch reads from the slots of the layer's memory, its cache. The layer goes on with "
+        "(1 − σ(λ))·o_self + σ(λ)·o_mem. In the maps a square is a patch, and the fuller its colour, the greater."
+    )
+    made = f'{paragraph(said)}<div id="look-images"></div>\n{data}\n{shown}'
+    return [Section("images", "Image by image", made)]
 
 
 def _places(recordings: Sequence[Recording]) -> list[Section]:
@@ -133,14 +143,16 @@ def _places(recordings: Sequence[Recording]) -> list[Section]:
             if not rows:
                 continue
             shown = [row for _, row in sorted(rows, key=lambda row: row[0])[:_SHOWN]]
+            also = ""
+            if any(row[2] != "–" for row in shown):
+                also = " Kept alone: the other units of that memory are emptied instead; other memories stay."
             left = f" The {len(shown)} with the lowest of {len(rows)}." if len(rows) > len(shown) else ""
             caption = (
                 f"{one.name}: the probability of “{place.answer_text}”, {decimal(place.probability)} as read, with a "
-                "part of the memory emptied before the segment in which it is predicted, or with the other units of "
-                "that memory emptied instead (kept alone: all other memories stay)."
-                f"{left}"
+                f"part of the memory emptied before the segment in which it is predicted.{also}{left}"
             )
             made = table(caption, ["part", "emptied", "kept alone"], shown)
             name = f"{one.name}, “{place.answer_text}”"
             found.append(f"<details{'' if found else ' open'}><summary>{escape(name)}</summary>{made}</details>")
-    return [Section("emptied", "What is lost when a part is emptied", "\n".join(found))] if found else []
+    texts = dict.fromkeys(paragraph(explained(one.document)) for one in recordings)
+    return [Section("emptied", "What is lost when a part is emptied", "\n".join([*texts, *found]))] if found else []

@@ -30,8 +30,8 @@ PARTS = 4  # parts of a segment; the question is asked after each of them
 class Document:
     """What a model reads: tokens [N], the words that they form as (text, number of tokens), and what is asked.
 
-    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from. name:
-    the text of a token.
+    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from, and why
+    it was chosen. name: the text of a token. guess: the probability of an answer that is picked at random, if known.
     """
 
     tokens: tuple[int, ...]
@@ -40,6 +40,7 @@ class Document:
     about: str = ""
     question: Question | None = None
     name: Callable[[int], str] = str
+    guess: float | None = None
 
     @staticmethod
     def of_text(

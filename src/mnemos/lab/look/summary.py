@@ -1,27 +1,54 @@
 """What a recording shows, in sentences from templates: where an answer is kept, and until when it is known."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from mnemos.lab.report.markup import listed
+from mnemos.lab.report.markup import listed, plural
 
-from .effects import Change, Place
+from .effects import LOST, Place
 from .images import PictureRecording
-from .record import Recording
-
-LOST = 0.5  # of the probability as read: below it, the answer is lost
+from .memories import REACH
+from .record import Document, Recording
 
 
 def sentences(one: Recording) -> list[str]:
     """What to say of a recording, the most important first."""
-    found = []
-    if one.asked is not None:
-        found.append(_when(one))
-    found += [_where(one, place) for place in one.places[:1] if one.asked is not None]
     if one.asked is None:
-        found.append(_helped(one))
-    return found
+        return [*_has(one), _helped(one)]
+    return [_when(one), *_has(one), *(_where(one, place) for place in one.places[:1])]
+
+
+def explained(document: Document) -> str:
+    """What it means to empty a part, and what a guess is."""
+    said = "Emptied: set back to what it is before the first word of a row; the reading then goes on from there."
+    if document.guess is not None:
+        said += f" A guess, {document.guess:.2f}, is what an answer picked at random has. "
+        said += "An answer that is lost may have less: the model then expects another one."
+    return said
+
+
+def _has(one: Recording) -> list[str]:
+    """What a model can hold, kind by kind, so that the parts have been named before they are spoken of."""
+    found = []
+    for kind in dict.fromkeys(memory.kind for memory in one.memories):
+        alike = [memory for memory in one.memories if memory.kind == kind]
+        first, count = alike[0], len(alike[0].units)
+        layers = f" in {'each of ' if alike[1:] else ''}{plural(len(alike), 'layer')}"
+        reach = first.received.shape[1] - one.length if first.received.size else 0
+        if kind == "slots":
+            found.append(plural(count, "slot"))
+        elif kind == "tokens":
+            found.append(plural(count, "memory token"))
+        elif kind == "cache":
+            found.append(f"a cache of {plural(count, 'slot')}{layers}")
+        elif kind == "sums":
+            heads = len({unit.partition(",")[0] for unit in first.units})
+            found.append(f"the sums (a matrix) of {plural(heads, 'head')}{layers}")
+        elif first.name.startswith("layer"):
+            far = f", which together reach {reach * len(alike):,} words back" if alike[1:] and reach < REACH else ""
+            found.append(f"a window of {'the' if reach == REACH else f'{reach:,}'} earlier words{layers}{far}")
+        else:
+            found.append(f"the words of {first.name}")
+    return [f"What it holds from one segment to the next: {'; '.join(found)}."] if found else []
 
 
 def _when(one: Recording) -> str:
@@ -52,7 +79,7 @@ def _where(one: Recording, place: Place) -> str:
             runs[-1] = (said, runs[-1][1], boundary)
         else:
             runs.append((said, boundary, boundary))
-    return "The answer is kept: " + "; ".join(f"{_span(a, b)}, {said}" for said, a, b in runs) + "."
+    return "The answer is kept " + "; ".join(f"{_span(a, b)} {said}" for said, a, b in runs) + "."
 
 
 def _span(first: int, end: int) -> str:
@@ -65,28 +92,29 @@ def _holders(place: Place, i: int) -> str:
     least = LOST * place.probability
     at = [(effect.change, float(effect.probability[i])) for effect in place.effects if i < len(effect.probability)]
     gone = [change for change, p in at if p < least and not change.alone]
-    units = [change for change in gone if change.unit is not None]
-    if units:
-        return f"in {listed([change.name for change in units])}: the answer is lost without it"
     memories = [change for change in gone if change.memory is not None]
-    if parts := [change for change in memories if ": " in change.name]:
-        return f"in {listed([change.name for change in parts])}: the answer is lost without it"
+    parts = [change for change in memories if change.unit is not None]
+    parts = parts or [change for change in memories if ": " in change.name]
+    if parts:
+        without = "it" if len(parts) == 1 else "any of them"
+        return f"in {listed([change.name for change in parts])}, and lost without {without}"
     if memories:
         alike = [(change, p) for change, p in at if change.alone and change.memory in {one.memory for one in memories}]
-        enough = [change for change, p in alike if p >= least]
-        held = f"in {listed([change.name for change in memories])}"
+        enough = [change.name if memories[1:] else change.name.rsplit(": ", 1)[-1] for change, p in alike if p >= least]
+        held = f"in {listed([_the(change.name) for change in memories])}"
         if not enough:
-            return f"{held}, spread: no unit is needed, and none is enough alone"
+            return f"{held}, spread over it: no unit is needed, and none is enough alone"
         if len(enough) == 1:
-            return f"{held}: {_units(enough)} alone is enough, and the others together are too"
-        return f"{held}, more than once: each of {_units(enough)} is enough alone"
+            return f"{held}: {enough[0]} is enough alone, and so are the others together"
+        return f"{held}, more than once: each of {listed(enough)} is enough alone"
     if gone:
-        return f"in several memories at once ({listed([change.name for change in gone])})"
-    return "in no part that was emptied: it is not lost, whatever is emptied"
+        return f"in more than one memory: it is lost without {gone[0].name}, but not without any one of them"
+    return "in no memory: it is not lost if the whole state is emptied"
 
 
-def _units(changes: Sequence[Change]) -> str:
-    return listed([change.name.rsplit(": ", 1)[-1] for change in changes])
+def _the(name: str) -> str:
+    """A memory's name in a sentence: the slots, but layer 2, cache."""
+    return name if name.startswith(("layer", "the")) else f"the {name}"
 
 
 def picture_sentences(one: PictureRecording) -> list[str]:
@@ -94,9 +122,11 @@ def picture_sentences(one: PictureRecording) -> list[str]:
     shares = [(layer.share, layer.name) for layer in one.layers]
     (most, first), (least, end) = max(shares), min(shares)
     right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
-    said = f"{one.name}: {len(one.labels)} pictures, {right} classified correctly."
-    if len(shares) > 1:
+    said = f"{plural(len(one.labels), 'picture')}, {right} classified correctly."
+    if f"{most:.2f}" != f"{least:.2f}":
         said += f" The memory's share σ(λ) is greatest in {first} ({most:.2f}) and least in {end} ({least:.2f})."
+    else:
+        said += f" The memory's share σ(λ) is {most:.2f} in every layer."
     return [said]
 
 

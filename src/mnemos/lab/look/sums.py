@@ -91,12 +91,12 @@ class SumsReader(Reader):
         return self.with_matrix(state, s)
 
     def alone(self, state: State, unit: int) -> State | None:
-        """S of one direction alone, in its head."""
+        """S of one direction alone, and the other heads' S and z as 0."""
         if (part := self.sums(state)) is None or not self.matrix(part).shape[-2]:
             return None
-        s = self.matrix(part)[None].clone()
-        s[0, unit // self.count] = self._direction(s[0], unit)
-        return self.with_matrix(state, s)
+        head, s = unit // self.count, torch.zeros_like(self.matrix(part)[None])
+        s[0, head] = self._direction(self.matrix(part), unit)
+        return self.with_matrix(state, s, [h for h in range(self.heads) if h != head])
 
     def _direction(self, s: Tensor, unit: int) -> Tensor:
         u, sigma, w = self.directions(s)

@@ -1,6 +1,7 @@
 """`mnemos look RUN` and `mnemos.look(stream)`: the page of what a model's memories hold."""
 
 import html
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,13 @@ from mnemos.attention.gated_branch import GatedBranch
 from mnemos.generate.stream import Stream
 from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.write_attention import documents
+from mnemos.lab.run.checkpoint import steps
+from mnemos.lab.run.files import Result
+from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe_files import is_model
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, reset
@@ -86,7 +91,8 @@ def look(
 class Opened(NamedTuple):
     """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
 
-    data: settings of the run's data, or the tokenizer's vocabulary: models with the same ones read the same tokens.
+    about: the recipe's line, and how far the run was trained. data: settings of the run's data, or the tokenizer's
+    vocabulary: models with the same ones read the same tokens.
     """
 
     name: str
@@ -126,7 +132,7 @@ def look_at_runs(
             "at a time"
         )
     lengths = [segment_length(one.model) for one in opened]
-    document = _document(opened, max(lengths), text, number, segments)
+    document = document_of(opened, max(lengths), text, number, segments)
     recordings = [
         record(one.model, document, one.name, one.about, length) for one, length in zip(opened, lengths, strict=True)
     ]
@@ -138,8 +144,14 @@ def _caches(model: nn.Module) -> bool:
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
-    """A run, or a decoder of Transformers."""
-    source = folder / "model" if (folder / "linearised.json").is_file() else folder
+    """A run, or a decoder of Transformers. A run that is not finished is opened at its newest checkpoint."""
+    linearised = (folder / "linearised.json").is_file()
+    source = folder / "model" if linearised else folder
+    if linearised and not is_source(str(source)):
+        raise InputError(
+            f"{folder}: expected a finished run of mnemos linearise, found no model in it; end it with the same "
+            "command, or look at the decoder that it started from"
+        )
     if not (folder / "recipe.json").is_file() and is_source(str(source)):
         if text is None:
             raise InputError(f"{folder}: expected --text FILE beside a decoder of Transformers, found none; add it")
@@ -148,8 +160,26 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
 
         model, tokenizer = language_model(str(source))
         return Opened(folder.name, "", functional(model), DecoderText(tokenizer), tokenizer.get_vocab())
-    recipe, task, run = open_run(folder)
-    return Opened(recipe.name, recipe.about, run, task, recipe.data)
+    recipe, task, model = open_run(folder)
+    about = [recipe.about, trained(folder.parent if is_model(folder) else folder, recipe, task)]
+    return Opened(recipe.name, " · ".join(filter(None, about)), model, task, recipe.data)
+
+
+def trained(run: Path, recipe: Recipe, task: Task) -> str:
+    """How far a run was trained, and its score; a line on the terminal if it is not finished."""
+    if Result.exists(run):
+        result, metric = Result.read(run), task.metrics[0]
+        split, scores = ("validation", result.valid) if result.test is None else ("test", result.test)
+        known = [f"{metric.text(scores[metric.name])} on the {split} split"] if metric.name in scores else []
+        without = result.controls.get("emptied", {})
+        known += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
+        return ", ".join([f"trained with {result.steps:,} updates" if result.steps else "trained", *known])
+    done = steps(run / "checkpoints")
+    if not done:
+        return ""
+    said = f"not finished: the checkpoint of update {done[0]:,} of {recipe.train.steps:,}"
+    print(f"mnemos: warning: {run}: {said}", file=sys.stderr)
+    return said
 
 
 class DecoderText(Task):
@@ -170,20 +200,23 @@ class DecoderText(Task):
 
 def find_runs(folder: Path) -> list[Path]:
     """The runs of a comparison, the first seed of each; or the folder itself."""
-    if not (folder / "comparison.json").is_file():
+    if not folder.is_dir() or (folder / "recipe.json").is_file() or (folder / "config.json").is_file():
         return [folder]
     rows = [row for row in sorted(folder.iterdir()) if row.is_dir()]
     found = [seed for row in rows for seed in sorted(one for one in row.iterdir() if one.is_dir())[:1]]
     return [run for run in found if is_model(run) or (run / "recipe.json").is_file()] or [folder]
 
 
-def _document(
+def document_of(
     opened: Sequence[Opened], length: int, text: str | Path | None, number: int | None, segments: int
 ) -> Document:
+    """What `look_at_runs` lets the models read, in segments of `length` tokens."""
     segments, task = min(segments, max(1, TOKENS // (length * len(opened)))), opened[0].task
     most = length * segments
     if text is not None:
         tokens = task.encode(read_bytes(Path(text)), str(text))[:most]
+        if not tokens:
+            raise InputError(f"{text}: expected a text of at least one word, found none; name another file")
         return Document.of_text(tokens, task.words, Path(text).name)
     if task.carries_state:
         row = number or 0
@@ -191,38 +224,44 @@ def _document(
         if row >= len(rows):
             raise InputError(f"--document: expected a number below {len(rows)}, found {row}; lower it")
         tokens = rows[row][valid[row]].tolist()
-        return Document.of_text(tokens, task.words, f"document {row} of the test split")
+        about = f"document {row} of the test split" + ("" if number is not None else ", the first")
+        return Document.of_text(tokens, task.words, about)
     batch = next(iter(task.batches("test", max(ROWS, (number or 0) + 1))))
     models = [one.model for one in opened]
-    row = choose_row(task, models, batch, length) if number is None else number
+    row, why = choose_row(task, models, batch, length) if number is None else (number, "")
     if row >= len(batch.inputs):
         raise InputError(f"--document: expected a number below {len(batch.inputs)}, found {row}; lower it")
     valid = torch.ones_like(batch.inputs[row], dtype=torch.bool) if batch.mask is None else batch.mask[row]
     tokens, targets = batch.inputs[row][valid].tolist()[:most], batch.targets[row][valid].tolist()[:most]
-    about, question = f"row {row} of the test split", task.question(tokens)
-    words = shown_words(tokens, task.words)
     return Document(
-        tuple(tokens), words, tuple(targets), about, question, lambda token: shown_words([token], task.words)[0][0]
+        *(tuple(tokens), shown_words(tokens, task.words), tuple(targets)),
+        about=f"row {row} of the test split" + (f", {why}" if why else ""),
+        question=task.question(tokens),
+        name=lambda token: shown_words([token], task.words)[0][0],
+        guess=task.reference.get(GUESS),
     )
 
 
 @torch.no_grad()
-def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int) -> int:
+def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int) -> tuple[int, str]:
     """Of rows that ask a question: the first of those told farthest back whose answer needs the memory; else row 0.
+
+    Returns the row and why it is this one.
 
     An answer needs the memory if no model that knows it gives it half of that probability without its state: a model
     that guesses it anyway shows nothing of where it is kept.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
-    if not any(questions):
-        return 0
-    far = max(batch.inputs.shape[1] - one.told[1] for one in questions if one)
-    rows = [i for i, one in enumerate(questions) if one and batch.inputs.shape[1] - one.told[1] == far]
+    apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.told[1] for one in questions]
+    if (far := max(apart)) < 0:
+        return 0, "the first"
+    rows = [i for i, words in enumerate(apart) if words == far]
+    why = f"the first of those told {far:,} words before the question"
     inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
     cut = (inputs.shape[1] - 1) // length * length
     if not cut:  # one segment has the whole row: no memory is needed
-        return rows[0]
-    fits = torch.ones(len(rows), dtype=torch.bool)
+        return rows[0], why
+    fits, needed = torch.ones(len(rows), dtype=torch.bool), False
     for model in models:
         with evaluating(model):
             _, state = model(inputs[:, :cut], None)
@@ -233,4 +272,7 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
             )
         if (known > 0.5).any():
             fits &= (known > 0.5) & (guessed < 0.5 * known)
-    return rows[int(fits.nonzero()[0])] if fits.any() else rows[0]
+            needed = True
+    if not (needed and fits.any()):
+        return rows[0], why
+    return rows[int(fits.nonzero()[0])], f"{why} whose answer is known with the memory and not guessed without it"

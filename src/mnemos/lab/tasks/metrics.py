@@ -201,6 +201,7 @@ def description(result: JSONObject, metric: str, where: str) -> JSONObject:
     )
 
 
+GUESS = "a guess"  # a reference score of tasks that ask: the share of right answers when one is picked at random
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(

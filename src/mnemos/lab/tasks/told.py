@@ -22,6 +22,7 @@ from mnemos.types import InputError, JSONObject
 from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
 from .haystack import PEOPLE, PLACES
+from .metrics import GUESS
 from .task import Question, Split
 from .text_files import SPLITS, find_text, split_documents
 
@@ -118,7 +119,7 @@ class ToldTask(GeneratedTask):
             train=self._training_draw,
             held_out={split: self._held_out_draw(split) for split in ("valid", "test")},
         )
-        self.reference = {"a guess": 1 / len(PLACES)}
+        self.reference = {GUESS: 1 / len(PLACES)}
 
     def _held_out_draw(self, split: Split) -> partial[Rows]:
         return partial(self._draw, self.text[split], None)
