@@ -13,7 +13,7 @@ import mnemos
 from mnemos.lab.look.effects import Change, Effect, Place
 from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory, Sources
-from mnemos.lab.look.pack import LEVELS, dense, strongest
+from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
 from mnemos.lab.look.page import page
 from mnemos.lab.look.record import Document, Recording
 from mnemos.lab.look.viewer import TOKENS, Look
@@ -66,6 +66,14 @@ def test_arrays_are_kept_to_half_a_level():
     assert (places[..., 0] == array.argmax(-1)).all()
     np.testing.assert_allclose(values(few).reshape(4, 3, -1)[..., 0], array.max(-1), atol=array.max() / LEVELS)
     assert len(base64.b64decode(few["places"]) + base64.b64decode(few["bytes"])) <= 0.4 * array.size
+
+
+def test_a_short_last_segment_is_read_in_the_mean_of_its_own_words():
+    one = made(2, 4, 2)
+    one.document = Document((1,) * 6, (("a", 1),) * 6, (-1,) * 6)
+    one.memories[0].readers[1, 2:] = 0
+    found = values(pack(one)["memories"][0]["curves"]["read"]).reshape(2, 2)
+    np.testing.assert_allclose(found[1], one.memories[0].readers[1, :2].mean(0), atol=0.01)
 
 
 def test_what_a_data_set_says_stays_text():

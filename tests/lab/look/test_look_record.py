@@ -8,6 +8,7 @@ import torch
 
 import mnemos
 from mnemos.lab.look import effects, viewer
+from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
@@ -186,7 +187,8 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_question_is_asked_of_a_state_on_the_way():
+def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
+    monkeypatch.setattr(look_record, "LOST", 1e9)  # the answer is not known, so that it cannot be lost
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     row = next(iter(task.batches("test", 4))).inputs[0].tolist()
     question = task.question(row)
@@ -197,6 +199,8 @@ def test_a_question_is_asked_of_a_state_on_the_way():
     model = mnemos.Transformer(**sizes, position="none").eval()
     document = Document(tuple(row), tuple(task.words(row)), (-1,) * (len(row) - 1) + (question.answer,), "", question)
     found = record(model, document, length=8)
+    assert found.places[0].boundaries
+    assert found.places[0].effects == []
     assert found.asked.after[-1] == len(row) - 3
     assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
     y, _ = model(torch.tensor([[*row[: found.asked.after[1]], *question.ask]]))

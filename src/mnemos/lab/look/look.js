@@ -102,7 +102,7 @@
     ui.prediction = make("div", {});
     const legend = make("p", { class: "note" }, make("i", { class: "look-key w" }), "written to the memory", make("i", { class: "look-key r" }), "read from it; of earlier words: how much they are attended to. Faint: words of the segments before.");
     root.replaceChildren(make("div", { class: "look" }, bar, ui.live, make("div", { class: "look-columns" },
-      make("div", {}, make("h3", {}, "The text"), make("div", { class: "row" }, make("label", {}, "shaded by ", ui.memory), make("label", {}, "of it ", ui.unit)), ui.text, legend, ui.panels),
+      make("div", {}, make("h3", {}, "The text"), make("div", { class: "row" }, make("label", {}, "shaded by ", ui.memory), make("label", {}, "part ", ui.unit)), ui.text, legend, ui.panels),
       make("div", {}, ui.prediction, ui.word))));
     root.addEventListener("keydown", on_key);
   }
@@ -433,16 +433,18 @@
   }
 
   function window_panel(one, memory, m) {
-    const total = segments(one), width = memory.received.shape[1], rows = Math.min(64, width);
-    const reach = width - one.length;
+    const total = segments(one), width = memory.received.shape[1], reach = width - one.length;
+    const own = open(memory.received).some((level, i) => level && i % width >= reach); // else it has earlier words alone
+    const tall = own || !reach ? width : reach, rows = Math.min(64, tall);
     const heat = strip(`${memory.name}: attention by distance, a column for each of ${total} segments`, (x) => { choose(m, -1); go(Math.floor(x * total)); });
     heat.canvas.style.height = `${Math.max(64, rows * 2)}px`;
     const list = make("ul", { class: "look-bars" }), said = make("p", { class: "note" });
-    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before the end of the segment, the oldest on top (${width} words).`), heat.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, "Earlier words that this segment attends to most:"), list);
+    const heading = make("p", { class: "note" }, "Earlier words that this segment attends to most:");
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before ${tall === width ? "the end of the segment" : "the segment"}, the oldest on top (${tall} words).`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
     function paint() {
       picture(heat.canvas, total, rows, (x, y) => {
         let most = 0;
-        for (let i = Math.floor((y * width) / rows); i < Math.max(Math.floor((y * width) / rows) + 1, Math.floor(((y + 1) * width) / rows)); i++) most = Math.max(most, value(memory.received, x * width + i));
+        for (let i = Math.floor((y * tall) / rows); i < Math.max(Math.floor((y * tall) / rows) + 1, Math.floor(((y + 1) * tall) / rows)); i++) most = Math.max(most, value(memory.received, x * width + i));
         return most / (memory.received.most || 1);
       }, "--negative");
     }
@@ -454,6 +456,7 @@
         if (t >= 0 && x > 0) found.push([trimmed(one.words[one.wordOf[t]]), x, memory.keys ? `${number(x, 3)}` : number(x, 3)]);
       }
       found.sort((a, b) => b[1] - a[1]);
+      heading.hidden = !found.length;
       bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
       const oldest = Math.max(0, from);
       let text = s ? `The segment can reach back to “${trimmed(one.words[one.wordOf[oldest]])}”, ${s * one.length - oldest} words before it.` : "No word comes before it.";
@@ -493,6 +496,7 @@
     if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
     const units = place.effects.filter((effect) => effect.unit != null);
+    if (!place.effects.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "The answer is not known at the end, so that no part can be emptied that it is lost without.")); ui.trace = ui.effects = null; return; }
     const lone = units.some((effect) => effect.alone);
     if (!lone) state.alone = false;
     const choice = (name, alone) => {

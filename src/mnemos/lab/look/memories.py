@@ -235,7 +235,10 @@ class EncodedReader(Reader):
     """The encoding of the segment before, which Memformer's decoder attends to."""
 
     kind: ClassVar[Kind] = "window"
-    about = "The decoder attends to the encoded words of the segment before, and to no earlier ones."
+    about = (
+        "The decoder attends to the encoded words of the segment before, and to no earlier ones. Before segment 1 it "
+        "has a token for the beginning instead."
+    )
 
     def __init__(self, model: Memformer) -> None:
         super().__init__("the segment before", ())
@@ -247,6 +250,8 @@ class EncodedReader(Reader):
         length = self.model.config.segment
         found = [one for name in names if (one := last(calls, name, Attended)) is not None]
         received = torch.stack([one.weights()[0].mean((0, 1)) for one in found]).mean(0)
+        if before is None:  # of the token for the beginning, which is no word of the text
+            received = torch.zeros_like(received)
         self.put(received=torch.cat([received, torch.zeros(length)]))
 
     def emptied(self, state: State, unit: int | None) -> State | None:

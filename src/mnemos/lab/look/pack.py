@@ -92,7 +92,10 @@ def _curves(one: Memory) -> dict[str, Array]:
 
 
 def _pack_memory(one: Memory, recording: Recording, kept: float) -> JSONObject:
-    read = one.readers.mean(1) if one.readers.size else one.readers.reshape(0, 0)
+    read = np.zeros((0, 0))
+    if one.readers.size:  # the mean over the segment's words; the last segment may be short
+        begin = recording.length * np.arange(len(one.readers))[:, None]
+        read = one.readers.sum(1) / np.clip(len(recording.document.tokens) - begin, 1, recording.length)
     curves = {"moved": one.moved, **({"read": read} if read.size else {}), **one.values}
     title = one.name.rsplit(", ", 1)[0]
     own = [

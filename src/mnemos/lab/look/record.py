@@ -16,7 +16,7 @@ from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State, reset
 
-from .effects import Effects, Place, check_finite, choose_places, find_effects, log_probabilities
+from .effects import LOST, Effects, Place, check_finite, choose_places, find_effects, log_probabilities
 from .memories import Array, Memory, Reader, Sources
 from .observe import observing
 from .readers import readers_of
@@ -149,6 +149,9 @@ def record(
             place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
         if document.question is not None:
             recording.asked = _ask(model, tokens, document.question, length, state)
+            for place in recording.places:
+                if place.probability < LOST * max(recording.asked.probability):
+                    place.effects = []  # what is not known cannot be lost
     return recording
 
 

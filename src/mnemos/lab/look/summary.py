@@ -7,7 +7,7 @@ from mnemos.lab.report.markup import listed, plural
 from .effects import LOST, Place
 from .images import PictureRecording
 from .memories import REACH
-from .record import Document, Recording
+from .record import LAYERS, Document, Recording
 
 
 def sentences(one: Recording) -> list[str]:
@@ -33,6 +33,7 @@ def _has(one: Recording) -> list[str]:
         alike = [memory for memory in one.memories if memory.kind == kind]
         first, count = alike[0], len(alike[0].units)
         layers = f" in {'each of ' if alike[1:] else ''}{plural(len(alike), 'layer')}"
+        layers += " that are shown" if len(alike) == LAYERS else ""
         reach = first.received.shape[1] - one.length if first.received.size else 0
         if kind == "slots":
             found.append(plural(count, "slot"))
@@ -42,7 +43,8 @@ def _has(one: Recording) -> list[str]:
             found.append(f"a cache of {plural(count, 'slot')}{layers}")
         elif kind == "sums":
             heads = len({unit.partition(",")[0] for unit in first.units})
-            found.append(f"the sums (a matrix) of {plural(heads, 'head')}{layers}")
+            window = f"a window of {plural(first.offset, 'word')}, and of the words before it " if first.offset else ""
+            found.append(f"{window}the sums (a matrix) of {plural(heads, 'head')}{layers}")
         elif first.name.startswith("layer"):
             far = f", which together reach {reach * len(alike):,} words back" if alike[1:] and reach < REACH else ""
             found.append(f"a window of {'the' if reach == REACH else f'{reach:,}'} earlier words{layers}{far}")
