@@ -1,6 +1,5 @@
 """A million tokens through every registered model that reads a stream: flat memory, flat time, a state as declared."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from contract_cases import ATTENTIONS, MODELS, declared, has
 from torch import Tensor, nn
-from usage import state_bytes, tenths, usage
+from usage import settle, state_bytes, tenths, usage
 
 import mnemos
 from mnemos import GRC, registry
@@ -79,11 +78,11 @@ def stream(case: Case, share: float, say: Callable[[str], None] = lambda _: None
     now, cpu, rss, sizes = begin(model, generator), [], [], []
     for number in range(parts):
         tokens = torch.randint(50, (1, part), generator=generator)
-        gc.collect()
         began = time.process_time()
         now = now.prefill(tokens[:, SINGLE:], chunk=PIECE)
         _, now = now.generate(SINGLE, generator=generator)
         cpu.append((time.process_time() - began) / part)
+        settle()
         rss.append(usage().rss)
         sizes.append(state_bytes(now.state))
         say(f"{case.name}: {part * (number + 1):,} tokens, {rss[-1] / 2**20:.0f} MiB, a state of {sizes[-1]:,} bytes")
@@ -119,7 +118,7 @@ def judge(row: dict[str, Any], sizes: list[int], finite: bool) -> list[str]:
         half, end = sizes[len(sizes) // 2 - 1], sizes[-1]
         if not 1.6 < end / half < 2.4:
             problems.append(f"a state of {half:,} bytes at half of its tokens and {end:,} at the end")
-        grown -= 8 * (sizes[-1] - sizes[0])  # what is computed from all of it at once
+        grown -= 2 * (sizes[-1] - sizes[0])  # and a copy
     else:
         middle = len(sizes) // 2  # a state may hold a segment that is not whole
         if max(sizes[middle:]) > max(sizes[:middle]):
