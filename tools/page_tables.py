@@ -292,7 +292,7 @@ def state_bits() -> str:
         "|---|---|---|---|---|---|---|---|\n",
     ]  # fmt: skip
     found: dict[tuple[str, str, int, int], list[Value]] = {}
-    for file, task in (("state_bits", "MQAR"),):
+    for file, task in (("state_bits", "MQAR"), ("state_bits_told", "a told fact")):
         for row in _load(file)["rows"]:
             name = row["run"].split("/")[1]
             found.setdefault((name, task, row["length"], row["every"]), []).append(row)
