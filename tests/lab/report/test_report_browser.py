@@ -139,6 +139,8 @@ def test_switches_keys_and_tables(page, unfinished):
         for width in (420, 900, 1400):
             seen.size(width, 1000)
             assert seen.run("document.documentElement.scrollWidth") <= width
+            cut = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+            assert width > 420 or seen.run(f"{cut}.length") == 0
         assert seen.run("document.querySelector('.arms tbody th').getClientRects().length") == 1
         seen.open(page.as_uri(), scripts=False, dark=True)
         assert seen.errors == []

@@ -50,6 +50,10 @@ def test_the_page_and_its_state_follow_the_run(served):
     after = json.loads(get(server, f"{path}state")[1])
     assert after["version"] != before["version"]
     assert "update 3,000 of 4,000, 0:00:21" in after["text"]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 4000, "loss": 0.5, "seconds": 84.0}\n')
+    after = json.loads(get(server, f"{path}state")[1])
+    assert after["text"] == "demo, seed 0: all 4,000 updates are done, the test is not"
 
 
 def test_only_the_page_is_assembled_and_says_its_version(served, monkeypatch):

@@ -155,7 +155,12 @@ def _text(runs: Sequence[JSONObject]) -> str:
         done = f"{run['name']}: update {run['step']:,} of {run['steps']:,}"
         left = f", {clock(run['left'])} of training left" if math.isfinite(run["left"]) else ""
         late = f", no record for {clock(quiet)}" if quiet > _QUIET else ""
-        lines.append(f"{done}{left}{late}" if run["step"] else f"{run['name']}: no update recorded yet{late}")
+        if not run["step"]:
+            lines.append(f"{run['name']}: no update recorded yet{late}")
+        elif run["step"] >= run["steps"] > 0:
+            lines.append(f"{run['name']}: all {run['steps']:,} updates are done, the test is not{late}")
+        else:
+            lines.append(f"{done}{left}{late}")
     return "; ".join(lines) or "all runs are finished"
 
 
