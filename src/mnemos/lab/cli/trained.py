@@ -194,5 +194,5 @@ def report(arguments: list[str]) -> int:
 
     page, first = write_report(runs, Path(options.out) if options.out else None)
     print(page)
-    print(f"Open {page.resolve().as_uri()} in a browser. {first}")
+    print(f"Open {page.resolve().as_uri()} in a browser.\n{first}")
     return 0

@@ -36,12 +36,13 @@ def write_claim_page(result: JSONObject, finding: Finding, path: Path) -> None:
     body = f'<section id="verdict" class="opening">\n{chr(10).join(filter(None, opening))}</section>\n'
     body += "\n".join(folded(slug, name, text, slug == "figures") for slug, (name, text) in known.items())
     title = f"{result['title']}: {result['about']}"
-    byline = f"{result['paper']}/{result['claim']} · {plural(len(finding.runs), 'run')}"
+    byline = f"{result['paper']}/{result['claim']}"
+    byline += f" · {plural(len(finding.runs), 'run')}" if finding.runs else ""
     write_text(path, html_page(title, body, paragraph(byline, "byline"), [script("page.js")]))
 
 
 def _table(title: str, columns: list[str], rows: list) -> str:
-    return table(title, columns, [[escape(cell_text(cell)) for cell in row] for row in rows], "fields")
+    return table(title, columns, [[escape(cell_text(cell)) for cell in row] for row in rows], "claims")
 
 
 def _figures(files: list[Path]) -> str:

@@ -29,11 +29,14 @@ _SAYS = (
 
 
 def section(results: Results) -> str:
-    """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls."""
+    """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls.
+
+    The controls of caches that a model stores are in the results.
+    """
     scored = {name: runs for name in results.names if (runs := results.state_controls(name))}
     whys = _not_scored({name: why for name in results.names if (why := results.uncontrolled(name))}, results)
     if not scored:
-        return "\n".join(whys)
+        return "" if results.controls else "\n".join(whys)
     shown = [_drawing(results, scored), _table(results, scored)]
     return "\n".join(filter(None, [paragraph(_SAYS), *shown, *whys]))
 

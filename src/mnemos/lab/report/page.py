@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mnemos import registry
 from mnemos.atomic import write_text
 
 from . import (
@@ -84,7 +85,7 @@ def _first(comparisons: Sequence[Results]) -> str:
         picture = "the picture of the score of every seed"
     else:
         picture = "the learning curves"
-    return f"Look first at {picture}: {headline(comparisons[0])}"
+    return f"Look first at {picture}. {headline(comparisons[0])}"
 
 
 def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
@@ -103,7 +104,7 @@ def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
     return html_page(
         _title(comparisons),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{paragraph(_byline(comparisons), 'byline')}{watched}",
+        f"{paragraph(_byline(comparisons), 'byline')}{_tasks(comparisons)}{watched}",
         [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
         served=bool(watched),
     )
@@ -155,11 +156,22 @@ def _title(comparisons: Sequence[Results]) -> str:
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
+def _tasks(comparisons: Sequence[Results]) -> str:
+    """What is asked: the first line of the documentation of each task that this program knows."""
+    runs = (run for one in comparisons for run in one.all_runs())
+    kinds = dict.fromkeys(str(name) for run in runs if (name := _field(run.recipe, "data", "is")))
+    known = registry.names("data")
+    said = [f"“{kind}”: {registry.about('data', kind)}" for kind in kinds if kind in known]
+    return "".join(paragraph(text, "byline") for text in said)
+
+
 def _byline(comparisons: Sequence[Results]) -> str:
     """One line: the number of runs, their updates, when they finished and at which commit."""
     runs = [run for one in comparisons for run in one.all_runs()]
     rows = [row for one in comparisons for row in one.rows]
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
+    seeds = {row.seeds for row in rows}
+    parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
     steps = list(dict.fromkeys(run.result.steps for run in runs if run.result and run.result.steps))
     parts += [f"{steps[0]:,.0f} updates each"] if len(steps) == 1 else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in comparisons]

@@ -41,7 +41,7 @@ def _variants(results: Results) -> str:
             str(row.seeds),
             count(row.parameters),
             operations(row.flops),
-            memory(row.state_bytes),
+            memory(row.state_bytes or math.nan),
             duration(row.seconds),
             duration(finite_spread(run.cost("epoch_seconds") for run in results.runs_of(row.name)).mean),
             memory(row.peak_bytes),

@@ -156,14 +156,21 @@ def arms(results: Results) -> str:
         means.append(ends := interval(row, results.bounds))
         if ends is None and (share := _share(results, row)) is not None:
             ends, counted = wilson(*share), True
-        name = variant_name(results.names.index(row.name), row.name)
+        name = variant_name(results.names.index(row.name), row.name) + _about(results, row)
         line = [_with_range(row.mean, ends), decimal(last.get(row.name, math.nan)), ""]
         if (one := found.get(row.name)) is not None:
             line[2] = f"{_with_range(one.difference, one.interval, True)}<small>to {escape(other.name)}</small>"
-        cells.append([name, *line, memory(row.state_bytes), duration(row.seconds)])
+        cells.append([name, *line, memory(row.state_bytes or math.nan), duration(row.seconds)])
     head = ["variant", results.metric, f"at {along.places[-1]:,g}" if along and last else "", "difference"]
     caption = _said_of_arms(results, rows, along if last else None, means, counted)
     return table(caption, [*head, "state", "time"], cells, "arms")
+
+
+def _about(results: Results, row: Row) -> str:
+    """What a variant's recipe says of it: HTML, below its name."""
+    runs = results.runs_of(row.name)
+    about = runs[0].recipe.get("about") if runs else None
+    return f"<small>{escape(about)}</small>" if about else ""
 
 
 def _said_of_arms(
@@ -217,7 +224,11 @@ def verdict(results: Results) -> list[str]:
         return []
     best = [_best(results, rows)] if len(rows) > 1 and not _nothing_learned(results, rows) else []
     emptied = [text for row in rows if (text := _emptied(results, row))]
-    return [*_against_baselines(results, rows), *best, *([" ".join([*emptied, _DEPENDS])] if emptied else [])]
+    return [
+        *_against_baselines(results, rows),
+        *filter(None, best),
+        *([" ".join([*emptied, _DEPENDS])] if emptied else []),
+    ]
 
 
 def _unrecorded(results: Results, rows: Sequence[Row]) -> bool:
@@ -266,8 +277,10 @@ def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
 
 
 def _best(results: Results, rows: Sequence[Row]) -> str:
-    """The best row, and its difference to each other one."""
+    """The best row, and its difference to each other one; "" where no difference has an interval."""
     best, found = differences_of_best({row.name: row for row in rows}, results.higher_is_better, results.bounds)
+    if not any(one.interval for one in found.values()):
+        return ""
     row = results.row(best)
     reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     pairs = len(rows) * (len(rows) - 1) // 2  # the best is chosen by the same scores
