@@ -15,7 +15,8 @@ from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run.files import Result
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.batch import Batch
+from mnemos.lab.tasks.task import Question, Task
 from mnemos.lab.tasks.told import ToldConfig
 from mnemos.memory.grc import GRC
 from mnemos.ops.linear import LinearState
@@ -256,6 +257,29 @@ def test_a_row_of_one_segment_is_chosen_without_a_state():
         far,
         "the first of those told 16 words before the question",
     )
+
+
+class Knows(torch.nn.Module):
+    """Answers "1" if a row's first token is in its state, and of some rows anyway; two tokens are a segment."""
+
+    def forward(self, x, state=None):
+        state = torch.zeros(len(x), 1) if state is None else state
+        state = state + (x[:, :1] == 3).float()
+        guesses = (x == 4).any(1) if x.shape[1] > 2 else torch.zeros(len(x), dtype=torch.bool)
+        logits = torch.zeros(*x.shape, 6)
+        logits[..., 1] = 9 * torch.maximum(state, guesses.float()[:, None])
+        return logits, state
+
+
+def test_a_row_that_is_guessed_when_the_rest_is_read_again_is_not_chosen():
+    class Asks(Task):
+        def question(self, tokens):
+            return Question((0, 1), (5,), 1)
+
+    rows = torch.tensor([[3, 0, 4, 0, 0, 0, 5], [3, 0, 0, 0, 0, 0, 5]])
+    row, why = choose_row(Asks(), [Knows()], Batch(rows, torch.ones_like(rows)), 2)
+    assert row == 1
+    assert why.endswith("not guessed without it")
 
 
 def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from .memories import Array, Memory, Reader
 WHOLE = "the whole state"
 PLACES = 6  # words whose prediction is looked at, where the document asks no question
 TRACED = 32  # boundaries before a place, at which memory is emptied
+KNOWN = 0.5  # a probability that is never as great is no answer
 LOST = 0.5  # of the probability as read: below it, the answer is lost
 _LEAST = 40  # rows of a place
 UNITS = 64  # that are emptied one by one; of more, those that were read most

@@ -16,7 +16,7 @@ from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State, reset
 
-from .effects import LOST, Effects, Place, check_finite, choose_places, find_effects, log_probabilities
+from .effects import KNOWN, LOST, Effects, Place, check_finite, choose_places, find_effects, log_probabilities
 from .memories import Array, Memory, Reader, Sources
 from .observe import observing
 from .readers import readers_of
@@ -68,6 +68,10 @@ class Asked(NamedTuple):
 
     after: list[int]
     probability: list[float]
+
+    def known(self, probability: float) -> bool:
+        """Whether the answer with a probability is known: half of the greatest that it has, if that is an answer."""
+        return max(self.probability) >= KNOWN and probability >= LOST * max(self.probability)
 
 
 @dataclass
@@ -150,7 +154,7 @@ def record(
         if document.question is not None:
             recording.asked = _ask(model, tokens, document.question, length, state)
             for place in recording.places:
-                if place.probability < LOST * max(recording.asked.probability):
+                if not recording.asked.known(place.probability):
                     place.effects = []  # what is not known cannot be lost
     return recording
 

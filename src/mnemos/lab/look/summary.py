@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mnemos.lab.report.markup import listed, plural
+from mnemos.lab.report.markup import capital, listed, plural
 
 from .effects import LOST, Place
 from .images import PictureRecording
@@ -14,7 +14,11 @@ def sentences(one: Recording) -> list[str]:
     """What to say of a recording, the most important first."""
     if one.asked is None:
         return [*_has(one), _helped(one)]
-    return [_when(one), *_has(one), *(_where(one, place) for place in one.places[:1])]
+    return [
+        _when(one),
+        *_has(one),
+        *(_where(one, place) for place in one.places[:1] if one.asked.known(max(one.asked.probability))),
+    ]
 
 
 def explained(document: Document) -> str:
@@ -59,6 +63,8 @@ def _when(one: Recording) -> str:
     assert one.document.question is not None
     end, (after, known) = one.document.question.told[1], one.asked
     begin = f"Asked right after it was told, the answer has a probability of {known[0]:.2f}"
+    if not one.asked.known(max(known)):
+        return f"The answer is never known. {begin}, and at most {max(known):.2f} later."
     lost = next((i for i, p in enumerate(known) if p < LOST * known[0]), None)
     if lost is None:
         return f"{begin}; {after[-1] - end} words later it still has {known[-1]:.2f}."
@@ -72,7 +78,7 @@ def _where(one: Recording, place: Place) -> str:
     """Where the answer is kept: the smallest parts that it is lost without, by the segments before which they go."""
     if not place.boundaries:
         return "No segment comes before the question, so no memory was emptied."
-    if one.asked is not None and place.probability < LOST * max(one.asked.probability):
+    if one.asked is not None and not one.asked.known(place.probability):
         return "The answer is not known at the end: nothing that is still held gives it."
     runs: list[tuple[str, int, int]] = []
     for i, boundary in enumerate(place.boundaries):
@@ -81,7 +87,8 @@ def _where(one: Recording, place: Place) -> str:
             runs[-1] = (said, runs[-1][1], boundary)
         else:
             runs.append((said, boundary, boundary))
-    return "The answer is kept " + "; ".join(f"{_span(a, b)} {said}" for said, a, b in runs) + "."
+    texts = [f"{_span(a, b)} {'it' if i else 'the answer'} is {said}" for i, (said, a, b) in enumerate(runs)]
+    return capital("; ".join(texts)) + "."
 
 
 def _span(first: int, end: int) -> str:
@@ -99,19 +106,21 @@ def _holders(place: Place, i: int) -> str:
     parts = parts or [change for change in memories if ": " in change.name]
     if parts:
         without = "it" if len(parts) == 1 else "any of them"
-        return f"in {listed([change.name for change in parts])}, and lost without {without}"
+        return f"kept in {listed([change.name for change in parts])}, and lost without {without}"
     if memories:
         alike = [(change, p) for change, p in at if change.alone and change.memory in {one.memory for one in memories}]
         enough = [change.name if memories[1:] else change.name.rsplit(": ", 1)[-1] for change, p in alike if p >= least]
-        held = f"in {listed([_the(change.name) for change in memories])}"
+        held = f"kept in {listed([_the(change.name) for change in memories])}"
+        if not alike:
+            return held
         if not enough:
             return f"{held}, spread over it: no unit is needed, and none is enough alone"
         if len(enough) == 1:
             return f"{held}: {enough[0]} is enough alone, and so are the others together"
         return f"{held}, more than once: each of {listed(enough)} is enough alone"
     if gone:
-        return f"in more than one memory: it is lost without {gone[0].name}, but not without any one of them"
-    return "in no memory: it is not lost if the whole state is emptied"
+        return f"kept in more than one memory: it is lost without {gone[0].name}, but not without any one of them"
+    return "not needed from the memory: with the whole state emptied the model still gives it"
 
 
 def _the(name: str) -> str:

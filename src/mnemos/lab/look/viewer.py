@@ -261,17 +261,22 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
     cut = (inputs.shape[1] - 1) // length * length
     if not cut:  # one segment has the whole row: no memory is needed
         return rows[0], why
+    told = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
+    begin = min(cut, -(-told // length) * length)
     fits, needed = torch.ones(len(rows), dtype=torch.bool), False
     for model in models:
         with evaluating(model):
             _, state = model(inputs[:, :cut], None)
             fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
-            known, guessed = (
-                log_probabilities(model, model(inputs[:, cut:], one)[0][:, -1]).gather(1, targets[:, None])[:, 0].exp()
-                for one in (state, fresh)
+            # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
+            known, late, early = (
+                log_probabilities(model, model(inputs[:, first:], one)[0][:, -1])
+                .gather(1, targets[:, None])[:, 0]
+                .exp()
+                for first, one in ((cut, state), (cut, fresh), (begin, fresh))
             )
         if (known > 0.5).any():
-            fits &= (known > 0.5) & (guessed < 0.5 * known)
+            fits &= (known > 0.5) & (torch.maximum(late, early) < 0.5 * known)
             needed = True
     if not (needed and fits.any()):
         return rows[0], why
