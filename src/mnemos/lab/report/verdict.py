@@ -190,7 +190,9 @@ def _said_of_arms(
         *([f"Small: 95% intervals ({', '.join([*how, *cut_note(results.metric, means)])})"] if how else []),
     ]
     said += (
-        ["Difference: to the variant under it, the never-written baseline where there is one"] if _pairs(rows) else []
+        [f"Difference: to the never-written baseline where there is one, else to {results.against}"]
+        if _pairs(rows)
+        else []
     )
     said += ["State: what a stream keeps from call to call"] if any(row.state_bytes > 0 for row in rows) else []
     caption = ". ".join(said) + "."
@@ -284,10 +286,9 @@ def _best(results: Results, rows: Sequence[Row]) -> str:
     row = results.row(best)
     reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     pairs = len(rows) * (len(rows) - 1) // 2  # the best is chosen by the same scores
-    others = [
-        f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, pairs)}" for name, d in found.items()
-    ]
-    return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}."
+    others = [f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d)}" for name, d in found.items()]
+    corrected = f" Each p is corrected by Holm over {pairs} comparisons: the best is chosen by the same scores."
+    return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}.{corrected if pairs > 1 else ''}"
 
 
 def _seeds(row: Row, other: Row) -> str:
