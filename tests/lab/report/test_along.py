@@ -53,7 +53,7 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert along_figure(comparison) in opening, "the picture is on the first screen"
     assert along_table(comparison) not in opening
     assert page.count("a guess (0.100)") == 1
-    assert "At 512 words back, the most that was tested: demo 0.500; a guess has 0.100." in opening
+    assert "Test accuracy at 512 words back, the most that was tested: demo 0.500; a guess has 0.100." in opening
     assert "at 512: with that many words back" in opening
 
 

@@ -267,7 +267,9 @@ def along_figure(results: Results) -> str:
         return ""
     chart = along_chart(results, found)
     bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
-    caption = f"Test {found.metric} by {found.x}; marks are seeds, lines their mean.{bars} From result.json."
+    several = any(len(results.runs_of(name)) > 1 for name in found.values)
+    marks = "marks are seeds, lines their mean" if several else "one run per variant"
+    caption = f"Test {found.metric} by {found.x}; {marks}.{bars} From result.json."
     return chart_figure([chart], caption, "wide")
 
 

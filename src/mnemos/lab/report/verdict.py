@@ -46,11 +46,15 @@ def headline(results: Results) -> str:
         return "No variant has a test result yet."
     pairs = _pairs(rows)
     found = read_along(results)
-    return " ".join(filter(None, [_overall(results, rows, pairs), _reached(results, found, pairs) if found else ""]))
+    overall = _overall(results, rows, pairs)
+    if found is None:
+        scores = {row.name: row.mean for row in rows}
+        return overall or f"{capital(_score(results))} over the whole split: {_ranked(results, scores)}."
+    return " ".join(filter(None, [overall, _reached(results, found, pairs, alone=not overall)]))
 
 
 def _overall(results: Results, rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> str:
-    """What memories add on the whole split, the best variant, or the scores."""
+    """What memories add on the whole split, or the best variant; "" where no difference has an interval."""
     if pairs:
         return _sentence(results, pairs)
     if len(rows) > 1 and not _nothing_learned(results, rows):
@@ -64,7 +68,7 @@ def _overall(results: Results, rows: Sequence[Row], pairs: Sequence[tuple[Row, R
             return (
                 f"{score}; {f'a difference is shown only to {listed(apart)}' if apart else 'no difference is shown'}."
             )
-    return f"{capital(_score(results))} over the whole split: {_ranked(results, {row.name: row.mean for row in rows})}."
+    return ""
 
 
 def _score(results: Results) -> str:
@@ -78,18 +82,18 @@ def _ranked(results: Results, scores: Mapping[str, float]) -> str:
     return f"{', '.join(f'{name} {decimal(scores[name])}' for name in ranked[:_NAMED])}{more}"
 
 
-def _reached(results: Results, found: Along, pairs: Sequence[tuple[Row, Row]]) -> str:
+def _reached(results: Results, found: Along, pairs: Sequence[tuple[Row, Row]], alone: bool) -> str:
     """The metric at the greatest x of the axis: of the one memory and its baseline, or of all variants."""
     last = found.places[-1]
     means = _at_the_end(found)
-    metric = "" if found.metric == results.metric else f"the test {found.metric} of "
     guess = f"; a guess has {decimal(found.chance)}" if math.isfinite(found.chance) else ""
-    alone = "" if len(found.places) == 1 else ", the most that was tested"
+    most = "" if len(found.places) == 1 else ", the most that was tested"
+    start = "At" if found.metric == results.metric and not alone else f"Test {found.metric} at"
     if len(pairs) == 1 and all(row.name in means for row in pairs[0]):
         scores = " against ".join(decimal(means[row.name]) for row in pairs[0])
     else:
         scores = _ranked(results, means)
-    return f"At {last:,g} {found.x}{alone}: {metric}{scores}{guess}."
+    return f"{start} {last:,g} {found.x}{most}: {scores}{guess}."
 
 
 def _at_the_end(found: Along) -> dict[str, float]:
