@@ -1,16 +1,18 @@
-"""What the tests of several rooms are given. Stand-ins that more than one room's tests use lie beside this file."""
+"""What the tests of several rooms are given. Stand-ins that more than one room's tests use lie beside this file.
+
+PyTorch is imported where it is used: the process that starts the others would take seconds for it before they start.
+"""
 
 import contextlib
 import gc
 from collections import defaultdict
 
-import processes
 import pytest
-import torch
-from native_kernels import NAMES, VARIANTS, library, run_variant
 from pairwise import cover
 
 pytest_plugins = ["record"]
+# What is imported stays; to search it for garbage takes a fifth of the time of imports.
+gc.disable()
 
 
 def pytest_addoption(parser):
@@ -96,7 +98,10 @@ def pytest_collection_finish(session):
     What is alive by now stays so: the garbage collector does not search it after each of some thousand tests.
     """
     gc.freeze()
+    gc.enable()
     if any("slow" in item.keywords or "forks" in item.fixturenames for item in session.items):
+        import processes
+
         processes.serve()
 
 
@@ -108,14 +113,25 @@ def forks():
 @pytest.fixture(scope="module")
 def forked_comparisons(forks):
     """`compare`, called in this process, forks its runs from the tests' server instead of spawning interpreters."""
+    import processes
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mnemos.lab.compare.runs.multiprocessing.get_context", lambda _: processes.CONTEXT)
         yield
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda i: NAMES[i])
+def pytest_generate_tests(metafunc):
+    if "variant" in metafunc.fixturenames:
+        from native_kernels import NAMES, VARIANTS
+
+        metafunc.parametrize("variant", VARIANTS, ids=lambda i: NAMES[i], indirect=True)
+
+
+@pytest.fixture
 def variant(request):
     """Every kind of the native kernels that this processor can run, by number."""
+    from native_kernels import library, run_variant
+
     with run_variant(request.param) if library() else contextlib.nullcontext():
         yield request.param
 
@@ -123,6 +139,8 @@ def variant(request):
 @pytest.fixture
 def threads():
     """Sets the number of threads, for this test."""
+    import torch
+
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -131,6 +149,8 @@ def threads():
 @pytest.fixture
 def poisoned():
     """Memory that nothing has written holds NaN."""
+    import torch
+
     torch.use_deterministic_algorithms(True)
     for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
         assert torch.empty(3, device=device).isnan().all()

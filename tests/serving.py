@@ -1,11 +1,13 @@
 """What the tests' server of processes imports once, so that its forks do not."""
 
+import gc
 import importlib
 
 import torch
 
 from mnemos import libraries
 
+gc.disable()  # what is imported stays
 torch.set_num_threads(1)
 libraries.transformers()
 libraries.timm()
@@ -21,3 +23,5 @@ for module in MODULES.split():
         raise RuntimeError(f"tests/serving.py cannot import {module}") from error
 for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):
     importlib.import_module(f"transformers.models.{host}.modeling_{host}")
+gc.freeze()
+gc.enable()

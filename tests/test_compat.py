@@ -29,10 +29,10 @@ THEIRS = {name for one in INSTANCES for name in dir(one) if name.startswith("_")
 THEIRS |= {"_shutdown_workers", "modules_buffers", "require_forward_param_sync"}  # the last two are undocumented
 
 
-def roots(tree: ast.AST) -> set[str]:
+def roots(nodes: list[ast.AST]) -> set[str]:
     """The names that a file gives to torch and its modules."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {(a.asname or a.name).partition(".")[0] for a in node.names if a.name.partition(".")[0] == "torch"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
@@ -46,10 +46,11 @@ def private(name: str) -> bool:
 
 def private_uses(tree: ast.AST) -> set[str]:
     """What a file uses of PyTorch's private names: imported, below a module of torch, or a name of its classes."""
-    torch_names, found = roots(tree), set()
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    nodes, found = list(ast.walk(tree)), set()
+    torch_names = roots(nodes)
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     methods = {id(m) for c in classes if c.bases for m in c.body}  # of subclasses alone: others override nothing
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [f"{getattr(node, 'module', None) or ''}.{alias.name}" for alias in node.names]
             found |= {n for n in names if "torch" in n.split(".") and any(map(private, n.split(".")))}

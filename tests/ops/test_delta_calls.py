@@ -147,13 +147,18 @@ def test_empty_calls_pass_the_state_on(kind, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.each_value
-@pytest.mark.parametrize("backend", HERE)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        pytest.param(kind, backend, marks=[pytest.mark.exhaustive] * (backend != "native" and kind != "gated delta"))
+        for kind in KINDS
+        for backend in HERE
+    ],
+)
 def test_compiled_whole_equals_eager(kind, backend, exhaustive):
     torch._dynamo.reset()
     dtype, tolerance = EXACT[backend]
-    for t in (70, 1) if exhaustive or backend == "native" else (70,):  # PyTorch's operations take seconds to compile
+    for t in (70, 1) if exhaustive or backend == "native" else (70,):  # PyTorch's take seconds to compile
         given = inputs(kind, t, dtype)
         compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
         compare(compiled(given, mask=holes(t), backend=backend), run(given, mask=holes(t)), given, tolerance)

@@ -274,6 +274,7 @@ def test_what_does_not_apply_is_refused(tmp_path):
         setattr(given, name, value)
         with pytest.raises(InputError, match=f"without {name}, because"):
             RolloutTrainer(model=made("linear"), args=given, train_dataset=documents(), segment=4, rollout=1)
+    trainer = trainer_of(made("linear"), tmp_path, max_steps=1)
     for data, said in [
         ([{"text": "a b"}], "input_ids"),
         (["a b"], "tokenise"),
@@ -287,8 +288,9 @@ def test_what_does_not_apply_is_refused(tmp_path):
         ([{"input_ids": [5, 6, 7], "labels": [5, 6], "attention_mask": [1, 1, 0]}], "2 labels and 3 ids"),
         ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], r"attention_mask of 3 .*found torch.int64 \(2,\)"),
     ]:
+        trainer.train_dataset = data
         with pytest.raises(InputError, match=said):
-            trainer_of(made("linear"), tmp_path, data=data, max_steps=1).train()
+            trainer.train()
 
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed"])

@@ -22,11 +22,8 @@ def main() -> int:
     if sys.argv[1:] == ["--requirements"]:
         print(*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"])
         return 0
-    missing = [
-        name
-        for name in ("sphinx", "myst_parser", "furo", "sphinx_copybutton")
-        if importlib.util.find_spec(name) is None
-    ]
+    needed = ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "griffe")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(f"expected the extra docs, found no {missing[0]}; run: pip install 'mnemos-torch[docs]'", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from sphinx.transforms import SphinxTransform
 
 project = "mnemos"
 author = copyright = "the authors of mnemos"
-release = version = source.ast.literal_eval(source.find("mnemos.__version__").node.value)
+release = version = source.PACKAGE["__version__"].value.strip("'\"")
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -4,6 +4,7 @@ The pages of the repository stay as they are. Here their relative links become l
 files that are no pages (results, scripts) come along for download.
 """
 
+import ast
 import json
 import os
 import re
@@ -117,14 +118,11 @@ class Site:
         return re.sub(r"(`\]\()([^)\s]+)(\))", lambda m: m[1] + self._link(m[2], path, place) + m[3], "".join(parts))
 
     def notebook(self, path: Path) -> str:
-        """A notebook as a page: its texts, its code, the outputs that it stores, and itself for download."""
+        """A notebook as a page: its texts, its code, and itself for download."""
         parts = []
         for cell in json.loads(path.read_text())["cells"]:
             text = "".join(cell["source"])
             parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-            for output in cell.get("outputs", []):
-                said = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
-                parts.append(f"```text\n{said.rstrip()}\n```")
         title, _, rest = "\n\n".join(parts).partition("\n")
         return f"{title}\n\nA notebook of Jupyter: [{path.name}](../{self._copy(path)}).\n{rest}\n"
 
@@ -178,10 +176,8 @@ def _list(title: str, said: str, folder: str) -> str:
 
 def command_line() -> str:
     """The page of the commands: what `mnemos --help` prints, and the exit codes."""
-    said = source.module_documentation("mnemos.lab.cli.verbs")
-    usage = source.find("mnemos.lab.cli.verbs.USAGE")
-    assert usage is not None
-    text = source.ast.literal_eval(usage.node.value)
-    codes = next(block for block in said.split("\n\n") if block.startswith("Exit codes"))
+    verbs = source.PACKAGE["lab.cli.verbs"]
+    text = ast.literal_eval(str(verbs["USAGE"].value))
+    codes = next(block for block in verbs.docstring.value.split("\n\n") if block.startswith("Exit codes"))
     about = "`mnemos --help` prints this, and `mnemos COMMAND --help` more."
     return f"# Command line\n\n{about}\n\n```text\n{text}```\n\n{codes}\n"

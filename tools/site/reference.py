@@ -5,14 +5,14 @@ those that a page imports. A name has one entry, under its shortest path, on the
 """
 
 import functools
-import importlib
-import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import docstrings
+import griffe
 import source
-from source import ROOT, SOURCE, Definition
+from source import PACKAGE, ROOT, SOURCE
 
 # A page: its title, and the rooms that are on it.
 PAGES = {
@@ -40,7 +40,7 @@ WHOLE = ("types", "registry", "libraries")
 class Entry:
     """A public name: its definition, and its paths, the shortest first."""
 
-    definition: Definition
+    definition: griffe.Object
     paths: list[str]
 
     @property
@@ -49,39 +49,59 @@ class Entry:
         return self.paths[0]
 
     @property
+    def module(self) -> str:
+        """The module that defines it."""
+        return self.definition.module.path
+
+    @property
     def page(self) -> str:
         """The page that the entry is on."""
-        room = self.definition.module.split(".")[1]
+        room = self.module.split(".")[1]
         found = [page for page, (_, rooms) in PAGES.items() if room in rooms]
         if not found:
             raise ValueError(f"{self.path}: expected room {room} on a page, found it on none; see PAGES in {__file__}")
         return found[0]
 
+    @functools.cached_property
+    def members(self) -> list[griffe.Object]:
+        """The methods and properties of a class."""
+        return source.members(self.definition) if self.definition.is_class else []
+
 
 def public_paths() -> list[str]:
-    """The full paths of all public names, the shortest first. Imports the packages, to read their `__all__`."""
-    names = importlib.import_module("mnemos").__all__
-    found = {f"mnemos.{name}" for name in names if name[0] != "_" and not _is_module(f"mnemos.{name}")}
-    for file in (SOURCE / "mnemos").glob("**/__init__.py"):
-        package = ".".join(file.parent.relative_to(SOURCE).parts)
-        if package != "mnemos" and re.search(r"^__all__", file.read_text(), re.MULTILINE):
-            found |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
-    found |= {f"mnemos.{room}.{name}" for room in WHOLE for name in source.own_names(f"mnemos.{room}")}
-    return sorted(found | imported_by_pages(), key=lambda path: (path.count("."), path))
+    """The full paths of all public names, the shortest first."""
+    found = {path for path in imported_by_pages() if source.find(path) is not None}
+    for package in [PACKAGE, *_packages(PACKAGE)]:
+        names = package.exports
+        if not names and "__all__" in package.members:  # it is computed: of what is imported for type checkers
+            names = [name for name, one in package.members.items() if one.is_alias and _is_of(one, package)]
+        found |= {f"{package.path}.{name}" for name in names or ()}
+    for room in WHOLE:
+        own = (one for one in PACKAGE[room].members.values() if not one.is_alias and one.name[0] != "_")
+        found |= {one.path for one in own if one.is_class or one.is_function}
+    return sorted(found, key=lambda path: (path.count("."), path))
 
 
-def _is_module(path: str) -> bool:
-    return importlib.util.find_spec(path) is not None
+def _is_of(name: griffe.Alias, package: griffe.Module) -> bool:
+    found = source.find(name.path)
+    return found is not None and found.path.startswith(f"{package.path}.")
+
+
+def _packages(package: griffe.Module) -> Iterator[griffe.Module]:
+    for one in package.modules.values():
+        if one.is_package or one.is_subpackage:
+            yield one
+            yield from _packages(one)
 
 
 def imported_by_pages() -> set[str]:
-    """The full paths of what README, CONTRIBUTING and the pages of docs/ import, or name in full."""
+    """The full paths that README, CONTRIBUTING and the pages of docs/ import, or name in full."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     found = set(re.findall(r"\bmnemos(?:\.[a-z_]+)+\.[A-Za-z]\w+\b", text))
     for module, names in re.findall(r"^\s*from (mnemos[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
         found |= {f"{module}.{name}" for name in re.split(r"[, ]+", names) if name}
-    return {path for path in found if source.find(path) is not None}
+    return found
 
 
 @functools.cache
@@ -94,31 +114,11 @@ def entries() -> list[Entry]:
             raise ValueError(f"{path}: it is listed as public, and no file defines it")
         found.setdefault(definition.path, Entry(definition, [])).paths.append(path)
     for entry in list(found.values()):
-        if isinstance(entry.definition.node, source.ast.ClassDef):
-            for base in source.lineage(entry.definition)[1:]:
-                if not _is_private(base):
-                    found.setdefault(base.path, Entry(base, [base.path]))
+        for base in entry.definition.mro() if entry.definition.is_class else ():
+            if not source.is_private(base):
+                found.setdefault(base.path, Entry(base, [base.path]))
     order = list(PAGES)
-    return sorted(found.values(), key=lambda e: (order.index(e.page), e.definition.module, e.definition.name.lower()))
-
-
-def _is_private(definition: Definition) -> bool:
-    return "._" in definition.path
-
-
-@functools.cache
-def _members(entry: Entry) -> list[source.Member]:
-    """The methods and properties of a class, with those of bases that have no entry."""
-    if entry.definition.kind not in ("class", "exception"):
-        return []
-    private = [base for base in source.lineage(entry.definition)[1:] if _is_private(base)]
-    return list(source.members(entry.definition, private))
-
-
-def undocumented() -> list[str]:
-    """The public names, methods and properties without a docstring."""
-    found = [entry.path for entry in entries() if not entry.definition.documentation]
-    return found + [f"{e.path}.{m.name}" for e in entries() for m in _members(e) if not m.documentation]
+    return sorted(found.values(), key=lambda e: (order.index(e.page), e.module, e.definition.name.lower()))
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def targets() -> dict[str, str]:
     found, short = {}, {}
     for entry in entries():
         name = entry.path.rpartition(".")[2]
-        for suffix in ("", *(f".{member.name}" for member in _members(entry))):
+        for suffix in ("", *(f".{member.name}" for member in entry.members)):
             for path in [*entry.paths, entry.definition.path]:
                 found[path + suffix] = entry.path + suffix
             short.setdefault(name + suffix, set()).add(entry.path + suffix)
@@ -157,31 +157,32 @@ def _clear(signature: str, module: str) -> str:
     return re.sub(r"(?<![\w.'\"])[A-Z]\w+(?![\w('\"])", full, signature)
 
 
-def _member(member: source.Member, known: set[str], module: str) -> str:
-    signature = _clear(member.signature, module)
-    options = {member.option: signature if member.kind == "property" else ""} if member.option else {}
-    head = member.name + (signature if member.kind == "method" else "")
-    body = docstrings.markdown(member.documentation, known | _parameters(head))
-    return _directive(member.kind, head, body, 3, **options)
+def _member(member: griffe.Object, known: set[str], module: str) -> str:
+    name, said = member.name, source.documentation(member)
+    if not member.is_function:
+        kind, options = "property", {"type": _clear(str(member.annotation or ""), module)}
+    else:
+        kind, options = "method", dict.fromkeys(member.labels & {"staticmethod", "classmethod"}, "")
+        name += _clear(source.signature(member, "staticmethod" not in options), module)
+    return _directive(kind, name, docstrings.markdown(said, known | _parameters(name)), 3, **options)
 
 
 def _entry(entry: Entry) -> str:
-    definition, node = entry.definition, entry.definition.node
+    definition, kind = entry.definition, source.kind(entry.definition)
     options = {"canonical": definition.path} if definition.path != entry.path else {}
-    if definition.kind == "data":
-        return _directive("data", entry.path, docstrings.markdown(definition.documentation, set()), 4, **options)
-    if definition.kind == "function":
-        signature = _clear(source.function_signature(node), definition.module)
-        body = docstrings.markdown(definition.documentation, _parameters(signature))
-        return _directive("function", entry.path + signature, body, 4, **options)
-    signature = _clear(source.class_signature(definition), definition.module)
-    known = _parameters(signature) | source.fields(definition)
-    body = [docstrings.markdown(definition.documentation, known)]
-    inherits = [base.path for base in source.bases(definition) if not _is_private(base)]
-    if inherits:
-        body.append("Base: " + ", ".join(f"`{path}`" for path in inherits) + ".")
-    body += [_member(member, known, definition.module) for member in _members(entry)]
-    return _directive(definition.kind, entry.path + signature, "\n\n".join(body), 4, **options)
+    said, head = source.documentation(definition), ""
+    if kind == "function":
+        head = source.signature(definition)
+    elif kind != "data":
+        head = source.class_signature(definition)
+    head = _clear(head, entry.module)
+    known = _parameters(head) | set(source.fields(definition) if definition.is_class else ())
+    body = [docstrings.markdown(said, known)]
+    if definition.is_class:
+        inherits = [base.path for base in definition.resolved_bases if not source.is_private(base)]
+        body += ["Base: " + ", ".join(f"`{path}`" for path in inherits) + "."] * bool(inherits)
+        body += [_member(member, known, entry.module) for member in entry.members]
+    return _directive(kind, entry.path + head, "\n\n".join(body), 4, **options)
 
 
 def page(name: str) -> str:
@@ -189,14 +190,14 @@ def page(name: str) -> str:
     title, rooms = PAGES[name]
     found = [entry for entry in entries() if entry.page == name]
     text = [f"# {title}"]
-    text += [docstrings.markdown(source.module_documentation(f"mnemos.{room}"), set()) for room in rooms]
+    text += [docstrings.markdown(PACKAGE[room].docstring.value, set()) for room in rooms]
     module = ""
     for entry in found:
-        if entry.definition.module != module:
-            module = entry.definition.module
+        if entry.module != module:
+            module = entry.module
             text.append(f"## {module.removeprefix('mnemos.')}")
             if module.removeprefix("mnemos.") not in rooms:
-                said = source.module_documentation(module).split("\n\n")[0]
+                said = PACKAGE[module.removeprefix("mnemos.")].docstring.value.split("\n\n")[0]
                 text.append(_with_operator(docstrings.markdown(said, set()), module))
         text.append(_with_operator(_entry(entry), module))
     return "\n\n".join(text) + "\n"
@@ -220,7 +221,7 @@ def index() -> str:
     """The first page of the reference: its pages, and the names of `mnemos` itself."""
     toctree = "\n".join(f"{title} <{name}>" for name, (title, _) in PAGES.items())
     names = sorted((e for e in entries() if e.path.count(".") == 1), key=lambda e: e.path.lower())
-    rows = [f"| `{entry.path}` | {first_sentence(entry.definition.documentation)} |" for entry in names]
+    rows = [f"| `{entry.path}` | {first_sentence(source.documentation(entry.definition))} |" for entry in names]
     return "\n".join([
         "# API reference\n",
         "All [public names](../policy.md), written from their docstrings. Axes of shapes, in this order: B batch, "

@@ -137,6 +137,14 @@ def test_a_table_trains_small_models_once(tmp_path, capsys, monkeypatch):
     written = "-paper", "-cached"
     kinds = ("", *(kind for one in written for kind in (one, comparisons.CONTROLS[one])))
     monkeypatch.setattr(comparisons, "TABLE1", kinds)  # without the caches per row
+    whole = comparisons.recipe
+
+    def small(options, host, *kind):
+        found = whole(options, host, *kind)
+        sizes = {"dim": 8, "depths": (1, 1), "num_heads": (1, 2)} if host == "swin" else {}
+        return replace(found, model=replace(found.model, **sizes), train=replace(found.train, batch_size=4))
+
+    monkeypatch.setattr(comparisons, "recipe", small)
     arguments = ["reproduce", "cached_transformers/table8", "--steps", "2", "--out", str(tmp_path)]
     assert main(arguments) == 0
     found = json.loads((tmp_path / "table8.json").read_text())

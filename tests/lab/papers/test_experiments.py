@@ -154,7 +154,8 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
 
     def small(options, name):
         found = whole(options, name)
-        return replace(found, model=replace(found.model, dim=8, num_heads=2, mlp=8))
+        few = replace(found.data, images=replace(found.data.images, valid_size=20, test_size=30))
+        return replace(found, model=replace(found.model, dim=8, num_heads=2, mlp=8), data=few)
 
     monkeypatch.setattr(linear, "small_recipe", small)
     (found,) = reproduce("linear_transformers/experiment", Options(tmp_path, steps=2, seeds=2))

@@ -46,6 +46,7 @@ def test_recipes_at_the_papers_size_do_not_clip(name):
 def test_figure1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "LENGTHS", (64, 128))
     monkeypatch.setattr(scaling, "TOKENS", 128)
+    monkeypatch.setattr(scaling, "ROUNDS", 1)
     (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
     times, memory = found["tables"]
     assert [row["N"] for row in times["rows"]] == ["64", "128"]

@@ -13,8 +13,10 @@ from mnemos.types import InputError
 
 __all__ = ["MAX_LOG_SCALE", "MIN_LOG_SCALE", "draw", "log_prob", "mode"]
 
-# Below, a component is a tenth of a level wide, so it is in one level anyway; above, it is flat and e^(−s) underflows.
-MIN_LOG_SCALE, MAX_LOG_SCALE = -7.0, 40.0
+# Below, a component is a tenth of a level wide, so it is in one level anyway.
+MIN_LOG_SCALE = -7.0
+# Above, a component is flat and e^(−s) underflows.
+MAX_LOG_SCALE = 40.0
 
 
 def log_prob(parameters: Tensor, x: Tensor, levels: int = 256) -> Tensor:
