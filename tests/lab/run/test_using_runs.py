@@ -23,7 +23,7 @@ from mnemos.lab.tasks.text import TextConfig
 def texts(folder: Path, letters: str) -> str:
     for i, letter in enumerate(letters):
         folder.mkdir(exist_ok=True)
-        (folder / f"{i}.txt").write_text(f"{letter} and {i} " * 50)
+        (folder / f"{i}.txt").write_text(f"{letter} and {i} " * 150)
     return str(folder)
 
 
