@@ -3,7 +3,6 @@
 PyTorch is imported where it is used: the process that starts the others would take seconds for it before they start.
 """
 
-import contextlib
 import gc
 from collections import defaultdict
 
@@ -118,22 +117,6 @@ def forked_comparisons(forks):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mnemos.lab.compare.runs.multiprocessing.get_context", lambda _: processes.CONTEXT)
         yield
-
-
-def pytest_generate_tests(metafunc):
-    if "variant" in metafunc.fixturenames:
-        from native_kernels import NAMES, VARIANTS
-
-        metafunc.parametrize("variant", VARIANTS, ids=lambda i: NAMES[i], indirect=True)
-
-
-@pytest.fixture
-def variant(request):
-    """Every kind of the native kernels that this processor can run, by number."""
-    from native_kernels import library, run_variant
-
-    with run_variant(request.param) if library() else contextlib.nullcontext():
-        yield request.param
 
 
 @pytest.fixture
