@@ -127,17 +127,15 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
 def _names() -> list:
     """All recipes. By default every pair of parts of their names, as (cifar, pvt) and (cifar, paper), is in one.
 
-    Larger hosts, further languages, ablations and never-written baselines are left out then. Of the hosts at the size
-    of ImageNet the smallest stays: tests/lab/vision/test_classifiers.py builds the others, and
-    tests/lab/papers/test_vision_recipes.py trains one from photos.
+    Larger hosts, further languages, ablations and never-written baselines are left out then.
     """
 
     def left_out(name: str) -> bool:
-        like_another = name.startswith("imagenet-") and not name.startswith("imagenet-pvt-tiny")
+        like_another = name.startswith(("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3"))
         like_another |= name.startswith(("iwslt14-es-", "iwslt14-en-", "iwslt15-", "wikitext-xl-large", "wikitext-mt"))
         return (
             like_another
-            or name.startswith(("mnist-memformer-", "wikitext-bytes-"))
+            or name.startswith(("imagenet-pvt-v2-b4", "imagenet-22k", "mnist-memformer-", "wikitext-bytes-"))
             or name.endswith(("-unwritten", "-attention-cache"))
             or name.startswith("text-state-")  # tested by themselves below
         )
