@@ -533,7 +533,8 @@
       if (at < 0) at = state.segment < place.boundaries[0] ? 0 : columns - 1;
       title.textContent = `Probability of “${trimmed(place.answer)}” if this is ${state.alone ? "kept alone" : "emptied"} before segment ${place.boundaries[at] + 1}:`;
       bars(list, rows.map((effect) => [effect.name, effect.p[at] ?? 0, number(effect.p[at])]), 1);
-      rows.forEach((effect, i) => { list.children[i].className = effect.memory === state.memory && (effect.unit ?? -1) === state.unit ? "chosen" : ""; });
+      rows.forEach((effect, i) => { const other = effect.unit == null && effect.name !== one.memories[effect.memory]?.name; // several memories, or a head
+        list.children[i].className = !other && effect.memory === state.memory && (effect.unit ?? -1) === state.unit ? "chosen" : ""; });
     };
   }
 
