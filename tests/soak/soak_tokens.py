@@ -1,6 +1,7 @@
 """A million tokens through every registered model that reads a stream: flat memory, flat time, a state as declared."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +66,8 @@ def run(share: float, folder: Path, say: Callable[[str], None]) -> dict[str, Any
         except Exception as error:  # the others go on
             problems = [f"{type(error).__name__}: {error}"]
         failed += [f"{case.name}: {problem}" for problem in problems]
-    return {"models": len(rows), "streams": rows, "failed": failed}
+    kinds = Counter(row["state"] for row in rows.values())
+    return {"models": len(rows), **kinds, "streams": rows, "failed": failed}
 
 
 def stream(case: Case, share: float, say: Callable[[str], None] = lambda _: None) -> tuple[dict[str, Any], list[str]]:
