@@ -13,7 +13,9 @@ from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
+from mnemos.lab.look.summary import sentences
 from mnemos.lab.look.viewer import choose_row
+from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.task import Question, Task
@@ -199,8 +201,12 @@ def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
     sizes = {"vocab_size": task.vocab_size, "dim": 16, "layers": 1, "num_heads": 2, "max_length": 99}
     model = mnemos.Transformer(**sizes, position="none").eval()
     document = Document(tuple(row), tuple(task.words(row)), (-1,) * (len(row) - 1) + (question.answer,), "", question)
+    with monkeypatch.context() as patch:
+        patch.setattr(look_record, "KNOWN", 0)
+        patch.setattr(look_record, "LOST", 0)
+        assert record(model, document, length=8).places[0].effects
+    monkeypatch.delattr(effects.Effects, "variants")  # nothing is emptied
     found = record(model, document, length=8)
-    assert found.places[0].boundaries
     assert found.places[0].effects == []
     assert found.asked.after[-1] == len(row) - 3
     assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
@@ -308,10 +314,15 @@ def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):
 def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
     recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/step-00000040.safetensors").touch()
-    said = f"not finished: the checkpoint of update 40 of {recipe.train.steps}"
-    assert viewer.trained(tmp_path, recipe, task) == said
-    assert capsys.readouterr().err == f"mnemos: warning: {tmp_path}: {said}\n"
+    (tmp_path / "checkpoints/step-00000050.safetensors").touch()  # damaged
+    for path, update in (
+        (checkpoint.path_of, "checkpoint of update 40"),
+        (checkpoint.best_path, "best checkpoint, of update 30"),
+    ):
+        checkpoint.write(path(tmp_path / "checkpoints", int(update[-2:])), {"model": {"w": torch.zeros(1)}})
+        said = f"not finished: the {update} of {recipe.train.steps}"
+        assert viewer.trained(tmp_path, recipe, task) == said
+        assert capsys.readouterr().err == f"mnemos: warning: {tmp_path}: {said}\n"
     Result("demo", steps=250, test={"loss": 1.0, "accuracy": 0.5}, controls={"emptied": {"accuracy": 0.25}}).write(
         tmp_path
     )
@@ -322,9 +333,21 @@ def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
 
 def test_a_text_without_a_word_is_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "text.txt").write_text("zyx")
     opened = viewer.Opened("a", "", build("window"), ToldConfig(rows=4).build(), None)
     with pytest.raises(mnemos.InputError, match=r"empty.txt: .* at least one word"):
         viewer.document_of([opened], 8, tmp_path / "empty.txt", None, 9)
+    found = viewer.document_of([opened], 8, tmp_path / "text.txt", None, 9)
+    assert found.words == ((found.other, 1),) == (("…", 1),)
+
+
+@pytest.mark.parametrize(("layers", "said"), [(6, "6 layers, which"), (12, "12 layers (6 shown), which")])
+def test_the_summary_counts_every_layer(layers, said, monkeypatch):
+    monkeypatch.setattr(look_record, "find_effects", lambda *given: [])
+    sizes = {"vocab_size": 30, "dim": 8, "num_heads": 2, "mlp": 8, "layers": layers, "max_length": 99}
+    model = mnemos.Transformer(**sizes, position="none", attention=mnemos.SoftmaxConfig(window=6)).eval()
+    found = sentences(record(model, Document.of_text(TOKENS[0].tolist())))[0]
+    assert f"a window of 5 earlier words in each of {said} together reach {5 * layers} words back" in found
 
 
 def test_a_run_of_linearise_without_a_model_is_refused(tmp_path):

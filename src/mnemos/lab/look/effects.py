@@ -122,11 +122,14 @@ class Effects:
         return found
 
 
-def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequence[int], state: State) -> list[Place]:
+def find_effects(
+    effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequence[int], state: State, emptied: bool = True
+) -> list[Place]:
     """The places with their probabilities, as read and with parts of the memory emptied.
 
-    tokens [1, N], targets [N]; wanted: numbers of the tokens that predict. Cost: for each boundary before a place, up
-    to `TRACED`, a row for each part that is emptied, read from there to the place, in batches.
+    tokens [1, N], targets [N]; wanted: numbers of the tokens that predict. emptied: False: only as read. Cost: for each
+    boundary before a place, up to `TRACED`, a row for each part that is emptied, read from there to the place, in
+    batches.
     """
     model, length, places = effects.model, effects.length, []
     wanted = effects.bounded(wanted)
@@ -138,7 +141,7 @@ def find_effects(effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequ
     for segment in range(max(ends) + 1):
         x = tokens[:, segment * length : (segment + 1) * length]
         near = [s for s in ends if segment <= s < segment + TRACED]
-        if near and state is not None:
+        if emptied and near and state is not None:
             units = effects.units(near[0])
             variants = effects.variants(state, units)
             size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)) * len(variants)

@@ -493,10 +493,10 @@
   function build_trace(one) {
     const place = one.places[state.place];
     ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all words." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
+    if (one.asked && !one.asked.known) { ui.holder.replaceChildren(make("p", { class: "note" }, "The answer is not known at the end, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
     const units = place.effects.filter((effect) => effect.unit != null);
-    if (!place.effects.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "The answer is not known at the end, so that no part can be emptied that it is lost without.")); ui.trace = ui.effects = null; return; }
     const lone = units.some((effect) => effect.alone);
     if (!lone) state.alone = false;
     const choice = (name, alone) => {

@@ -47,7 +47,9 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
             {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources
         ],
         "places": [_pack_place(place) for place in recording.places],
-        "asked": None if recording.asked is None else {"after": recording.asked[0], "p": _short(recording.asked[1])},
+        "asked": None
+        if recording.asked is None
+        else {"after": recording.asked[0], "p": _short(recording.asked[1]), "known": recording.asked.known_at_end},
     }
     budget = BYTES * share - len(str(found)) * 3 / 4
     budget -= sum(array.size for one in recording.memories for array in _curves(one).values())

@@ -94,7 +94,11 @@ def _viewer(recordings: Sequence[Recording]) -> list[Section]:
     note = paragraph(
         "The viewer needs scripts, which this browser does not run. The tables below need none.", "missing"
     )
-    return [Section("viewer", "Segment by segment", f'<div id="look">{note}</div>\n{data}')]
+    document = recordings[0].document
+    said = ""
+    if document.other and any(word == document.other for word, _ in document.words):
+        said = paragraph(f"“{document.other}” in the text is a word outside the vocabulary of the models.", "note")
+    return [Section("viewer", "Segment by segment", f'{said}<div id="look">{note}</div>\n{data}')]
 
 
 def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:

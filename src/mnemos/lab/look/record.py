@@ -1,6 +1,8 @@
 """Record what a model's memories do while it reads a document, segment by segment."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, State, reset
 
 from .effects import KNOWN, LOST, Effects, Place, check_finite, choose_places, find_effects, log_probabilities
-from .memories import Array, Memory, Reader, Sources
+from .memories import Array, Kind, Memory, Reader, Sources
 from .observe import observing
 from .readers import readers_of
 
@@ -32,6 +34,7 @@ class Document:
 
     targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from, and why
     it was chosen. name: the text of a token. guess: the probability of an answer that is picked at random, if known.
+    other: how a word outside the vocabulary is written, if all are written alike.
     """
 
     tokens: tuple[int, ...]
@@ -41,17 +44,20 @@ class Document:
     question: Question | None = None
     name: Callable[[int], str] = str
     guess: float | None = None
+    other: str = ""
 
     @staticmethod
     def of_text(
         tokens: Sequence[int],
         words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None] = lambda tokens: None,
         about: str = "",
+        other: str = "",
     ) -> "Document":
         """A text whose every next token counts. words: groups tokens into words (`Task.words`); None: their numbers."""
         return Document(
             *(tuple(tokens), shown_words(tokens, words), (*tokens[1:], -1)[: len(tokens)], about),
             name=lambda token: shown_words([token], words)[0][0],
+            other=other,
         )
 
 
@@ -73,6 +79,19 @@ class Asked(NamedTuple):
         """Whether the answer with a probability is known: half of the greatest that it has, if that is an answer."""
         return max(self.probability) >= KNOWN and probability >= LOST * max(self.probability)
 
+    @property
+    def known_at_end(self) -> bool:
+        """Whether the answer is known when the document asks for it."""
+        return self.known(self.probability[-1])
+
+    @property
+    def lost(self) -> int | None:
+        """The first of `after` at which the answer was known before and is not now; None: it is not lost."""
+        until = (Asked(self.after[: i + 1], self.probability[: i + 1]) for i in range(len(self.after)))
+        return next(
+            (i for i, one in enumerate(until) if one.known(max(one.probability)) and not one.known_at_end), None
+        )
+
 
 @dataclass
 class Recording:
@@ -80,6 +99,7 @@ class Recording:
 
     surprise [N]: −ln p of each token given those before, NaN where it does not count. helped [N]: by how much ln p of
     it is greater than with every memory emptied before its segment. answers: the words of the places' tokens, by token.
+    layers: how many memories of each kind the model has; `memories` has at most `LAYERS` of them.
     """
 
     name: str
@@ -92,6 +112,7 @@ class Recording:
     helped: Array
     places: list[Place] = field(default_factory=list)
     asked: Asked | None = None
+    layers: Mapping[Kind, int] = field(default_factory=dict)
 
     @property
     def segments(self) -> int:
@@ -145,17 +166,16 @@ def record(
             sources=[one for reader in readers for one in reader.sources()],
             surprise=surprise,
             helped=helped,
+            layers=Counter(reader.kind for reader in readers_of(model, sys.maxsize)),
         )
-        wanted = choose_places(document.targets, helped, length)
-        effects = Effects(model, readers, recording.memories, length)
-        recording.places = find_effects(effects, tokens, targets, wanted, state)
-        for place in recording.places:
-            place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
         if document.question is not None:
             recording.asked = _ask(model, tokens, document.question, length, state)
-            for place in recording.places:
-                if not recording.asked.known(place.probability):
-                    place.effects = []  # what is not known cannot be lost
+        wanted = choose_places(document.targets, helped, length)
+        effects = Effects(model, readers, recording.memories, length)
+        emptied = recording.asked is None or recording.asked.known_at_end  # what is not known cannot be lost
+        recording.places = find_effects(effects, tokens, targets, wanted, state, emptied)
+        for place in recording.places:
+            place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
     return recording
 
 

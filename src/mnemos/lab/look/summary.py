@@ -7,7 +7,7 @@ from mnemos.lab.report.markup import capital, listed, plural
 from .effects import LOST, Place
 from .images import PictureRecording
 from .memories import REACH
-from .record import LAYERS, Document, Recording
+from .record import Document, Recording
 
 
 def sentences(one: Recording) -> list[str]:
@@ -36,8 +36,9 @@ def _has(one: Recording) -> list[str]:
     for kind in dict.fromkeys(memory.kind for memory in one.memories):
         alike = [memory for memory in one.memories if memory.kind == kind]
         first, count = alike[0], len(alike[0].units)
-        layers = f" in {'each of ' if alike[1:] else ''}{plural(len(alike), 'layer')}"
-        layers += " that are shown" if len(alike) == LAYERS else ""
+        held = one.layers.get(kind, len(alike))
+        layers = f" in {'each of ' if held > 1 else ''}{plural(held, 'layer')}"
+        layers += f" ({len(alike)} shown)" if len(alike) < held else ""
         reach = first.received.shape[1] - one.length if first.received.size else 0
         if kind == "slots":
             found.append(plural(count, "slot"))
@@ -50,7 +51,7 @@ def _has(one: Recording) -> list[str]:
             window = f"a window of {plural(first.offset, 'word')}, and of the words before it " if first.offset else ""
             found.append(f"{window}the sums (a matrix) of {plural(heads, 'head')}{layers}")
         elif first.name.startswith("layer"):
-            far = f", which together reach {reach * len(alike):,} words back" if alike[1:] and reach < REACH else ""
+            far = f", which together reach {reach * held:,} words back" if held > 1 and reach < REACH else ""
             found.append(f"a window of {'the' if reach == REACH else f'{reach:,}'} earlier words{layers}{far}")
         else:
             found.append(f"the words of {first.name}")
@@ -65,9 +66,9 @@ def _when(one: Recording) -> str:
     begin = f"Asked right after it was told, the answer has a probability of {known[0]:.2f}"
     if not one.asked.known(max(known)):
         return f"The answer is never known. {begin}, and at most {max(known):.2f} later."
-    lost = next((i for i, p in enumerate(known) if p < LOST * known[0]), None)
+    lost = one.asked.lost
     if lost is None:
-        return f"{begin}; {after[-1] - end} words later it still has {known[-1]:.2f}."
+        return f"{begin}; {after[-1] - end} words later it has {known[-1]:.2f}."
     return (
         f"{begin}. It is lost between {after[lost - 1] - end} and {after[lost] - end} words later, where it falls from "
         f"{known[lost - 1]:.2f} to {known[lost]:.2f}; at the end it has {known[-1]:.2f}."
@@ -76,10 +77,10 @@ def _when(one: Recording) -> str:
 
 def _where(one: Recording, place: Place) -> str:
     """Where the answer is kept: the smallest parts that it is lost without, by the segments before which they go."""
+    if one.asked is not None and not one.asked.known_at_end:
+        return "The answer is not known at the end: nothing that is still held gives it."
     if not place.boundaries:
         return "No segment comes before the question, so no memory was emptied."
-    if one.asked is not None and not one.asked.known(place.probability):
-        return "The answer is not known at the end: nothing that is still held gives it."
     runs: list[tuple[str, int, int]] = []
     for i, boundary in enumerate(place.boundaries):
         said = _holders(place, i)
@@ -105,8 +106,8 @@ def _holders(place: Place, i: int) -> str:
     parts = [change for change in memories if change.unit is not None]
     parts = parts or [change for change in memories if ": " in change.name]
     if parts:
-        without = "it" if len(parts) == 1 else "any of them"
-        return f"kept in {listed([change.name for change in parts])}, and lost without {without}"
+        emptied = "it" if len(parts) == 1 else "any one of them"
+        return f"kept in {listed([change.name for change in parts])}, and lost if {emptied} is emptied"
     if memories:
         alike = [(change, p) for change, p in at if change.alone and change.memory in {one.memory for one in memories}]
         enough = [change.name if memories[1:] else change.name.rsplit(": ", 1)[-1] for change, p in alike if p >= least]

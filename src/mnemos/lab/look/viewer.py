@@ -14,11 +14,12 @@ from mnemos.attention.gated_branch import GatedBranch
 from mnemos.generate.stream import Stream
 from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.write_attention import documents
-from mnemos.lab.run.checkpoint import steps
+from mnemos.lab.run.checkpoint import best_steps, steps
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe_files import is_model
 from mnemos.lab.run.trained import open_run
+from mnemos.lab.run.weights import final_checkpoint
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
@@ -144,7 +145,7 @@ def _caches(model: nn.Module) -> bool:
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
-    """A run, or a decoder of Transformers. A run that is not finished is opened at its newest checkpoint."""
+    """A run, or a decoder of Transformers. Of a run that is not finished, `final_checkpoint` is opened."""
     linearised = (folder / "linearised.json").is_file()
     source = folder / "model" if linearised else folder
     if linearised and not is_source(str(source)):
@@ -174,10 +175,9 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
         without = result.controls.get("emptied", {})
         known += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
         return ", ".join([f"trained with {result.steps:,} updates" if result.steps else "trained", *known])
-    done = steps(run / "checkpoints")
-    if not done:
+    if not steps(run / "checkpoints") and not best_steps(run / "checkpoints"):
         return ""
-    said = f"not finished: the checkpoint of update {done[0]:,} of {recipe.train.steps:,}"
+    said = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
     print(f"mnemos: warning: {run}: {said}", file=sys.stderr)
     return said
 
@@ -217,7 +217,7 @@ def document_of(
         tokens = task.encode(read_bytes(Path(text)), str(text))[:most]
         if not tokens:
             raise InputError(f"{text}: expected a text of at least one word, found none; name another file")
-        return Document.of_text(tokens, task.words, Path(text).name)
+        return Document.of_text(tokens, task.words, Path(text).name, task.other)
     if task.carries_state:
         row = number or 0
         rows, valid = documents(task, length, row + 1, segments)
@@ -225,7 +225,7 @@ def document_of(
             raise InputError(f"--document: expected a number below {len(rows)}, found {row}; lower it")
         tokens = rows[row][valid[row]].tolist()
         about = f"document {row} of the test split" + ("" if number is not None else ", the first")
-        return Document.of_text(tokens, task.words, about)
+        return Document.of_text(tokens, task.words, about, task.other)
     batch = next(iter(task.batches("test", max(ROWS, (number or 0) + 1))))
     models = [one.model for one in opened]
     row, why = choose_row(task, models, batch, length) if number is None else (number, "")
@@ -239,6 +239,7 @@ def document_of(
         question=task.question(tokens),
         name=lambda token: shown_words([token], task.words)[0][0],
         guess=task.reference.get(GUESS),
+        other=task.other,
     )
 
 

@@ -33,17 +33,24 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
     checkpoint, or a damaged best or averaged one.
     """
+    return final_checkpoint(folder)[1]
+
+
+def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
+    """Which checkpoint of a run has its `final_weights`, such as "the checkpoint of update 40", and these weights."""
     last = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
     if last in checkpoint.averaged_steps(folder / "checkpoints"):
         averaged = checkpoint.averaged_path(folder / "checkpoints", last)
-        return checkpoint.weights(averaged, checkpoint.read(averaged))
+        return f"the averaged weights of update {last:,}", checkpoint.weights(averaged, checkpoint.read(averaged))
     for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
         best = checkpoint.best_path(folder / "checkpoints", step)
-        return checkpoint.weights(best, checkpoint.read(best))
+        return f"the best checkpoint, of update {step:,}", checkpoint.weights(best, checkpoint.read(best))
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:
         raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
-    return checkpoint.weights(checkpoint.path_of(folder / "checkpoints", found[0]), found[1])
+    step, value, _ = found
+    weights = checkpoint.weights(checkpoint.path_of(folder / "checkpoints", step), value)
+    return f"the checkpoint of update {step:,}", weights
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:

@@ -248,6 +248,8 @@ class Results:
         """
         return None
 
+    other: str = ""  # how `words` writes every word that the vocabulary lacks, where a reader has to be told
+
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
         """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""
         return None

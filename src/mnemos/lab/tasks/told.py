@@ -98,6 +98,8 @@ class ToldTask(GeneratedTask):
     text: the words of each split as tokens, in order, without facts and questions.
     """
 
+    other = OTHER
+
     def __init__(self, config: ToldConfig, text: Mapping[Split, Sequence[bytes]]) -> None:
         self.config = config
         self.names = [word.decode() for word, _ in Counter(text["train"]).most_common(config.words)]
