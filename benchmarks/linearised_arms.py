@@ -213,9 +213,7 @@ def table(options: argparse.Namespace) -> None:
                 for entries in [[one["distances"][i] for one in recall]]
             ]
         rows.append(row)
-    told_runs = {
-        arm: [read_object(path) for path in sorted((options.out / arm).glob("seed-*/told.json"))] for arm in TOLD
-    }
+    told_runs = {arm: [_told(path) for path in sorted((options.out / arm).glob("seed-*/told.json"))] for arm in TOLD}
     result = {
         "metric": f"nats a token at positions {FAR}, the mean over pieces of the test texts",
         "higher_is_better": False,
@@ -261,6 +259,13 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
             "parameters": result.get("parameters", {}),
         }
     )
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """One run of `told`: training, recall and commit."""
+    run = read_object(path)
+    about = {name: run["about"].get(name) for name in ("seed", "commit", "dirty", "cpu", "finished")}
+    return about | {"training": run["training"], "recall": run["recall"]}
 
 
 def _pieces(run: dict[str, Any], name: str) -> list[float]:

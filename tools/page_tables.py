@@ -246,7 +246,6 @@ def linearised_arms() -> str:
     for row in _load("linearised")["rows"]:
         title = titles[row["name"]]
         if not row["seeds"]:
-            lines.append(f"| {title} | waits | | | | | | | | |\n")
             continue
         places = " | ".join(f"{row['positions'][name]:.1f}" for name in ("0-64", "64-512", "512-4096"))
         closed = f"{100 * sum(row['gap_closed']) / row['seeds']:.0f}" if "gap_closed" in row else ""
@@ -257,6 +256,29 @@ def linearised_arms() -> str:
             f"| {title} | {row['tokens']:,} | {row['seeds']} | {places} | {row['bits_per_byte']:.3f} | {closed} "
             f"| {facts} | {state} |\n"
         )
+    return "".join(lines)
+
+
+def linearised_told() -> str:
+    """The table of docs/linearise.md: what memories that were trained on told facts recall, by arm and seed."""
+    titles = {
+        "told-window": "window and sinks alone",
+        "told-hedgehog": "`hedgehog`",
+        "told-delta": "`delta`",
+        "told-cache": "gated cache of each stream",
+        "told-cache-unwritten": "the same, never written",
+        "told-remember": "memory tokens",
+    }
+    lines = [
+        "| | seed | answers right at the end of training, % | right of 20 facts told 128 | 256 | 512 | 1,024 | 2,048 "
+        "| 4,096 tokens ago |\n",
+        "|---|---|---|---|---|---|---|---|---|\n",
+    ]
+    for arm, runs in _load("linearised")["told"].items():
+        for run in runs:
+            told = " | ".join(str(sum(at["choice"])) for at in run["recall"]["distances"])
+            right = f"{100 * run['training']['right']:.0f}"
+            lines.append(f"| {titles[arm]} | {run['seed']} | {right} | {told} |\n")
     return "".join(lines)
 
 
@@ -348,6 +370,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "delta-forward": delta_forward,
     "convolutions": convolutions,
     "linearised-arms": linearised_arms,
+    "linearised-told": linearised_told,
     "linearised-speed": linearised_speed,
     "state-bits": state_bits,
 }
