@@ -317,8 +317,8 @@ class Another(Transformer):
     pass
 
 
-def altered(change):
-    model = make()
+def altered(change, **fields):
+    model = make(**fields)
     change(model)
     return model
 
@@ -342,6 +342,10 @@ REASONS = {
     "one more": (lambda: altered(lambda m: m.blocks[0].add_module("adapter", nn.Linear(2, 2))), "0.adapter: a module"),
     "layers differ": (
         lambda: altered(lambda m: setattr(m.blocks[1].attention, "eps", 1.0)),
+        "differs in kind, heads, eps, feature map, rotary positions or window",
+    ),
+    "retention differs": (
+        lambda: altered(lambda m: setattr(m.blocks[1].attention, "rotary", Rotary(50.0)), attention=RetentionConfig()),
         "differs in kind, heads, eps, feature map, rotary positions or window",
     ),
     "grouped heads": (lambda: make(attention=SoftmaxConfig(kv_heads=1)), "share keys and values"),

@@ -8,6 +8,8 @@ from native_kernels import needs_kernels
 
 import mnemos
 from mnemos import EncoderDecoder, Transformer
+from mnemos.attention.decayed import GLAConfig
+from mnemos.attention.delta import DeltaConfig
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused
@@ -30,6 +32,11 @@ TRANSLATORS = {
     "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "share": "none", "source_vocab_size": 30},
     "window": {"decoder": SoftmaxConfig(window=2), "encoder": LinearConfig()},
     "linear": {"decoder": LinearConfig()},
+    "narrow": {
+        "dim": 48,
+        "decoder": GLAConfig(key_width=1, value_width=1),
+    },  # narrower than the attention to the source
+    "narrow heads": {"dim": 48, "decoder": DeltaConfig(key_width=9, value_width=2)},
 }
 
 

@@ -16,6 +16,7 @@ from mnemos.ops.delta import decayed_attention, delta_rule
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 WIDTH = 4  # tokens that a short convolution reads
+Shapes = tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]  # of a `RecurrentSums`
 EPS = 1e-5  # of the norms, but that of retention, as in the authors' code
 
 
@@ -174,13 +175,12 @@ class RecurrentAttention(nn.Module):
         """The state of `batch_size` new rows, by default like the weights; None in `forward` means the same."""
         like = self.input.weight
         device, dtype = like.device if device is None else device, dtype or like.dtype
-        sums, window = self._shapes(batch_size)
-        seen = torch.zeros(batch_size, dtype=torch.int64, device=device) if self.placed else None
+        sums, window, seen = self.state_shapes(batch_size)
         wide = torch.promote_types(dtype, torch.float32)
         return RecurrentSums(
             torch.zeros(sums, dtype=wide, device=device),
             None if window is None else torch.zeros(window, dtype=dtype, device=device),
-            seen,
+            None if seen is None else torch.zeros(seen, dtype=torch.int64, device=device),
         )
 
     def forward(
@@ -197,14 +197,14 @@ class RecurrentAttention(nn.Module):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _shapes(self, rows: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The shapes of a state's sums and window."""
+    def state_shapes(self, rows: int) -> Shapes:
+        """The shapes of a state's sums, window and seen; None for a part that it does not have."""
         w = self.widths
         sums = (rows, w.value_heads, w.key_width, w.value_width)
-        return sums, (rows, WIDTH - 1, self.convolved) if self.convolved else None
+        return sums, (rows, WIDTH - 1, self.convolved) if self.convolved else None, (rows,) if self.placed else None
 
     def _check_state(self, state: object, rows: int) -> None:
-        wanted = (*self._shapes(rows), (rows,) if self.placed else None)
+        wanted = self.state_shapes(rows)
         found = (
             tuple(None if part is None else tuple(part.shape) for part in state)
             if isinstance(state, RecurrentSums)

@@ -30,7 +30,7 @@ from mnemos.attention.decayed import RANK, GatedLinearAttention, Retention
 from mnemos.attention.delta import DeltaAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums
 from mnemos.attention.mamba2 import Mamba2Attention
-from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums
+from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums, Shapes
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
 from mnemos.memory.branched import BranchedKeyValues, Encoded
@@ -69,10 +69,10 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     A fused kernel exists for a `mnemos.Transformer`, and for the decoder of a `mnemos.EncoderDecoder`, with linear
     attention (feature maps "elu" and "relu"), softmax attention or a layer that forgets (the delta rule and its family,
     GLA, retention, Mamba-2) in float32 on the CPU: then `step.fused` is True. It uses `torch.get_num_threads()`
-    threads. Cost per token: reading the weights and the state once; but with softmax attention the state has the same
-    size however many tokens came before. For other models `step.why` says why there is no kernel, and the step calls
-    the model. It also calls the model for several tokens, for the first token of softmax attention, more than `ROWS`
-    rows with weights in float32, under autocast, and in training with dropout.
+    threads. Cost per token: reading the weights and the state once; the state has the same size however many tokens
+    came before, except with softmax attention. For other models `step.why` says why there is no kernel, and the step
+    calls the model. It also calls the model for several tokens, for the first token of softmax attention, more than
+    `ROWS` rows with weights in float32, under autocast, and in training with dropout.
 
     weights: "float32"; "bfloat16" or "int8" for a copy of the matrices in 16 bits, or in 8 bits with one scale per row
     (its largest absolute value / 127). Few rows are bound by reading the weights, so they take a half and a quarter of
@@ -192,7 +192,7 @@ class FusedStep:
         source: Prepared | None = None
         given: tuple[Any, ...]
         if state is None and plan.forgets and not plan.reads:
-            given = (self._empty(rows),) * plan.layers
+            given = (plan.block.attention.initial_state(rows, "cpu", torch.float32),) * plan.layers
             seen = given[0].seen
         elif state is None and not plan.attention and not plan.reads:
             sums = LinearState(*(torch.zeros(rows, *shape, **FLOAT32_CPU) for shape in self._sums()))
@@ -211,7 +211,7 @@ class FusedStep:
         if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
             own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
         elif plan.forgets:
-            own = prepared_windows(given, self._empty(rows), seen)
+            own = prepared_windows(given, plan.block.attention.state_shapes(rows), seen)
         else:
             own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
         if own is None:
@@ -234,13 +234,6 @@ class FusedStep:
         if isinstance(state, EncoderDecoderState):
             return logits, state._replace(seen=seen, layers=own.layers)
         return logits, TransformerState(seen, own.layers)
-
-    def _empty(self, rows: int) -> RecurrentSums:
-        """The state of new rows of a layer that forgets."""
-        model: Any = self.model
-        block = model.decoder[0] if self.plan.reads else model.blocks[0]
-        found: RecurrentSums = block.attention.initial_state(rows, "cpu", torch.float32)
-        return found
 
     def _sums(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of a row's running sums s and z."""
@@ -314,7 +307,7 @@ class Plan(NamedTuple):
     outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
     `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Recurrent`, as the module and
     the name, None for one that is not there. recurrent: what `Stack` says of a layer that forgets. turns: the
-    frequencies of its own positions, None where it has none.
+    frequencies of its own positions, None where it has none. block: the first one.
     """
 
     sizes: tuple[int, ...]
@@ -331,6 +324,7 @@ class Plan(NamedTuple):
     vectors: list[tuple[nn.Module, str] | None]
     recurrent: list[int]
     turns: Tensor | None
+    block: Any
 
     @property
     def layers(self) -> int:
@@ -392,6 +386,7 @@ def plan_of(model: Any) -> Plan:
         vectors=vectors,
         recurrent=_recurrent(attention),
         turns=attention.rotary.frequencies(attention.widths.key_width, "cpu") if kind == "retention" else None,
+        block=blocks[0],
     )
 
 
@@ -474,7 +469,8 @@ def _settings(attention: Any) -> tuple[Any, ...]:
         return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
     if isinstance(attention, RecurrentAttention):
         norm: Any = attention.norm
-        return type(attention), attention.num_heads, *_recurrent(attention), norm.eps
+        rotary = getattr(attention, "rotary", None)
+        return type(attention), attention.num_heads, *_recurrent(attention), norm.eps, rotary
     return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
 
 
@@ -543,29 +539,26 @@ def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor 
     return Prepared(words, NOTHING, new, ())
 
 
-def prepared_windows(layers: Sequence[Any], empty: RecurrentSums, seen: Tensor | None) -> Prepared | None:
+def prepared_windows(layers: Sequence[Any], shapes: Shapes, seen: Tensor | None) -> Prepared | None:
     """For layers that forget; None where the kernel cannot read a state.
 
-    empty: the state of new rows, whose shapes that of every layer must have. seen [B]: of the model's state, which that
-    of every layer must equal where it has one.
+    shapes: those of the parts of a layer's state. seen [B]: of the model's state, which that of every layer must equal
+    where it has one.
     """
     counted = seen
     for layer in layers:
-        if type(layer) is not RecurrentSums or any(
-            (a is None) != (b is None) for a, b in zip(layer, empty, strict=True)
-        ):
+        if type(layer) is not RecurrentSums or tuple(None if x is None else x.shape for x in layer) != shapes:
+            return None
+        if not all(_plain(x) for x in (layer.sums, layer.window) if x is not None):
             return None
         if layer.seen is not None and layer.seen is not counted:
             if counted is None or not torch.equal(layer.seen, counted):
                 return None
             counted = layer.seen
-        for x, like in ((layer.sums, empty.sums), (layer.window, empty.window)):
-            if x is not None and like is not None and (x.shape != like.shape or not _plain(x)):
-                return None
-    n, window = len(layers), empty.window
-    sums = torch.empty(n, *empty.sums.shape, **FLOAT32_CPU).unbind()
-    windows = [None] * n if window is None else torch.empty(n, *window.shape, **FLOAT32_CPU).unbind()
-    later = None if empty.seen is None or counted is None else counted + 1
+    n, (of_sums, of_window, of_seen) = len(layers), shapes
+    sums = torch.empty(n, *of_sums, **FLOAT32_CPU).unbind()
+    windows = [None] * n if of_window is None else torch.empty(n, *of_window, **FLOAT32_CPU).unbind()
+    later = None if of_seen is None or counted is None else counted + 1
     new = tuple(RecurrentSums(s, w, later) for s, w in zip(sums, windows, strict=True))
     words = [
         [one.sums.data_ptr(), 0, end.sums.data_ptr(), 0, _address(one.window), _address(end.window)]

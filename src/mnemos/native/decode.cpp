@@ -25,7 +25,9 @@ class Decoding {
         : m(m), c(c), layers(layers), memories(memories), numbers(numbers) {
         i64 width = rounded(m.width, UNIT), features = rounded(m.width / m.heads, W);
         i64 turns = rounded(turned(), UNIT);
-        i64 common = 2 * width + rounded(inner(), UNIT) + rounded(outer(), UNIT) + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
+        // The attention to a source has its queries and its heads where the layer's own were.
+        i64 made = m.reads && inner() < m.width ? m.width : inner(), out = m.reads && outer() < m.width ? m.width : outer();
+        i64 common = 2 * width + rounded(made, UNIT) + rounded(out, UNIT) + (1 + m.gated) * rounded(m.mlp, UNIT) + rounded(m.hidden, UNIT) + turns;
         i64 lists = Listed::size(c.own, c.rows) + Listed::size(c.source, c.rows);
         i64 most = c.own.entries > c.source.entries ? c.own.entries : c.source.entries;
         i64 head = forgets() ? 5 * rounded(m.key_width, W) + 2 * rounded(m.value_width, W) : 0;
@@ -39,7 +41,7 @@ class Decoding {
             at += c.rows * found.ld;
             return found;
         };
-        x = take(m.width), qkv = take(inner()), heads = take(outer()), mlp = take(m.mlp), hidden = take(m.hidden);
+        x = take(m.width), qkv = take(made), heads = take(out), mlp = take(m.mlp), hidden = take(m.hidden);
         turn = take(turns), gates = take(m.gated * m.mlp);
         lists_own = Listed(c.own, (std::int32_t*)at);
         lists_source = Listed(c.source, (std::int32_t*)at + Listed::size(c.own, c.rows));

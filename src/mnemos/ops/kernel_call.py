@@ -57,8 +57,8 @@ def eager(*tensors: Tensor | None) -> bool:
 
 
 def present(inputs: Sequence[object], found: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of the first inputs: an operator returns an empty tensor where an input is None."""
-    return [None if x is None else grad for x, grad in zip(inputs, found, strict=False)]
+    """Gradients of the inputs: an operator returns an empty tensor where an input is None."""
+    return [None if x is None else grad for x, grad in zip(inputs, found, strict=True)]
 
 
 def register_pair(
