@@ -35,7 +35,7 @@ TRANSLATORS = {
     "narrow": {
         "dim": 48,
         "decoder": GLAConfig(key_width=1, value_width=1),
-    },  # narrower than the attention to the source
+    },  # than the attention to the source
     "narrow heads": {"dim": 48, "decoder": DeltaConfig(key_width=9, value_width=2)},
 }
 

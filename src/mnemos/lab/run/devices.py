@@ -41,11 +41,12 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     _hush()
-    kept = None
+    kept = again = None
     if resumed is not None:
+        again = f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed}"
         kept = (
             f"a run is resumed with its own number of processes, {config.processes}; with another, start a new run: "
-            f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed} --train.devices N"
+            f"{again} --train.devices N"
         )
     _check_processes(config, kept)
     strategy: Any = "auto"
@@ -72,7 +73,7 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
         problem = " ".join(str(error).split())
         raise InputError(
             f"train: {asked} is not available on this machine ({problem}); "
-            f"{kept or 'change train.accelerator or train.devices'}"
+            "change train.accelerator or train.devices" + (f" in a new run: {again}" if again else "")
         ) from None
     if fabric.world_size > 1:
         # At exit rather than after training: another training in this program uses the same processes.
