@@ -23,6 +23,14 @@ from mnemos.lab.compare.significance import (
 T2 = 4.302652730  # the 97.5 % point of Student's t with two degrees of freedom
 
 
+def test_bounds_of_another_metric_do_not_cut():
+    """An accuracy in per cent is outside of the bounds of a share."""
+    low, high = interval(Spread(86.26, 0.5, 3), (0.0, 1.0))
+    assert low < 86.26 < high
+    low, high = welch(Spread(86.26, 0.5, 3), Spread(80.0, 0.5, 3), (0.0, 1.0)).interval
+    assert low < 6.26 < high
+
+
 def test_wilson_s_interval_of_a_share():
     from scipy.stats import binomtest
 
@@ -131,7 +139,7 @@ def comparison(scores: dict[str, list[float]], against: str) -> Comparison:
     spreads = {name: spread(values) for name, values in scores.items()}
     tests = {name: test for name, test in differences(spreads, against).items() if test.interval}
     rows = tuple(Row(n, *one, interval=interval(one, (0.0, 1.0)), against=tests.get(n)) for n, one in spreads.items())
-    return Comparison("accuracy", True, rows, against=against)
+    return Comparison("accuracy", True, rows, bounds=(0.0, 1.0), against=against)
 
 
 def test_the_table_says_what_the_seeds_show(capsys):

@@ -1,6 +1,7 @@
 """The curve of a metric along an axis of the task."""
 
 import json
+import math
 import re
 
 import pytest
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from synthetic_runs import write_run
 
 from mnemos import InputError
-from mnemos.lab.compare.comparison import show, summarise
+from mnemos.lab.compare.comparison import read_comparison, show, summarise
 from mnemos.lab.report import summary_image
 from mnemos.lab.report.curves import along_figure, along_table, read_along
 from mnemos.lab.report.page import report
@@ -90,6 +91,28 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     assert list(read_along(read([first, other])).values) == ["demo"]
     with pytest.raises(InputError, match="as its 'along'"):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
+
+
+def test_the_bounds_of_a_metric_are_its_own_and_not_those_of_its_name(tmp_path):
+    """An accuracy in per cent, of a task that is not ours; files without bounds have those of our metric."""
+    places = [run(tmp_path / str(seed), "demo", [[32, 1.0]], seed=seed) for seed in (0, 1)]
+    for place, score in zip(places, (0.2, 0.9), strict=True):
+        result = json.loads((place / "result.json").read_text())
+        result["test"]["accuracy"] = score
+        (place / "result.json").write_text(json.dumps(result))
+    assert summarise({"demo": places}, tmp_path).rows[0].interval == (0, 1)
+    for place in places:
+        result = json.loads((place / "result.json").read_text())
+        result["metrics"]["accuracy"] |= {"bounds": [0, None]}
+        (place / "result.json").write_text(json.dumps(result))
+    summarise({"demo": places}, tmp_path).write(tmp_path)
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert found["bounds"] == [0, None]
+    assert read_comparison(tmp_path).bounds == read(places).bounds == (0, math.inf)
+    assert read_comparison(tmp_path).rows[0].interval[1] > 1
+    del found["bounds"]
+    (tmp_path / "comparison.json").write_text(json.dumps(found))
+    assert read_comparison(tmp_path).bounds == (0, 1)
 
 
 def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):

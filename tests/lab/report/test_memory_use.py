@@ -61,6 +61,19 @@ def test_several_seeds_give_an_interval(tmp_path):
     assert [difference.finding(higher) for higher in (True, False)] == ["worse", "better"]
 
 
+def test_what_differs_between_variants_has_a_column(tmp_path):
+    runs = [run_with(tmp_path / f"a{s}", measured(s / 100), seed=s) for s in range(3)]
+    runs += [run_with(tmp_path / f"b{s}", measured(s / 100, rows=4), "demo-wider", seed=s) for s in range(2)]
+    found = part(runs)
+    assert re.findall(r'<td data-head="seeds".*?>(.*?)<', found) == ["3", "2"]
+    assert re.findall(r'<td data-head="rows".*?>(.*?)<', found) == ["8", "4"]
+    assert "mean over seeds, below it the 95% interval" in found
+    assert "Of 96 targets, and not of the whole split" in found
+    same = [run_with(tmp_path / f"c{s}", measured(), seed=s) for s in range(2)]
+    said = "mean over 2 seeds, below it the 95% interval where there is one. Of 8 rows at once, 96 targets"
+    assert said in part(same), "equal changes other than 0 have none"
+
+
 def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
     memory = measured()
     memory["memories"][0]["exchanged"] = {"left": "the split has one <row>"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mnemos.lab.compare.comparison import Control, Row
+from mnemos.lab.compare.significance import UNBOUNDED
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
 from mnemos.lab.report.verdict import arms, caveats, headline, verdict
@@ -21,6 +22,7 @@ UNWRITTEN = Row("west", 0.550, 0.010, 5, 91_400, baseline_of=("east",))
 def made(*rows, higher=True, emptied=None, **fields):
     """A comparison in which no name says what a variant is."""
     controls = (Control("east", "emptied", emptied, 0.010, 5),) if emptied is not None else ()
+    fields = {"bounds": (0.0, 1.0) if higher else UNBOUNDED} | fields
     return Results("accuracy" if higher else "loss", higher, rows, controls=controls, against=rows[0].name, **fields)
 
 
@@ -62,6 +64,43 @@ def test_without_recorded_baselines_there_is_no_verdict():
     unknown = made(PLAIN, CACHED, replace(UNWRITTEN, baseline_of=None), emptied=0.3)
     assert verdict(unknown) == []
     assert caveats(unknown)[0].startswith("It is not recorded which variant is the never-written baseline of which")
+
+
+def test_only_what_is_not_recorded_is_not_judged():
+    """A further run beside a comparison does not say whether it is a baseline; the recorded pair stays judged."""
+    partly = made(CACHED, UNWRITTEN, replace(PLAIN, baseline_of=None))
+    assert headline(partly).startswith("The memory of east helps")
+    assert verdict(partly)[0].startswith("What the memory of east adds to its never-written baseline west")
+    said = "It is not recorded whether north is a never-written baseline, so only memories with a recorded one are"
+    assert caveats(partly)[0].startswith(said)
+
+
+def test_only_pairs_that_can_be_tested_are_counted():
+    one = replace(UNWRITTEN, name="single", seeds=1, std=math.nan, baseline_of=("far",))
+    found = verdict(made(CACHED, UNWRITTEN, replace(PLAIN, seeds=1, std=math.nan)))
+    assert not any("Holm" in text for text in found), "of three pairs one has a p"
+    found = verdict(made(CACHED, UNWRITTEN, replace(CACHED, name="far", mean=0.56), one))
+    assert "Holm" not in found[0]
+    assert "by Holm over 3 comparisons" in found[1], "of six pairs"
+
+
+def test_several_memories_are_one_sentence():
+    more = replace(CACHED, name="far", mean=0.56), replace(UNWRITTEN, name="of far", mean=0.55, baseline_of=("far",))
+    said = headline(made(CACHED, UNWRITTEN, *more))
+    assert said.startswith("The memory of east helps (+0.050, 95% interval +0.035 to +0.065); that of far is not shown")
+    assert said.endswith("that is never written, by accuracy over the whole test split.")
+
+
+@pytest.mark.parametrize(("described", "order"), [({}, "far 0.900, near 0.800"), (None, "near 0.800, far 0.900")])
+def test_scores_along_an_axis_are_ranked_by_their_own_direction(described, order):
+    """A comparison by a loss, whose axis has an accuracy; a metric of unknown direction is not ranked."""
+    metric = "reach" if described is None else "accuracy"
+    records = {
+        name: (with_result(Result(artifacts={"along": {"metric": metric, "x": "words", "values": [[4, value]]}})),)
+        for name, value in (("near", 0.8), ("far", 0.9))
+    }
+    rows = [replace(PLAIN, name=name) for name in records]
+    assert order in headline(made(*rows, higher=False, records=records))
 
 
 def test_one_seed_ranks_nothing():
@@ -149,7 +188,7 @@ def test_intervals_end_at_the_bounds_of_the_metric():
     wide = tuple(replace(row, std=0.1) for row in near)
     assert "+0.633 to +1.000" in arms(made(*wide))
     assert "+0.633 to +1.000" in verdict(made(*wide))[0]
-    losses = arms(replace(made(*near), metric="loss"))
+    losses = arms(replace(made(*near), metric="loss", bounds=UNBOUNDED))
     assert "0.811 to 1.109" in losses
     assert "intervals end" not in losses
 

@@ -24,7 +24,7 @@ from mnemos.lab.report.markup import (
 )
 from mnemos.lab.report.shell import chart_library, html_page, script
 from mnemos.lab.report.style import variant_name
-from mnemos.lab.tasks.metrics import bounds_of
+from mnemos.lab.tasks.metrics import bounds_of, known_bounds
 from mnemos.types import JSONObject
 
 _SECONDS = Axis("seconds of training", ",~f")
@@ -204,6 +204,7 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
     metric, rows = entry["metric"], entry["rows"]
+    bounds = bounds_of(entry.get("bounds", known_bounds(metric)))  # not in files of older versions
     arms = [arm(row["name"], names.index(row["name"])) for row in rows]
     references = [(name, value) for name, value in _references(entry) if math.isfinite(value)]
     charts = []
@@ -214,7 +215,7 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         chart = Chart(f"{entry['name']}-beyond", title, metric, arms, ["mean"], [Axis(entry["axis"], "~g")], **look)
         for place, row in enumerate(rows):
             for one in row["beyond"]:
-                chart.add(place, 0, one["mean"], one["at"], interval=_bar(one, row["seeds"], metric))
+                chart.add(place, 0, one["mean"], one["at"], interval=_bar(one, row["seeds"], bounds))
         charts.append(chart)
     against = (("state_bytes", "state", Axis("bytes of state per row", "~s")), ("seconds", "time", _SECONDS))
     for key, name, axis in against:
@@ -222,7 +223,7 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
         title = f"{metric} against {name}".capitalize()
         chart = Chart(f"{entry['name']}-{name}", title, metric, arms, ["mean"], [axis], **look)
         for place, row in enumerate(rows):
-            chart.add(place, 0, row["mean"], row[key], interval=_bar(row, row["seeds"], metric))
+            chart.add(place, 0, row["mean"], row[key], interval=_bar(row, row["seeds"], bounds))
         charts.append(chart)
     caption = f"{entry['name']}."
     if rows[0]["beyond"][1:]:
@@ -235,6 +236,6 @@ def _figures(entry: JSONObject, names: Sequence[str]) -> str:
     return chart_figure(charts, caption)
 
 
-def _bar(one: JSONObject, seeds: int, metric: str) -> tuple[float, float]:
+def _bar(one: JSONObject, seeds: int, bounds: tuple[float, float]) -> tuple[float, float]:
     std = math.nan if one["std"] is None else one["std"]
-    return interval(Spread(one["mean"], std, seeds), bounds_of(metric)) or (one["mean"], one["mean"])
+    return interval(Spread(one["mean"], std, seeds), bounds) or (one["mean"], one["mean"])

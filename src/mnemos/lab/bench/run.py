@@ -261,6 +261,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
         "name": name,
         "about": benchmark.about,
         "metric": comparison.metric,
+        "bounds": comparison.as_json()["bounds"],
         "chance": benchmark.chance,
         "keyless": benchmark.keyless,
         "axis": benchmark.axis.replace("_", " "),

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,25 @@ from mnemos.lab.evaluate.controls import legend
 from mnemos.lab.evaluate.records import OMITTED, from_json, read_object, to_json
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import shared, trained
-from mnemos.lab.tasks.metrics import bounds_of, description
+from mnemos.lab.tasks.metrics import bounds_json, bounds_of, description, known_bounds
 from mnemos.lab.tasks.no_learning import no_better
 from mnemos.types import InputError, JSONObject
 
 from .baselines import Role
 from .budgets import budget_text
-from .significance import LEVEL, NO_SPREAD, ONE_SEED, Difference, Scored, differences, ends_at, interval, spread
+from .significance import (
+    LEVEL,
+    NO_SPREAD,
+    ONE_SEED,
+    UNBOUNDED,
+    Bounds,
+    Difference,
+    Scored,
+    differences,
+    ends_at,
+    interval,
+    spread,
+)
 
 FILE = "comparison.json"
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
@@ -96,7 +108,8 @@ class Row:
 class Comparison:
     """The content of comparison.json.
 
-    metric: the first of the task, on the test split; about: one sentence on it. majority: the score of the most
+    metric: the first of the task, on the test split; about: one sentence on it; bounds: its least and greatest value,
+    with null in the file for an infinite one. majority: the score of the most
     frequent class; reference: scores without learning (`Task.reference`). against: the row that the others are tested
     against. unit: what "tokens" of the rows counts. runs: the folders of each row's runs. equal: what was made equal
     (`Budget.apply`), with "parameters": whether they are; None where files do not say. provenance: see
@@ -107,6 +120,7 @@ class Comparison:
     higher_is_better: bool
     rows: tuple[Row, ...]
     about: str = ""
+    bounds: Bounds = UNBOUNDED
     majority: float | None = None
     reference: dict[str, float] = field(default_factory=dict)
     against: str = ""
@@ -117,14 +131,9 @@ class Comparison:
     provenance: dict[str, Any] = field(default_factory=dict)
     equal: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the greatest value that the metric can have."""
-        return bounds_of(self.metric)
-
     def as_json(self) -> JSONObject:
         """The content of the file. A row's "baseline_of" is a name, a list of names if there are several, or null."""
-        found: JSONObject = to_json(self)
+        found: JSONObject = to_json(self) | {"bounds": bounds_json(self.bounds)}
         for row in found["rows"]:
             names = row["baseline_of"] or None
             row["baseline_of"] = names[0] if names and len(names) == 1 else names
@@ -141,11 +150,14 @@ def read_comparison(folder: Path) -> Comparison:
     found = read_object(path, _REMEDY)
     if isinstance(found.get("metric"), str) and "higher_is_better" not in found:  # as earlier
         found |= description({}, found["metric"], str(path))
+    if isinstance(found.get("metric"), str):
+        found.setdefault("bounds", known_bounds(found["metric"]))  # not in files of older versions
     for row in rows if isinstance(rows := found.get("rows"), list) else ():
         if isinstance(row, dict) and "baseline_of" in row:
             of = row["baseline_of"]
             row["baseline_of"] = [of] if isinstance(of, str) else [] if of is None else of
     comparison = from_json(Comparison, found, path, _REMEDY)
+    comparison = replace(comparison, bounds=bounds_of(comparison.bounds))
     if not comparison.rows:
         raise InputError(f'{path}: expected "rows" to be a list of recipes, found none; {_REMEDY}')
     names = {row.name for row in comparison.rows}
@@ -175,11 +187,13 @@ def summarise(
     described = first.description(first.metric, places[0])
     folders = {name: tuple(str(place.relative_to(folder)) for place in every) for name, every in runs.items()}
     commits = {name: tuple(map(trained, runs[name], folders[name])) for name in runs}
+    bounds = bounds_of(described["bounds"])
     return Comparison(
         metric=first.metric,
         higher_is_better=described["higher_is_better"],
-        rows=rows_of(results, first.metric, against, roles, commits),
+        rows=rows_of(results, first.metric, against, roles, commits, bounds),
         about=described["about"],
+        bounds=bounds,
         majority=first.majority,
         reference={name: one for name, one in first.reference.items() if math.isfinite(one)},
         against=against,
@@ -200,10 +214,10 @@ def rows_of(
     against: str,
     roles: Mapping[str, Role] = {},
     commits: Mapping[str, tuple[JSONObject, ...]] = {},
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Row, ...]:
-    """The rows of a comparison. roles, against: see `summarise`; commits: `Row.runs`."""
+    """The rows of a comparison. roles, against: see `summarise`; commits: `Row.runs`; bounds: of the metric."""
     spreads = {name: spread([one.score(metric) for one in every]) for name, every in results.items()}
-    bounds = bounds_of(metric)
     tests = differences(spreads, against, bounds)
     rows = []
     for name, every in results.items():
@@ -337,17 +351,16 @@ def _notes(comparison: Comparison) -> list[str]:
         lines.append(ONE_SEED)
     if any(row.seeds > 1 and row.std == 0 for row in comparison.rows):
         lines.append(NO_SPREAD)
-    lines += cut_note(comparison.metric, [row.interval for row in comparison.rows])
+    lines += cut_note(comparison, [row.interval for row in comparison.rows])
     return lines
 
 
-def cut_note(metric: str, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
-    """A sentence where an interval of a mean was cut at a bound of its metric."""
-    bounds = bounds_of(metric)
-    if not any(ends_at(one, bounds) for one in intervals):
+def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
+    """A sentence where an interval of a mean was cut at a bound of the comparison's metric."""
+    if not any(ends_at(one, comparison.bounds) for one in intervals):
         return []
-    ends = " and ".join(f"{end:g}" for end in bounds if math.isfinite(end))
-    return [f"intervals end at {ends}: {metric} has no value beyond"]
+    ends = " and ".join(f"{end:g}" for end in comparison.bounds if math.isfinite(end))
+    return [f"intervals end at {ends}: {comparison.metric} has no value beyond"]
 
 
 def _cost_table(comparison: Comparison) -> Any:

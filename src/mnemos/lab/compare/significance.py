@@ -19,7 +19,7 @@ tests: rows may be tested against one reference. Holm (1979), Scand. J. Statist.
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -97,7 +97,13 @@ def interval(score: Scored, bounds: Bounds = UNBOUNDED) -> tuple[float, float] |
 
 
 def _within(middle: float, reach: float, bounds: Bounds) -> tuple[float, float]:
-    return max(bounds[0], middle - reach), min(bounds[1], middle + reach)
+    low, high = _valid(bounds, middle)
+    return max(low, middle - reach), min(high, middle + reach)
+
+
+def _valid(bounds: Bounds, *means: float) -> Bounds:
+    """The bounds, or none where a mean is outside of them: then they are not those of its metric."""
+    return bounds if all(bounds[0] <= mean <= bounds[1] for mean in means) else UNBOUNDED
 
 
 def _of_differences(bounds: Bounds) -> Bounds:
@@ -143,7 +149,8 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED) -> Diffe
     freedom = (v + w) ** 2 / (v**2 / (score.seeds - 1) + w**2 / (reference.seeds - 1))
     reach = _student(freedom) * math.sqrt(v + w)
     p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(v + w), freedom))
-    return Difference(difference, _within(difference, reach, _of_differences(bounds)), p)
+    bounds = _of_differences(_valid(bounds, score.mean, reference.mean))
+    return Difference(difference, _within(difference, reach, bounds), p)
 
 
 def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference | None:
@@ -187,6 +194,11 @@ def differences_of_best(
     pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
     found = correct([welch(scores[a], scores[b], bounds) for a, b in pairs])
     return best, dict(zip(others, found, strict=False))
+
+
+def count_tested(found: Iterable[Difference]) -> int:
+    """How many of the differences have a p: over so many `correct` corrects."""
+    return sum(math.isfinite(one.p) for one in found)
 
 
 def correct(found: Sequence[Difference]) -> list[Difference]:

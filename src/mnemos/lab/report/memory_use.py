@@ -6,6 +6,7 @@ import numpy as np
 
 from mnemos.lab.compare.significance import Difference
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
+from mnemos.types import JSONObject
 
 from .charts import Axis, Chart, arm, chart_figure
 from .curves import extent
@@ -20,6 +21,7 @@ WORDS = {
     "frozen": "frozen after the first segment",
 }
 Scored = dict[str, list[tuple[RunRecord, StateControls]]]  # by variant: the runs that recorded controls
+_BETTER = {True: "higher", False: "lower"}
 _COLOURS = dict(zip(WORDS, (1, 2, 3), strict=True))  # indices into the palette
 _SAYS = (
     "A control that makes the score worse shows that the trained model depends on what its memory holds, and nothing "
@@ -117,26 +119,57 @@ def _changes(known: StateControls, memory: ControlledMemory) -> dict[str, np.nda
 
 def _table(results: Results, scored: Scored) -> str:
     """A row for each memory of a variant, with the change that each control makes."""
-    rows, whys, kinds = [], [], list(WORDS)
+    rows, whys, kinds, found = [], [], list(WORDS), []
+    facts = {name: _facts(results, name, runs) for name, runs in scored.items()}
+    first = next(iter(facts.values()))
+    alike = {fact: value for fact, value in first.items() if all(one[fact] == value for one in facts.values())}
+    apart = [fact for fact in first if fact not in alike]  # a column each
     for name, runs in scored.items():
         metric = _metric(results, name)
         carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
         for memory in _memories(results, name).values():
             whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
             changes = [results.memory_effect(name, memory.name, kind) for kind in kinds]
-            cells = [escape(memory.name), decimal(carried), *map(_change, changes)]
+            found += [change for change in changes if change is not None]
+            own = [escape(str(facts[name][fact])) for fact in apart]
+            cells = [escape(memory.name), *own, decimal(carried), *map(_change, changes)]
             rows.append([variant_name(results.names.index(name), name), *cells])
-    runs = next(iter(scored.values()))
-    first = runs[0][1]
-    score = f"{_metric(results, next(iter(scored)))} ({'higher' if results.higher_is_better else 'lower'} is better)"
-    of = "one seed" if len(runs) == 1 else f"mean over {len(runs)} seeds, below it the 95% interval"
     caption = (
-        f"Test {score} of later segments with the memory as carried, "
-        f"and its change where the memory is replaced before each: {of}. Of {plural(first.rows, 'row')} at once, "
-        f"{plural(first.targets, 'target')}, and not of the whole split. From the runs' explain.json."
+        f"Test {_direction(results, alike)} of later segments with the memory as carried, and its change where the "
+        f"memory is replaced before each: {_spread_over(alike, found)}. Of {_size(alike)}, and not of the whole split. "
+        "From the runs' explain.json."
     )
-    head = ["variant", "memory", "as carried", *(WORDS[kind] for kind in kinds)]
+    head = ["variant", "memory", *apart, "as carried", *(WORDS[kind] for kind in kinds)]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))
+
+
+def _facts(results: Results, name: str, runs: list[tuple[RunRecord, StateControls]]) -> JSONObject:
+    """What the numbers of a variant are of: in the caption where it is alike for all, else in columns."""
+    known = runs[0][1]
+    return {"metric": _metric(results, name), "seeds": len(runs), "rows": known.rows, "targets": known.targets}
+
+
+def _direction(results: Results, alike: JSONObject) -> str:
+    if (metric := alike.get("metric")) is None:
+        return "score"
+    described = results.described(metric)
+    return metric if described is None else f"{metric} ({_BETTER[described['higher_is_better']]} is better)"
+
+
+def _spread_over(alike: JSONObject, found: list[Difference]) -> str:
+    """What a number is over seeds, and whether an interval is below it."""
+    seeds = alike.get("seeds")
+    over = "mean over seeds" if seeds is None else "one seed" if seeds == 1 else f"mean over {seeds} seeds"
+    known = [one.interval is not None for one in found]
+    where = "" if all(known) else " where there is one"
+    return f"{over}, below it the 95% interval{where}" if any(known) else over
+
+
+def _size(alike: JSONObject) -> str:
+    """The rows and targets that were scored, as far as they are alike."""
+    sizes = [f"{plural(alike['rows'], 'row')} at once"] if "rows" in alike else []
+    sizes += [plural(alike["targets"], "target")] if "targets" in alike else []
+    return ", ".join(sizes) or "some rows"
 
 
 def _change(found: Difference | None) -> str:

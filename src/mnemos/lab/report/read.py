@@ -14,7 +14,7 @@ from mnemos.lab.compare.significance import Difference, Spread, paired, spread, 
 from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.tasks.metrics import MAJORITY, bounds_of
+from mnemos.lab.tasks.metrics import MAJORITY, bounds_of, described_in
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
@@ -57,6 +57,13 @@ class Results(Comparison):
         written = {row.name for row in self.rows if row.memory == CACHE} | controlled
         return [name for name in self.names if name in written or any(run.gates for run in self.runs_of(name))]
 
+    def described(self, metric: str) -> JSONObject | None:
+        """Direction and bounds of a metric, as `Metric.described`; None where no run says them."""
+        if metric == self.metric:
+            return {"higher_is_better": self.higher_is_better, "about": self.about, "bounds": self.bounds}
+        found = (described_in(run.result.metrics, metric) for run in self.all_runs() if run.result)
+        return next(filter(None, found), None)
+
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
         """What a control of stored caches changes, run by run where the runs' results are at hand, else by means.
 
@@ -90,7 +97,7 @@ class Results(Comparison):
         for _, known in self.state_controls(name):
             carried = known.carried.scores
             metric = self.metric if self.metric in carried else known.metric
-            bounds = bounds_of(metric)
+            bounds = bounds_of((self.described(metric) or {}).get("bounds"))
             scored = [one.scored() for one in known.memories if one.name == memory]
             changes += [one[control].scores[metric] - carried[metric] for one in scored if control in one]
         return paired(changes, bounds)
@@ -180,7 +187,7 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
     own = first.metric or "loss"
     if metric is None:
         metric = own if all(math.isfinite(run.tested(own)) for run in finished) else "loss"
-    described: JSONObject = {"higher_is_better": False, "about": ""}
+    described: JSONObject = {"higher_is_better": False, "about": "", "bounds": None}
     if finished and metric != "loss":
         described |= first.description(metric, finished[0].folder)
     alike: dict[str, list[RunRecord]] = {}
@@ -192,13 +199,15 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
         name = base if base not in records else f"{base} ({sum(n.split(' (')[0] == base for n in records) + 1})"
         records[name] = tuple(members)
     results = {name: [run.result for run in members if run.result] for name, members in records.items()}
-    rows = [replace(row, baseline_of=None) for row in rows_of(results, metric, next(iter(records)))]
+    bounds = bounds_of(described["bounds"])
+    rows = [replace(row, baseline_of=None) for row in rows_of(results, metric, next(iter(records)), bounds=bounds)]
     reference = first.reference if metric == own else {}
     return Results(
         metric=metric,
         higher_is_better=described["higher_is_better"],
         rows=tuple(rows),
         about=described["about"],
+        bounds=bounds,
         majority=first.majority if metric == own else None,  # of the metric, and not of the loss instead
         reference={name: value for name, value in reference.items() if name != MAJORITY and math.isfinite(value)},
         against=rows[0].name,

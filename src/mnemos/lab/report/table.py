@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from mnemos.lab.compare.significance import NO_SPREAD, Difference, differences, interval
+from mnemos.lab.compare.significance import NO_SPREAD, Difference, count_tested, differences, interval
 
 from .charts import Axis, Chart, arm, chart_figure
 from .curves import seed_names
@@ -108,10 +108,11 @@ def seed_table(results: Results) -> str:
         shown = test.finding(results.higher_is_better) or "–"
         cells.append([variant_name(i, row.name), *value, _p(test.p), _p(test.p_holm), shown])
     without = any(row.seeds > 1 and row.std == 0 for row in results.rows)
+    corrected = plural(count_tested(tests.values()), "comparison")
     caption = (
         f"The difference of the {results.split} {results.metric} to {results.against} by Welch's t-test: its 95% "
-        f"interval, p, and p corrected for {plural(len(tests), 'comparison')} by Holm. No difference is shown where "
-        f"the corrected p is 0.05 or more; the intervals are not corrected. "
+        f"interval, p, and p corrected for {corrected} by Holm. No difference is shown where the corrected "
+        f"p is 0.05 or more; the intervals are not corrected. "
         f"{f'{capital(NO_SPREAD)}. ' if without else ''}Runs of equal seeds are not pairs: they read the same batches "
         f"but start from other weights. From {results.source}."
     )

@@ -6,6 +6,7 @@ without a memory may be that of the branch which reads it, and emptying a memory
 depends on it.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,7 @@ from mnemos.lab.compare.significance import (
     Difference,
     Scored,
     correct,
+    count_tested,
     differences_of_best,
     interval,
     welch,
@@ -49,7 +51,8 @@ def headline(results: Results) -> str:
     overall = _overall(results, rows, pairs)
     if found is None:
         scores = {row.name: row.mean for row in rows}
-        return overall or f"{capital(_score(results))} over the whole split: {_ranked(results, scores)}."
+        ranked = _ranked(scores, results.higher_is_better)
+        return overall or f"{capital(_score(results))} over the whole split: {ranked}."
     return " ".join(filter(None, [overall, _reached(results, found, pairs, alone=not overall)]))
 
 
@@ -75,9 +78,11 @@ def _score(results: Results) -> str:
     return f"{results.split} {results.metric}"
 
 
-def _ranked(results: Results, scores: Mapping[str, float]) -> str:
-    """The scores from the best, at most `_NAMED`."""
-    ranked = sorted(scores, key=lambda name: scores[name], reverse=results.higher_is_better)
+def _ranked(scores: Mapping[str, float], higher_is_better: bool | None) -> str:
+    """The scores from the best, or as they come where the metric's direction is not known; at most `_NAMED`."""
+    ranked = list(scores)
+    if higher_is_better is not None:
+        ranked.sort(key=lambda name: scores[name], reverse=higher_is_better)
     more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
     return f"{', '.join(f'{name} {decimal(scores[name])}' for name in ranked[:_NAMED])}{more}"
 
@@ -92,7 +97,7 @@ def _reached(results: Results, found: Along, pairs: Sequence[tuple[Row, Row]], a
     if len(pairs) == 1 and all(row.name in means for row in pairs[0]):
         scores = " against ".join(decimal(means[row.name]) for row in pairs[0])
     else:
-        scores = _ranked(results, means)
+        scores = _ranked(means, (results.described(found.metric) or {}).get("higher_is_better"))
     return f"{start} {last:,g} {found.x}{most}: {scores}{guess}."
 
 
@@ -119,9 +124,9 @@ def _sentence(results: Results, pairs: Sequence[tuple[Row, Row]]) -> str:
         f"that of {row.name} {_verb(results, row, other, one)} ({change(one)})"
         for (row, other), one in zip(pairs[:_NAMED], found, strict=False)
     ]
-    more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
-    what = "What each memory adds to the same model with a memory that is never written"
-    return f"{what}, in {score}: {'; '.join(parts)}{more}."
+    more = f"; {len(pairs) - _NAMED} more are in the table" if len(pairs) > _NAMED else ""
+    against = "Each is compared with the same model with a memory that is never written"
+    return f"The memory {'; '.join(parts).removeprefix('that ')}{more}. {against}, by {score}."
 
 
 def _verb(results: Results, row: Row, other: Row, one: Difference) -> str:
@@ -136,9 +141,7 @@ def caveats(results: Results) -> list[str]:
         return []
     known = {row.name: row.mean for row in rows}
     learned = no_better(known, _without_learning(results), results.metric, results.higher_is_better)
-    unknown = "It is not recorded which variant is the never-written baseline of which, so no memory is judged."
-    said = [unknown if _unrecorded(results, rows) else _missing(rows)]
-    return [*learned, *filter(None, [_one_seed(rows), *said])]
+    return [*learned, *filter(None, [_one_seed(rows), _unknown(results, rows) or _missing(rows)])]
 
 
 def arms(results: Results) -> str:
@@ -191,7 +194,10 @@ def _said_of_arms(
     how = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
     said = [
         f"{score}{at}",
-        *([f"Small: 95% intervals ({', '.join([*how, *cut_note(results.metric, means)])})"] if how else []),
+        *(
+            [f"The range below a number is its 95% interval ({', '.join([*how, *cut_note(results, means)])})"]
+            * bool(how)
+        ),
     ]
     said += (
         [f"Difference: to the never-written baseline where there is one, else to {results.against}"]
@@ -226,7 +232,7 @@ def _with_range(value: float, ends: tuple[float, float] | None, signed: bool = F
 def verdict(results: Results) -> list[str]:
     """Paragraphs of plain text: what memories add, the best, and what emptying the memories changed."""
     rows = [row for row in results.rows if math.isfinite(row.mean)]
-    if _unrecorded(results, rows):
+    if _unrecorded(results, rows) and not _pairs(rows):
         return []
     best = [_best(results, rows)] if len(rows) > 1 and not _nothing_learned(results, rows) else []
     emptied = [text for row in rows if (text := _emptied(results, row))]
@@ -237,9 +243,19 @@ def verdict(results: Results) -> list[str]:
     ]
 
 
-def _unrecorded(results: Results, rows: Sequence[Row]) -> bool:
-    """Whether no file says which variant is whose never-written baseline."""
-    return len(rows) > 1 and any(row.baseline_of is None for row in results.rows)
+def _unrecorded(results: Results, rows: Sequence[Row]) -> list[str]:
+    """The variants of which no file says whether they are a never-written baseline."""
+    return [row.name for row in results.rows if row.baseline_of is None] if len(rows) > 1 else []
+
+
+def _unknown(results: Results, rows: Sequence[Row]) -> str:
+    """What is not recorded of the baselines; "" where all is."""
+    if not (names := _unrecorded(results, rows)):
+        return ""
+    if not _pairs(rows):
+        return "It is not recorded which variant is the never-written baseline of which, so no memory is judged."
+    are = "is a never-written baseline" if len(names) == 1 else "are never-written baselines"
+    return f"It is not recorded whether {listed(names)} {are}, so only memories with a recorded one are judged."
 
 
 def mean_and_spread(score: Scored) -> str:
@@ -276,7 +292,7 @@ def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
     found = correct([welch(row, other, results.bounds) for row, other in pairs])
     sentences = [
         f"What the memory of {row.name} adds to its never-written baseline {other.name}, in {results.split} "
-        f"{results.metric}: {_shown(results, difference, len(pairs))} ({_seeds(row, other)})."
+        f"{results.metric}: {_shown(results, difference, count_tested(found))} ({_seeds(row, other)})."
         for (row, other), difference in zip(pairs, found, strict=True)
     ]
     return [" ".join(sentences)] if sentences else []
@@ -289,7 +305,7 @@ def _best(results: Results, rows: Sequence[Row]) -> str:
         return ""
     row = results.row(best)
     reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
-    pairs = len(rows) * (len(rows) - 1) // 2  # the best is chosen by the same scores
+    pairs = count_tested(itertools.starmap(welch, itertools.combinations(rows, 2)))  # as `differences_of_best` corrects
     others = [f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d)}" for name, d in found.items()]
     corrected = f" Each p is corrected by Holm over {pairs} comparisons: the best is chosen by the same scores."
     return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}.{corrected if pairs > 1 else ''}"

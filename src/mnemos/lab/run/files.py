@@ -80,7 +80,7 @@ class Result(_File):
         test: those of the test split; None for a task without one.
         scored_rows: how many rows of each split were scored.
         metric: the name of the task's first metric, by which runs are compared.
-        metrics: {name: {"higher_is_better", "about"}}.
+        metrics: {name: {"higher_is_better", "about", "bounds"}}.
         reference: {name: score in the metric without learning}.
         majority: the share of the most frequent class; None without classes.
         parameters: of the model.
@@ -196,7 +196,7 @@ class Result(_File):
         return (self.scores if control is None else self.controls.get(control, {})).get(metric, math.nan)
 
     def description(self, metric: str, folder: Path) -> JSONObject:
-        """{"higher_is_better", "about"} of a metric. folder: the run's, for the InputError if it is not known."""
+        """{"higher_is_better", "about", "bounds"} of a metric. folder: the run's, for the InputError if it has none."""
         return description({"metrics": self.metrics}, metric, str(folder / self.FILE))
 
 

@@ -7,7 +7,7 @@ reports depends on no particular metric.
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,13 +32,15 @@ class Metric:
     """Base of `SumMetric` and `CorpusMetric`.
 
     name: its name in results, comparisons and reports. about: a sentence that explains it to readers of a report.
-    form: format of a value in a line of several metrics; "": the line leaves it out.
+    form: format of a value in a line of several metrics; "": the line leaves it out. bounds: the least and the greatest
+    value that it can have, at which intervals end.
     """
 
     name: str
     higher_is_better: bool
     about: str = ""
     form: str = "{name} {value:.4f}"
+    bounds: tuple[float, float] = field(default=(-math.inf, math.inf), kw_only=True)
 
     def text(self, value: float) -> str:
         """The value in the metric's printed form, with its name."""
@@ -46,7 +48,7 @@ class Metric:
 
     def described(self) -> JSONObject:
         """The metric's entry in result.json."""
-        return {"higher_is_better": self.higher_is_better, "about": self.about}
+        return {"higher_is_better": self.higher_is_better, "about": self.about, "bounds": bounds_json(self.bounds)}
 
 
 @dataclass(frozen=True)
@@ -185,20 +187,46 @@ def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
 
 
 def description(result: JSONObject, metric: str, where: str) -> JSONObject:
-    """The entry of a metric in a result.json: {"higher_is_better", "about"}. where: the file, which errors name.
+    """The entry of a metric in a result.json: see `Metric.described`. where: the file, which errors name.
 
     Versions before the entry "metrics" had only metrics of this module. Raises InputError for any other metric without
     an entry.
     """
-    entries = result.get("metrics") or {}
+    if (found := described_in(result.get("metrics"), metric)) is None:
+        raise InputError(
+            f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run '
+            "again"
+        )
+    return found
+
+
+def described_in(entries: object, metric: str) -> JSONObject | None:
+    """The entry of a metric in the "metrics" of a result.json, or of this module; None if neither has one.
+
+    Entries of older versions have no "bounds"; then they are those of this module's metric of the name, or none.
+    """
     found = entries.get(metric) if isinstance(entries, dict) else None
     if isinstance(found, dict) and isinstance(found.get("higher_is_better"), bool):
-        return found
-    if metric in KNOWN:
-        return KNOWN[metric].described()
-    raise InputError(
-        f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run again'
-    )
+        return {"about": "", "bounds": known_bounds(metric)} | found
+    return KNOWN[metric].described() if metric in KNOWN else None
+
+
+def known_bounds(metric: str) -> list[float | None]:
+    """The bounds, as JSON, of this module's metric of that name; none of any other."""
+    return bounds_json(KNOWN[metric].bounds) if metric in KNOWN else [None, None]
+
+
+def bounds_json(bounds: Sequence[float]) -> list[float | None]:
+    """Bounds as JSON has them: null for an infinite one."""
+    return [end if math.isfinite(end) else None for end in bounds]
+
+
+def bounds_of(ends: object) -> tuple[float, float]:
+    """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
+    if not (isinstance(ends, (list, tuple)) and len(ends) == 2):
+        return -math.inf, math.inf
+    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in ends)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 GUESS = "a guess"  # a reference score of tasks that ask: the share of right answers when one is picked at random
@@ -223,10 +251,15 @@ PERPLEXITY = SumMetric(
     lambda sums: perplexity(ratio(sums)),
     2,
     False,
+    bounds=(1.0, math.inf),
 )
 # The share of targets that are the most probable prediction: the metric of a task of classes.
 ACCURACY = SumMetric(
-    "accuracy", True, "The share of targets that are the most probable prediction.", sums=right_predictions
+    "accuracy",
+    True,
+    "The share of targets that are the most probable prediction.",
+    sums=right_predictions,
+    bounds=(0.0, 1.0),
 )
 
 
@@ -266,6 +299,7 @@ TOP5 = SumMetric(
     "top-5 {value:.4f}",
     right_in_top_five,
     training=False,
+    bounds=(0.0, 1.0),
 )
 TOKEN_ERROR_RATE = SumMetric(
     "token error rate",
@@ -273,18 +307,8 @@ TOKEN_ERROR_RATE = SumMetric(
     "Insertions, deletions and substitutions per spoken token: 1 − accuracy. It may exceed 1.",
     sums=right_predictions,
     value=lambda sums: 1 - ratio(sums),
+    bounds=(0.0, math.inf),
 )
 KNOWN: dict[str, Metric] = {
     metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }
-_BOUNDS = {
-    ACCURACY.name: (0.0, 1.0),
-    TOP5.name: (0.0, 1.0),
-    TOKEN_ERROR_RATE.name: (0.0, math.inf),
-    PERPLEXITY.name: (1.0, math.inf),
-}
-
-
-def bounds_of(metric: str) -> tuple[float, float]:
-    """The least and the greatest value that a metric of this module can have; −∞ and ∞ of others."""
-    return _BOUNDS.get(metric, (-math.inf, math.inf))
