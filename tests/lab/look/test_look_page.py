@@ -49,6 +49,14 @@ def made(segments=3, length=32, units=8, layers=1):
     return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), some(n), [place])
 
 
+def asked(*known):
+    """A recording whose document asks a question; the probabilities of the answer."""
+    one = made()
+    one.document = replace(one.document, question=Question((0, 4), (1,), 1))
+    one.asked = Asked([4, 12, 20], list(known))
+    return one
+
+
 def pictured():
     """Two pictures of random numbers."""
     some = np.random.default_rng(0).random
@@ -121,12 +129,17 @@ def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     ],
 )
 def test_an_answer_is_lost_when_it_was_known_before(known, said):
-    one = made()
-    one.document = replace(one.document, question=Question((0, 4), (1,), 1))
-    one.asked = Asked([4, 12, 20], list(known))
+    one = asked(*known)
     when, *_, where = sentences(one)
     assert when.endswith(said)
     assert where.startswith("The answer is not known at the end") == (known[-1] < 0.5)
+
+
+def test_the_page_of_a_question_says_when_it_is_put_and_what_is_known():
+    text = page([asked(0.1, 0.9, 0.9)])
+    for said in ("asked after every 8 words", "Known: a probability of at least 0.50."):
+        assert said in text
+        assert said not in page([made()])
 
 
 def test_a_word_outside_the_vocabulary_is_explained_once_if_the_text_has_it():
@@ -219,6 +232,25 @@ def test_every_control_is_operated_by_keys_alone(tmp_path):
         reach(view, "SUMMARY")
         view.key("Enter")
         assert not view.run(f"{summary}.open")
+        assert view.errors == []
+
+
+@pytest.mark.slow
+def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_path):
+    path = Look([asked(0.1, 0.1, 0.1), asked(0.9, 0.9, 0.9)]).write(tmp_path / "look.html")
+    with browser() as view:
+        view.open(path.as_uri())
+        assert view.run("mnemosLook.state.run") == 1
+        assert view.run("document.querySelector('input[name=look-model]:checked').value") == "1"
+        assert view.run(OUTPUT).startswith("segment 3 of 3")
+        assert view.run("mnemosLook.state.word") == 95
+        view.size(420, 900)
+        assert view.run("document.documentElement.scrollWidth - innerWidth") <= 0
+        text = (
+            "[...document.querySelectorAll('#asked svg text')].map((one) => parseFloat(getComputedStyle(one).fontSize)"
+        )
+        scale = "document.querySelector('#asked svg').getScreenCTM().a"
+        assert view.run(f"Math.min(...{text} * {scale}))") >= 10  # pixels
         assert view.errors == []
 
 

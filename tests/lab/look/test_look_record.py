@@ -288,6 +288,42 @@ def test_a_row_that_is_guessed_when_the_rest_is_read_again_is_not_chosen():
     assert why.endswith("not guessed without it")
 
 
+class Favours(torch.nn.Module):
+    """Has "1" as the likeliest word after a row with a 2, and never knows it."""
+
+    def forward(self, x, state=None):
+        state = torch.zeros(len(x), 1) if state is None else state
+        state = torch.maximum(state, (x == 2).any(1, keepdim=True).float())
+        logits = torch.zeros(*x.shape, 6)
+        logits[..., 0], logits[..., 1] = 0.2, 0.4 * state
+        return logits, state
+
+
+def test_a_row_whose_answer_is_a_favourite_word_is_chosen_last():
+    class Asks(Task):
+        def question(self, tokens):
+            return Question((0, 1), (5,), 1)
+
+    rows = torch.tensor([[3, 0, 2, 0, 0, 0, 5], [3, 0, 0, 0, 0, 0, 5]])
+    for models, n, row, said in (
+        ([Favours(), Knows()], 2, 1, "guessed without it"),
+        ([Favours(), Knows()], 1, 0, "does not know it"),
+        ([Knows()], 2, 0, "guessed without it"),
+    ):
+        found, why = choose_row(Asks(), models, Batch(rows[:n], torch.ones_like(rows[:n])), 2)
+        assert found == row
+        assert why.endswith(said)
+
+
+def test_the_page_names_the_run(monkeypatch, tmp_path):
+    run = tmp_path / "demo" / "seed-1"
+    run.mkdir(parents=True)
+    (run / "recipe.json").touch()
+    recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
+    monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, build("window")))
+    assert "run demo/seed-1" in viewer._open(run, None).about.split(" · ")
+
+
 def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):
     configs = {"a": ToldConfig(rows=4), "b": ToldConfig(rows=4, seed=1)}
     monkeypatch.setattr(

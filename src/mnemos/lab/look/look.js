@@ -85,7 +85,7 @@
     const models = several
       ? [make("fieldset", {}, make("legend", {}, "model"), ...runs.map((one, i) => {
           const choice = make("input", { type: "radio", name: "look-model", value: i, onchange: () => open_run(i) });
-          choice.checked = i === 0;
+          choice.checked = i === state.run;
           return make("label", {}, choice, " " + one.name);
         }))]
       : [];
@@ -278,7 +278,7 @@
     const w = state.word >= 0 ? state.word : one.wordOf[Math.min(one.count, (state.segment + 1) * one.length) - 1];
     const t = Math.min(one.starts[w + 1], one.count) - 1, s = Math.floor(t / one.length);
     const rows = [make("h3", {}, `What “${trimmed(one.words[w])}” read`),
-      make("p", { class: "note" }, (state.word < 0 ? "The last word of the segment; click or choose another. " : "") + "Shares of what each layer gives the word.")];
+      make("p", { class: "note" }, (state.word < 0 ? "The last word of the segment; click or choose another. " : "") + "Shares of what each layer gives the word. Grey: this segment; yellow: earlier words; blue: the memory.")];
     for (const source of one.sources) {
       const width = source.parts.length;
       const share = source.parts.map((_, i) => value(source.share, t * width + i));
@@ -296,7 +296,7 @@
       const best = read.sort((a, b) => b[1] - a[1]).slice(0, TOP).filter((row) => row[1] > 0);
       if (!best.length) continue;
       bars(list, best, best[0][1]);
-      rows.push(make("p", { class: "note" }, `${memory.name}: weights of its ${memory.kind === "sums" ? "directions" : memory.kind === "tokens" ? "tokens" : "slots"}`), list);
+      rows.push(make("p", { class: "note" }, `${memory.name}: weights of its ${UNIT[memory.kind] ?? "slot"}s`), list);
     }
     if (one.surprise && t < one.count) {
       const x = value(one.surprise, t), gain = value(one.helped, t);
@@ -333,6 +333,8 @@
     moved: "how far it moved", read: "how much it was read", keeps: "how much it kept itself", update: "update gate", reset: "reset gate",
     candidate: "distance of the candidate", strength: "strength of the direction",
   };
+
+  const UNIT = { sums: "direction", tokens: "memory token" };
 
   function strip(label, on_point) {
     const canvas = make("canvas", { role: "img", "aria-label": label });
@@ -376,11 +378,13 @@
     history.canvas.style.height = "64px";
     const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), none = make("p", {}, "None: it took less than a half percent from each."), ever = make("div", { class: "row" });
     const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, memory.offset ? "Words of this segment's step that it took most from:" : "Words of this segment that it took most from:"), heard, none, make("p", { class: "note" }, "In the whole text, the word of each segment that it took most from (a button goes there):"), ever);
-    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "colour: ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), detail);
+    const scale = make("p", { class: "note" });
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "shading shows ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), scale, detail);
 
     function paint() {
       const curve = memory.curves[kind.value];
       picture(heat.canvas, total, count, (x, y) => value(curve, x * count + y) / (curve.most || 1), kind.value === "read" ? "--negative" : "--positive");
+      scale.textContent = `A row is a ${UNIT[memory.kind] ?? "slot"}, a column a segment; from no colour, 0, to full colour, ${number(curve.most, 3)}: ${CURVES[kind.value] ?? kind.value}.`;
       paint_history();
     }
     function paint_history() {
@@ -440,7 +444,7 @@
     heat.canvas.style.height = `${Math.max(64, rows * 2)}px`;
     const list = make("ul", { class: "look-bars" }), said = make("p", { class: "note" });
     const heading = make("p", { class: "note" }, "Earlier words that this segment attends to most:");
-    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before ${tall === width ? "the end of the segment" : "the segment"}, the oldest on top (${tall} words).`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before ${tall === width ? "the end of the segment" : "the segment"}, the oldest on top (${tall} words). A column is a segment; from no colour, 0, to full blue, ${number(memory.received.most, 3)}: attention to the word.`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
     function paint() {
       picture(heat.canvas, total, rows, (x, y) => {
         let most = 0;
@@ -459,8 +463,9 @@
       heading.hidden = !found.length;
       bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
       const oldest = Math.max(0, from);
+      const begin = s * one.length, end = Math.min(one.count, begin + one.length);
       let text = s ? `The segment can reach back to “${trimmed(one.words[one.wordOf[oldest]])}”, ${s * one.length - oldest} words before it.` : "No word comes before it.";
-      if (one.told) text += one.told[0] >= oldest ? " What was told is within reach." : one.told[1] > oldest ? " A part of what was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
+      if (one.told) text += one.told[0] >= end ? " Nothing has been told yet." : one.told[0] >= begin ? " What was told stands in this segment." : one.told[0] >= oldest ? " What was told is within reach." : one.told[1] > oldest ? " A part of what was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
       if (memory.keys) text += ` Mean length of its keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
       said.textContent = text;
     }
@@ -519,7 +524,7 @@
     ui.holder.replaceChildren(
       ...(lone ? [make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true))] : []),
       make("p", { class: "note" }, one.explained),
-      make("p", { class: "note" }, (state.alone ? "Each row is a unit, each column a segment before which the other units of its memory are emptied; other memories stay." : "Each row is a part, each column a segment before which it is emptied.") + " Filled: the answer is lost. The rows stand in the order of the list below."),
+      make("p", { class: "note" }, (state.alone ? "Each row is a unit, each column a segment before which the other units of its memory are emptied; other memories stay." : "Each row is a part, each column a segment before which it is emptied.") + " From no grey, as read, to full grey: the share of the answer's probability that goes. The rows stand in the order of the list below."),
       heat.box, axis(`segment ${place.boundaries[0] + 1}`, `segment ${place.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
     const paint = () => picture(heat.canvas, columns, rows.length, (x, y) => {
       const p = rows[y].p[x];
@@ -622,7 +627,11 @@
   const shots = [...document.querySelectorAll("script.look-pictures")].map((one) => JSON.parse(one.textContent));
   if (shots.length) images(shots, document.getElementById("look-images"));
   if (!runs.length) return;
+  // The first model with a memory that an answer was found in, and the segment of the word that is asked.
+  state.run = Math.max(0, runs.findIndex((one) => one.memories.some((memory) => memory.units.length) && (!one.asked || one.asked.known)));
+  if (run().asked) state.segment = segments(run()) - 1;
   build();
-  open_run(0);
+  open_run(state.run);
+  if (run().asked) { state.word = run().words.length - 1; draw(); }
   window.mnemosLook = { go, choose, state, open_run, count: () => segments(run()) };
 })();

@@ -12,8 +12,8 @@ from mnemos.lab.report.shell import embedded, html_page, script
 
 from .images import PictureRecording
 from .pack import pack, pack_pictures
-from .record import Recording
-from .summary import explained, picture_sentences, sentences
+from .record import PARTS, Recording
+from .summary import explained, picture_sentences, sentences, thresholds
 
 _SHOWN = 12  # rows of a static table
 
@@ -41,7 +41,8 @@ def page(
         parts = [paragraph(one.about, "note") if one.about else "", *(paragraph(text) for text in texts)]
         name = f"<h3>{escape(one.name)}</h3>" if one.name else ""
         opening += f"<div>{name}{''.join(parts)}</div>"
-    short = f'<section id="short" class="opening"><h2>In short</h2>\n{_told(recordings)}{opening}</div></section>'
+    opening += "</div>" + (paragraph(thresholds(), "note") if any(one.asked for one in recordings) else "")
+    short = f'<section id="short" class="opening"><h2>In short</h2>\n{_told(recordings)}{opening}</section>'
     header, own = paragraph(_byline(recordings), "byline"), partial(script, package="mnemos.lab.look")
     return html_page(title, f"{short}\n{body}", header, [own("look.js")], own("look.css"))
 
@@ -71,7 +72,11 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
         assert one.document.question is not None
         for after, p in zip(*one.asked, strict=True):
             chart.add(i, 0, p, after - one.document.question.told[1])
-    caption = "After each part of a segment the question is asked, and the probability of the right answer is drawn."
+    steps = listed([f"{one:,}" for one in dict.fromkeys(max(1, one.length // PARTS) for one in known)])
+    caption = (
+        f"The question is asked after every {steps} words, and the probability of the right answer is drawn. This is "
+        "one row: a model that knows the answer in most rows at a distance may not know it in this one."
+    )
     caption += " Dotted: a guess." if chart.references else ""
     return [Section("asked", "When it is known", chart_figure([chart], caption, "wide"))]
 

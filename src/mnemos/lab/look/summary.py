@@ -4,7 +4,7 @@ import numpy as np
 
 from mnemos.lab.report.markup import capital, listed, plural
 
-from .effects import LOST, Place
+from .effects import KNOWN, LOST, Place
 from .images import PictureRecording
 from .memories import REACH
 from .record import Document, Recording
@@ -19,6 +19,15 @@ def sentences(one: Recording) -> list[str]:
         *_has(one),
         *(_where(one, place) for place in one.places[:1] if one.asked.known(max(one.asked.probability))),
     ]
+
+
+def thresholds() -> str:
+    """From which probability on an answer is called known, lost, and held by a unit alone."""
+    return (
+        f"Known: a probability of at least {KNOWN:.2f}. Lost: less than {LOST:.2f} times the greatest that it had; "
+        f"with a part emptied, less than {LOST:.2f} times what it has as read. Enough alone: at least that, with the "
+        "other units of the memory emptied."
+    )
 
 
 def explained(document: Document) -> str:

@@ -26,7 +26,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, reset
 
-from .effects import log_probabilities
+from .effects import KNOWN, LOST, log_probabilities
 from .images import PictureRecording, record_pictures
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
@@ -92,7 +92,7 @@ def look(
 class Opened(NamedTuple):
     """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
 
-    about: the recipe's line, and how far the run was trained. data: settings of the run's data, or the tokenizer's
+    about: the recipe's line, the run, and how far it was trained. data: settings of the run's data, or the tokenizer's
     vocabulary: models with the same ones read the same tokens.
     """
 
@@ -162,7 +162,8 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
         model, tokenizer = language_model(str(source))
         return Opened(folder.name, "", functional(model), DecoderText(tokenizer), tokenizer.get_vocab())
     recipe, task, model = open_run(folder)
-    about = [recipe.about, trained(folder.parent if is_model(folder) else folder, recipe, task)]
+    run = folder.parent if is_model(folder) else folder
+    about = [recipe.about, f"run {'/'.join(run.resolve().parts[-2:])}", trained(run, recipe, task)]
     return Opened(recipe.name, " · ".join(filter(None, about)), model, task, recipe.data)
 
 
@@ -250,7 +251,8 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
     Returns the row and why it is this one.
 
     An answer needs the memory if no model that knows it gives it half of that probability without its state: a model
-    that guesses it anyway shows nothing of where it is kept.
+    that guesses it anyway shows nothing of where it is kept. Of these rows, one is taken whose answer is not the
+    likeliest word of a model that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.told[1] for one in questions]
@@ -264,21 +266,24 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
         return rows[0], why
     told = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
     begin = min(cut, -(-told // length) * length)
-    fits, needed = torch.ones(len(rows), dtype=torch.bool), False
+    fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
     for model in models:
         with evaluating(model):
             _, state = model(inputs[:, :cut], None)
             fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
             # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
-            known, late, early = (
+            found = [
                 log_probabilities(model, model(inputs[:, first:], one)[0][:, -1])
-                .gather(1, targets[:, None])[:, 0]
-                .exp()
                 for first, one in ((cut, state), (cut, fresh), (begin, fresh))
-            )
-        if (known > 0.5).any():
-            fits &= (known > 0.5) & (torch.maximum(late, early) < 0.5 * known)
+            ]
+        known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in found)
+        unlikely &= (known >= KNOWN) | (found[0].argmax(-1) != targets)
+        if (known >= KNOWN).any():
+            fits &= (known >= KNOWN) & (torch.maximum(late, early) < LOST * known)
             needed = True
     if not (needed and fits.any()):
         return rows[0], why
-    return rows[int(fits.nonzero()[0])], f"{why} whose answer is known with the memory and not guessed without it"
+    why += " whose answer is known with the memory and not guessed without it"
+    if (best := fits & unlikely).any():
+        return rows[int(best.nonzero()[0])], why
+    return rows[int(fits.nonzero()[0])], f"{why}, but the likeliest word of a model that does not know it"
