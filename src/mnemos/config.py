@@ -89,6 +89,10 @@ class DataConfig(Config):
         """
         return self.build()
 
+    def trained_on(self, updates: int) -> str:
+        """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""
+        return ""
+
     def unscored(self) -> frozenset[str]:
         """Fields that change neither the data that are scored nor the scores: reports rank runs that differ in them."""
         return frozenset()

@@ -131,7 +131,7 @@ def test_the_best_of_equal_rows_is_rarely_told_apart():
 
 def test_true_differences_are_shown_in_the_metric_s_direction():
     tests = differences(drawn(np.random.default_rng(1), {"a": 0.0, "b": 0.0, "c": 6.0, "d": -6.0}), "a")
-    assert [tests[name].finding(True) for name in "bcd"] == ["no difference shown", "better", "worse"]
+    assert [tests[name].finding(True) for name in "bcd"] == ["no significant difference", "better", "worse"]
     assert [tests[name].finding(False) for name in "cd"] == ["worse", "better"]
 
 
@@ -147,7 +147,7 @@ def test_the_table_says_what_the_seeds_show(capsys):
     said = capsys.readouterr().out
     lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
     assert "reference" in said
-    assert "no difference shown" in next(line for line in said.splitlines() if line.startswith("same"))
+    assert "no significant difference" in next(line for line in said.splitlines() if line.startswith("same"))
     assert "better" in next(line for line in said.splitlines() if line.startswith("more"))
     assert "+0.3000 (+0.2773 to +0.3227)" in said
     assert "Welch's t-test against plain, p corrected over the rows by Holm" in said

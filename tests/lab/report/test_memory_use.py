@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from synthetic_runs import LAYERS, write_run
 
 from mnemos.lab.report import report
+from mnemos.lab.report.memory_use import _rounded
 from mnemos.lab.report.read import read_run, results_of
 from mnemos.types import InputError
 
@@ -81,6 +82,25 @@ def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
     assert "demo, slots not exchanged: the split has one &lt;row&gt;." in found
     runs = [run_with(tmp_path / name, {"left": "the model keeps no state"}, name) for name in ("demo-wider", "demo")]
     assert "demo-wider and demo: the model keeps no state, so no control of a state was run." in part(runs)
+
+
+def test_a_memory_that_no_target_reads_over_a_cut_is_not_called_unused(tmp_path):
+    window = {"name": "window", **dict.fromkeys(("emptied", "exchanged", "frozen"), entry(0.5))}
+    blind = measured(cut=130, memories=[window])
+    found = part([run_with(tmp_path / "a", blind)])
+    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == []
+    assert "demo, window not tested: rows were cut into segments of 130 tokens" in found
+    read = part([run_with(tmp_path / "b", measured(cut=130))])
+    assert "not tested" not in read, "a control changed a score"
+    whole = part([run_with(tmp_path / "c", measured(memories=[window]))])
+    assert "not tested" not in whole, "the model's own segments"
+
+
+def test_an_interval_is_rounded_once():
+    assert _rounded(-0.62749) == "−0.627"
+    assert _rounded(-0.627496) == "−0.627"
+    assert _rounded(-0.62751) == "−0.628"
+    assert _rounded(-0.00004) == "+0.000"
 
 
 @pytest.mark.slow

@@ -34,12 +34,12 @@ def test_what_a_memory_adds_is_the_difference_to_its_never_written_baseline():
     said = verdict(made(PLAIN, CACHED, UNWRITTEN, emptied=0.45))
     assert said[0] == (
         "What the memory of east adds to its never-written baseline west, in test accuracy: +0.050, 95% interval "
-        "+0.035 to +0.065, p 4.8e-05: better (5 seeds)."
+        "+0.035 to +0.065, p 4.8e-05 (one comparison, not corrected): better (5 seeds)."
     )
     assert said[1].startswith("east has a test accuracy of 0.600\u00a0±\u00a00.010 (5 seeds), the best of 3. Against ")
     assert "north (0.500\u00a0±\u00a00.010): +0.100, 95% interval +0.085 to +0.115" in said[1]
     assert said[2].startswith("east with its cache emptied at evaluation: −0.150, 95% interval −0.165 to −0.135")
-    assert said[1].count("by Holm over 3 comparisons") == 1, "over all pairs: the best is chosen by the same scores"
+    assert said[1].count("(Holm, 3 comparisons)") == 2, "over all pairs: the best is chosen by the same scores"
     assert "depends on what its memory holds, not that it is better than one without" in said[2]
 
 
@@ -49,8 +49,10 @@ def test_the_baselines_of_several_memories_are_corrected_together():
     alone = verdict(made(*more))[0]
     assert "of far adds to its never-written baseline of far, in test accuracy: +0.010" in said
     both = re.search(r", p (\S+) \(Holm, 2 comparisons\)", said[said.index("of far") :])[1]
-    assert both == re.search(r", p (\S+):", alone)[1], "the greatest p is not multiplied"
-    assert "no difference shown" in said
+    assert both == re.search(r", p (\S+) \(one comparison, not corrected\):", alone)[1], (
+        "the greatest p is not multiplied"
+    )
+    assert "no significant difference" in said
 
 
 def test_a_memory_without_its_baseline_is_named():
@@ -81,7 +83,7 @@ def test_only_pairs_that_can_be_tested_are_counted():
     assert not any("Holm" in text for text in found), "of three pairs one has a p"
     found = verdict(made(CACHED, UNWRITTEN, replace(CACHED, name="far", mean=0.56), one))
     assert "Holm" not in found[0]
-    assert "by Holm over 3 comparisons" in found[1], "of six pairs"
+    assert "(Holm, 3 comparisons)" in found[1], "of six pairs"
 
 
 def test_several_memories_are_one_sentence():
@@ -130,7 +132,7 @@ def test_rounding_errors_are_no_change():
     assert 0.18 + 0.16 != 2 * 0.17
     pairs = [Result(test={"accuracy": 0.17}, controls={"emptied": {"accuracy": x}}) for x in (0.18, 0.16)]
     said = verdict(made(CACHED, UNWRITTEN, records={"east": tuple(map(with_result, pairs))}))
-    assert "emptied at evaluation: +0.000, 95% interval −0.127 to +0.127: no difference shown" in said[-1]
+    assert "emptied at evaluation: +0.000, 95% interval −0.127 to +0.127: no significant difference" in said[-1]
 
 
 @pytest.mark.parametrize(

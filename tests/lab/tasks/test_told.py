@@ -136,3 +136,13 @@ def test_text_of_a_folder(tmp_path):
     config = ToldConfig(distances=(4, 30), path=str(tmp_path), rows=4, words=5)
     assert len(config.files()) == 12
     assert config.build().names[0] == "the"
+
+
+def test_what_was_trained_is_said_from_the_settings():
+    grown = ToldConfig(distances=(32, 512), grow=200)
+    said = "In training the distances were drawn log-uniformly from 4 words up to"
+    assert grown.trained_on(120) == (
+        f"{said} a greatest one, which grew from 32 to 166 in 120 updates; greater ones were tested without training."
+    )
+    assert grown.trained_on(201) == f"{said} a greatest one, which grew from 32 to 512 in 201 updates."
+    assert ToldConfig(distances=(32, 512)).trained_on(120) == f"{said} 512."

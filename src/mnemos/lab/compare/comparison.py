@@ -36,7 +36,9 @@ FILE = "comparison.json"
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
 _REMEDY = "compare again"
 _NEEDED = ("metric", "seconds", "peak_bytes")  # of the results of older versions
-_STATE = "state KiB: what a stream keeps from call to call, after a row of the greatest length; –: nothing"
+_STATE = (
+    "state KiB: what the model keeps of a row from one call to the next, after a row of the greatest length; –: nothing"
+)
 _WIDTH = 150  # of a printed table in a file, which has no width of its own; enough for all columns
 
 

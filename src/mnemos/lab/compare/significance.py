@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 LEVEL = 0.05
-BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
+BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no significant difference"
 ONE_SEED = "one seed shows nothing about differences"
 NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from, so the table has –"
 Bounds = tuple[float, float]  # the least and the greatest value that a metric can have

@@ -26,7 +26,7 @@ _SHAPES = dict(
     zip(MARKERS, ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )  # Vega's names
 _DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3])  # of the first variants, and of those whose colours repeat
-_TEXT = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFontSize": 11, "titleFontSize": 11.5}
+_TEXT = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12.5}
 _CONFIG = {
     "aria": False,  # the element around it says what it shows
     "background": None,
@@ -256,7 +256,7 @@ def specification(chart: Chart) -> JSONObject:
     if chart.kind != "marks":
         several = len(set(chart.columns["r"])) > 1
         if several:
-            thin = {"type": "line", "strokeWidth": 0.8, "opacity": 0.45}
+            thin = {"type": "line", "strokeWidth": 1, "opacity": 0.6}
             layers.append({"mark": thin, "encoding": {"x": x, "y": y, "color": colour, "detail": detail}})
         thick = {"type": "line", "strokeWidth": 2, "strokeCap": "round"}
         drawn: JSONObject = {"mark": thick, "encoding": {"x": x, "y": y, "color": colour, "detail": detail[1:]}}

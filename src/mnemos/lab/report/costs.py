@@ -183,8 +183,8 @@ def _measured(results: Results) -> str:
                 duration(_update(results, row)),
                 _ratio(_update(results, row), _update(results, reference)) if several else "–",
                 duration(_evaluation(results, row)),
-                f"{rate:,.0f}" if math.isfinite(rate) else "–",
                 _ratio(_evaluation(results, row), _evaluation(results, reference)) if several else "–",
+                f"{rate:,.0f}" if math.isfinite(rate) else "–",
                 memory(row.peak_bytes),
                 _ratio(row.flops, reference.flops) if several else "–",
             ]
@@ -198,7 +198,16 @@ def _measured(results: Results) -> str:
         "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. "
         f"{alike if several else ''}Times from a busy machine mean little. From result.json and metrics.jsonl."
     )
-    head = ["variant", "update", "ratio", "evaluation", "rows/s", "ratio", "peak memory", "FLOPs of a forward, ratio"]
+    head = [
+        "variant",
+        "update",
+        "update, ratio",
+        "evaluation",
+        "evaluation, ratio",
+        "rows/s",
+        "peak memory",
+        "FLOPs of a forward, ratio",
+    ]
     return table(caption, head, rows)
 
 

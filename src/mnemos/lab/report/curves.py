@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mnemos import registry
+from mnemos.config import DataConfig, from_dict
 from mnemos.lab.compare.comparison import UNNAMED_UNIT
 from mnemos.lab.compare.significance import wilson
 from mnemos.lab.evaluate.records import number
-from mnemos.types import JSONObject
+from mnemos.types import InputError, JSONObject
 
 from .charts import MOST, Axis, Chart, arm, chart_figure
 from .markup import capital, decimal, listed, missing, plural, table
@@ -269,8 +271,23 @@ def along_figure(results: Results) -> str:
     bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
     several = any(len(results.runs_of(name)) > 1 for name in found.values)
     marks = "marks are seeds, lines their mean" if several else "one run per variant"
-    caption = f"Test {found.metric} by {found.x}; {marks}.{bars} From result.json."
+    caption = f"Test {found.metric} by {found.x}; {marks}.{bars}{_trained_on(results, found)} From result.json."
     return chart_figure([chart], caption, "wide")
+
+
+def _trained_on(results: Results, found: "Along") -> str:
+    """What training read along the axis, by the settings of the task; "" where it does not say so, or runs differ."""
+    said = set()
+    for run in (run for name in found.values for run in results.runs_of(name)):
+        data = run.recipe.get("data")
+        known = isinstance(data, dict) and data.get("is") in registry.names("data") and "plugin" not in data
+        if not known or run.result is None:
+            return ""
+        try:
+            said.add(from_dict(DataConfig, data, "data").trained_on(int(run.result.steps or 0)))
+        except InputError:  # settings of another version
+            return ""
+    return f" {said.pop()}" if len(said) == 1 and any(said) else ""
 
 
 def along_table(results: Results) -> str:

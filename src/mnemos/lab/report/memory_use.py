@@ -62,7 +62,7 @@ def _memories(results: Results, name: str) -> dict[str, ControlledMemory]:
 
 def _rounded(value: float) -> str:
     """A change with its sign; what is smaller than 0.00005 is a rounding error."""
-    return decimal(round(value, 4) + 0.0, signed=True)
+    return decimal(0.0 if abs(value) < 0.00005 else value, signed=True)
 
 
 def _metric(results: Results, name: str) -> str:
@@ -130,17 +130,39 @@ def _table(results: Results, scored: Scored) -> str:
         for memory in _memories(results, name).values():
             whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
             changes = [results.memory_effect(name, memory.name, kind) for kind in kinds]
+            if (cut := _unread(runs, memory.name)) is not None:
+                whys.append(
+                    f"{name}, {memory.name} not tested: rows were cut into segments of {cut} tokens for the controls, "
+                    "and no control changes the loss. The scored targets do not depend on what is carried over a cut, "
+                    "as with a window that is shorter than a segment; inside of a segment the memory may be used."
+                )
+                changes = [None] * len(kinds)
             found += [change for change in changes if change is not None]
             own = [escape(str(facts[name][fact])) for fact in apart]
             cells = [escape(memory.name), *own, decimal(carried), *map(_change, changes)]
             rows.append([variant_name(results.names.index(name), name), *cells])
     caption = (
-        f"Test {_direction(results, alike)} of later segments with the memory as carried, and its change where the "
-        f"memory is replaced before each: {_spread_over(alike, found)}. Of {_size(alike)}, and not of the whole split. "
-        "From the runs' explain.json."
+        f"Test {_direction(results, alike)} of the segments after a row's first, with the memory as carried, and its "
+        "change where the memory is replaced before each of these segments: "
+        f"{_spread_over(alike, found)}. Of {_size(alike)}, and not of the whole split. From the runs' explain.json."
     )
     head = ["variant", "memory", *apart, "as carried", *(WORDS[kind] for kind in kinds)]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))
+
+
+def _unread(runs: list[tuple[RunRecord, StateControls]], name: str) -> int | None:
+    """The tokens per segment, where rows were cut and in no run a control changed the loss; else None."""
+    for _, known in runs:
+        loss = known.carried.scores.get("loss", math.nan)
+        scored = [one for memory in known.memories if memory.name == name for one in memory.scored().values()]
+        same = (math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6) for one in scored)
+        if (
+            known.cut is None
+            or not all(same)
+            or any(np.any(one.by_segment != known.carried.by_segment) for one in scored)
+        ):
+            return None
+    return runs[0][1].cut
 
 
 def _facts(results: Results, name: str, runs: list[tuple[RunRecord, StateControls]]) -> JSONObject:

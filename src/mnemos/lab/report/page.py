@@ -104,7 +104,7 @@ def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
     return html_page(
         _title(comparisons),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{paragraph(_byline(comparisons), 'byline')}{_tasks(comparisons)}{watched}",
+        f"{_tasks(comparisons)}{paragraph(_byline(comparisons), 'byline')}{watched}",
         [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
         served=bool(watched),
     )
@@ -162,7 +162,7 @@ def _tasks(comparisons: Sequence[Results]) -> str:
     kinds = dict.fromkeys(str(name) for run in runs if (name := _field(run.recipe, "data", "is")))
     known = registry.names("data")
     said = [f"“{kind}”: {registry.about('data', kind)}" for kind in kinds if kind in known]
-    return "".join(paragraph(text, "byline") for text in said)
+    return "".join(paragraph(text, "question") for text in said)
 
 
 def _byline(comparisons: Sequence[Results]) -> str:
@@ -175,6 +175,8 @@ def _byline(comparisons: Sequence[Results]) -> str:
     steps = list(dict.fromkeys(run.result.steps for run in runs if run.result and run.result.steps))
     parts += [f"{steps[0]:,.0f} updates each"] if len(steps) == 1 else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in comparisons]
+    tested = {run.result.scored_rows.get("test", 0) for run in runs if run.result}
+    parts += [plural(tested.pop(), "test row")] if len(tested) == 1 and max(tested) else []
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []
     commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))

@@ -111,8 +111,8 @@ def seed_table(results: Results) -> str:
     corrected = plural(count_tested(tests.values()), "comparison")
     caption = (
         f"The difference of the {results.split} {results.metric} to {results.against} by Welch's t-test: its 95% "
-        f"interval, p, and p corrected for {corrected} by Holm. No difference is shown where the corrected "
-        f"p is 0.05 or more; the intervals are not corrected. "
+        f"interval, p, and p corrected for {corrected} by Holm. A difference is significant where the "
+        f"corrected p is below 0.05; the intervals are not corrected. "
         f"{f'{capital(NO_SPREAD)}. ' if without else ''}Runs of equal seeds are not pairs: they read the same batches "
         f"but start from other weights. From {results.source}."
     )

@@ -166,7 +166,7 @@ def arms(results: Results) -> str:
         name = variant_name(results.names.index(row.name), row.name) + _about(results, row)
         line = [_with_range(row.mean, ends), decimal(last.get(row.name, math.nan)), ""]
         if (one := found.get(row.name)) is not None:
-            line[2] = f"{_with_range(one.difference, one.interval, True)}<small>to {escape(other.name)}</small>"
+            line[2] = f"{_with_range(one.difference, one.interval, True)}<span>to {escape(other.name)}</span>"
         cells.append([name, *line, memory(row.state_bytes or math.nan), duration(row.seconds)])
     head = ["variant", results.metric, f"at {along.places[-1]:,g}" if along and last else "", "difference"]
     caption = _said_of_arms(results, rows, along if last else None, means, counted)
@@ -204,7 +204,11 @@ def _said_of_arms(
         if _pairs(rows)
         else []
     )
-    said += ["State: what a stream keeps from call to call"] if any(row.state_bytes > 0 for row in rows) else []
+    said += (
+        ["State: what the model keeps of a row from one call to the next"]
+        if any(row.state_bytes > 0 for row in rows)
+        else []
+    )
     caption = ". ".join(said) + "."
     return f"{caption} {capital(results.metric)}: {results.about}" if results.about else caption
 
@@ -274,9 +278,9 @@ def change(difference: Difference) -> str:
 
 
 def _shown(results: Results, difference: Difference, tested: int = 1) -> str:
-    """A difference, p corrected for the `tested` comparisons of its sentence, and what it shows."""
+    """A difference, p with the number of comparisons that it is corrected for, and what it shows."""
     found = difference.finding(results.higher_is_better)
-    by = f" (Holm, {tested} comparisons)" if tested > 1 else ""
+    by = f" (Holm, {tested} comparisons)" if tested > 1 else " (one comparison, not corrected)"
     corrected = f", p {difference.p_holm:.2g}{by}" if math.isfinite(difference.p_holm) else ""
     return f"{change(difference)}{corrected}: {_SHOWN.get(found, 'no interval, so nothing is shown')}"
 
@@ -306,8 +310,10 @@ def _best(results: Results, rows: Sequence[Row]) -> str:
     row = results.row(best)
     reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
     pairs = count_tested(itertools.starmap(welch, itertools.combinations(rows, 2)))  # as `differences_of_best` corrects
-    others = [f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d)}" for name, d in found.items()]
-    corrected = f" Each p is corrected by Holm over {pairs} comparisons: the best is chosen by the same scores."
+    others = [
+        f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, pairs)}" for name, d in found.items()
+    ]
+    corrected = f" The {pairs} are all pairs of variants that can be tested: the best is chosen by the same scores."
     return f"{reached}, the best of {len(rows)}. Against {'; '.join(others)}.{corrected if pairs > 1 else ''}"
 
 

@@ -290,7 +290,7 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     if constants:
         about = f"{recipe.name} with a learned constant in place of the written cache, read in the same way"
         return replace(recipe, name=f"{recipe.name}-constant", about=about, model=model)
-    about = f"{recipe.name} with a memory that is never written: the same reading of nothing new"
+    about = f"{recipe.name} with a memory that is never written, but read in the same way"
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 

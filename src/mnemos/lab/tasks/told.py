@@ -86,6 +86,18 @@ class ToldConfig(DataConfig):
             )
         return ToldTask(self, _split_words(self.path))
 
+    def trained_on(self, updates: int) -> str:
+        """The distances of training rows."""
+        first, last = self.longest(0), self.longest(max(0, updates - 1))
+        grown = f"a greatest one, which grew from {first} to {last} in {updates} updates" if first < last else f"{last}"
+        beyond = "; greater ones were tested without training" if last < max(self.distances) else ""
+        return f"In training the distances were drawn log-uniformly from {NEAREST} words up to {grown}{beyond}."
+
+    def longest(self, update: int) -> int:
+        """The greatest distance of a training row in this update, from 0."""
+        shortest, longest = min(self.distances), max(self.distances)
+        return int(shortest * (longest / shortest) ** (update / self.grow)) if update < self.grow else longest
+
     @property
     def length(self) -> int:
         """The number of tokens of a held-out row."""
@@ -127,10 +139,7 @@ class ToldTask(GeneratedTask):
         return partial(self._draw, self.text[split], None)
 
     def _training_draw(self, update: int) -> partial[Rows]:
-        shortest, longest = min(self.config.distances), max(self.config.distances)
-        if update < self.config.grow:
-            longest = int(shortest * (longest / shortest) ** (update / self.config.grow))
-        return partial(self._draw, self.text["train"], longest)
+        return partial(self._draw, self.text["train"], self.config.longest(update))
 
     def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""
