@@ -31,6 +31,17 @@ def run(folder, name, values, seed=0, **changes):
     return folder
 
 
+def test_the_caption_says_what_was_trained(tmp_path):
+    folder = run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])
+    assert "In training" not in along_figure(read([folder])), "a task that does not say so"
+    recipe = json.loads((folder / "recipe.json").read_text())
+    data = {"is": "told", "distances": [32, 512], "grow": 10**6}
+    (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data}))
+    assert "from 4 words up to 32; greater ones were tested without training." in along_figure(read([folder]))
+    (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data | {"unknown": 1}}))
+    assert "In training" not in along_figure(read([folder])), "settings of another version"
+
+
 def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     folders = [
         run(tmp_path / "a0", "demo", [[32, 1.0], [512, 0.25]]),

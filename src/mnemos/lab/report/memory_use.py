@@ -153,14 +153,11 @@ def _table(results: Results, scored: Scored) -> str:
 def _unread(runs: list[tuple[RunRecord, StateControls]], name: str) -> int | None:
     """The tokens per segment, where rows were cut and in no run a control changed the loss; else None."""
     for _, known in runs:
-        loss = known.carried.scores.get("loss", math.nan)
+        loss, by_segment = known.carried.scores.get("loss", math.nan), known.carried.by_segment
         scored = [one for memory in known.memories if memory.name == name for one in memory.scored().values()]
-        same = (math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6) for one in scored)
-        if (
-            known.cut is None
-            or not all(same)
-            or any(np.any(one.by_segment != known.carried.by_segment) for one in scored)
-        ):
+        same = [math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6) for one in scored]
+        same += [np.array_equal(one.by_segment, by_segment) for one in scored]
+        if known.cut is None or not scored or not all(same):
             return None
     return runs[0][1].cut
 
