@@ -463,7 +463,7 @@ def comparison(tmp_path_factory, forked_comparisons) -> Path:
     assert "majority class" in said.getvalue()
     assert "cache emptied" in said.getvalue()
     assert "caches emptied (stored caches set to zero), exchanged (" in said.getvalue()
-    assert "state KiB: what a stream keeps" in said.getvalue()
+    assert "state KiB: what the model keeps of a row" in said.getvalue()
     return folder
 
 
