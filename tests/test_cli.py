@@ -542,10 +542,11 @@ def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, 
 @pytest.mark.slow
 def test_report_and_eval_of_the_comparison(comparison, capsys):
     assert main(["report", str(comparison)]) == 0
-    path, opened = capsys.readouterr().out.splitlines()
+    path, opened, first = capsys.readouterr().out.splitlines()
     page = Path(path)
     assert page.parent == comparison
     assert opened.startswith("Open file://")
+    assert first.startswith("Look first at ")
     assert "short-listops-cached" in page.read_text()
     assert main(["eval", str(comparison / "short-listops-cached/seed-0")]) == 0
     said = capsys.readouterr().out
