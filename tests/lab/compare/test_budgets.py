@@ -70,7 +70,7 @@ def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "train_several", lambda planned, *_, **__: seen.extend(planned))
     recipes = [plain(text), replace(plain(text), model=LSTMConfig(vocab_size=0, dim=8, layers=1), name="other")]
     with pytest.raises(InputError, match=r"result.json: expected this file of a run, found none"):
-        compare.compare(recipes, tmp_path / "c", equal=("parameters",), quiet=True)
+        compare.compare(recipes, tmp_path / "c", equal=("parameters",), of_claim=True)
     assert [(run.name, run.train.steps) for run, _ in seen] == [("lstm", 8), ("other", 8)]
     assert not (tmp_path / "c/budget.json").exists()
 
@@ -145,7 +145,7 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
     """A report took it for missing, because the recipes differ in their steps."""
     cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
     monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
-    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), quiet=True)
+    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
     assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
         ("rmt", None, 2),
         ("rmt-unwritten", "rmt", 1),
@@ -309,7 +309,7 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch,
         assert all(f"{row['rate']:.1e}" in place for place in found["runs"][row["name"]])
     assert found["rows"][0]["steps"] == 40
     monkeypatch.setattr(budgets, "update_seconds", None)  # nothing is measured again
-    again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), quiet=True)
+    again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), of_claim=True)
     assert again["rows"] == found["rows"]
     assert completed(recipes)[1].model.vocab_size == 256
 

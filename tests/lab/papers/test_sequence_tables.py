@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("forked_comparisons")
 def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, monkeypatch):
     asked = []
 
-    def compare(recipes, folder, seeds, quiet, baselines):
+    def compare(recipes, folder, seeds, of_claim, baselines):
         asked.append((recipes, folder.name, seeds, baselines))
         names = [
             f"{one.name}{end}" for one in recipes for end in (("", "-constant", "-wider") if one.model.cache else ("",))

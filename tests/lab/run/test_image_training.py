@@ -199,7 +199,7 @@ def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeyp
     runs = []
     monkeypatch.setattr("mnemos.lab.compare.runs.train_apart", lambda recipe, *_: runs.append(recipe))
     with pytest.raises(InputError, match=r"result\.json: expected this file of a run, found none"):
-        compare([recipe({"classes": 0})], tmp_path / "c", quiet=True)
+        compare([recipe({"classes": 0})], tmp_path / "c", of_claim=True)
     assert runs[0].model.classes == CLASSES
 
 

@@ -88,7 +88,7 @@ def test_tones_are_learnt(spoken, tmp_path):
 @pytest.mark.slow
 def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
     variants = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
-    found = compare(variants, tmp_path / "all", seeds=1, quiet=True)
+    found = compare(variants, tmp_path / "all", seeds=1, of_claim=True)
     assert (found["metric"], found["higher_is_better"]) == (RATE, False)
     for row in found["rows"]:
         result = json.loads((tmp_path / "all" / row["name"] / "seed-0" / "result.json").read_text())

@@ -32,7 +32,7 @@ def compare(
     recipes: list[Recipe],
     folder: str | Path,
     seeds: int = 1,
-    quiet: bool = False,
+    of_claim: bool = False,
     unwritten: bool = False,
     baselines: bool = False,
     equal: Sequence[str] = (UPDATES,),
@@ -46,6 +46,7 @@ def compare(
     The file is described by `comparison.Comparison`. The metric is the task's first, on the test split. Costs are means
     over seeds, and null in results of older versions. A run that was finished earlier keeps its commit.
 
+    of_claim: print nothing; rows of other comparisons may be in the folder, because tables share trained models.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
     of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
     equal: kinds of `equal.KINDS`. "updates": of equal batches. "samples", "flops" or "time": the steps of each recipe
@@ -72,7 +73,7 @@ def compare(
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = _with_models(scored_alike(recipes), unwritten, baselines, PARAMETERS in equal)
-    _check(recipes, folder, budget.kind)
+    _check(recipes, folder, budget.kind, of_claim)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
     if any(map(unresolved, recipes)):
@@ -81,7 +82,7 @@ def compare(
     if jobs > 1:
         recipes = [replace(one, train=replace(one.train, threads=one.train.threads or 1)) for one in recipes]
     folder.mkdir(parents=True, exist_ok=True)
-    tell = _silent if quiet else _print
+    tell = _silent if of_claim else _print
     tell(_describe_count(len(recipes), seeds, len(rates)))
     for recipe in recipes:
         if (line := _describe_change(recipe, given)) is not None:
@@ -95,7 +96,7 @@ def compare(
     left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
     planned, chosen = _plan(recipes, folder, seeds, rates, jobs, left, tell)
     others = planned[len(recipes) :] if rates else planned  # the first seeds are of the sweep
-    train_several(others, jobs, quiet=quiet or jobs > 1, tell=not quiet, left=left)
+    train_several(others, jobs, quiet=of_claim or jobs > 1, tell=not of_claim, left=left)
     runs: dict[str, list[Path]] = {recipe.name: [] for recipe in recipes}
     for recipe, place in planned:
         runs[recipe.name].append(place)
@@ -107,7 +108,7 @@ def compare(
     made_equal = _without_recipes(spent) | {"parameters": PARAMETERS in equal}
     comparison = replace(comparison, rows=tuple(swept), equal=made_equal)
     comparison.write(folder)
-    if not quiet:
+    if not of_claim:
         if recipes[0].train.test_rows:
             rows = f"{comparison.scored_rows.get('test', 0):,} rows of the test split"
             print(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
@@ -194,8 +195,11 @@ def _check_names(recipes: list[Recipe]) -> None:
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
 
 
-def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
-    """Raise InputError for recipes that cannot be compared, and for a folder of something else."""
+def _check(recipes: list[Recipe], folder: Path, budget: str, shared: bool) -> None:
+    """Raise InputError for recipes that cannot be compared, and for a folder of something else.
+
+    shared: rows of other comparisons may be in the folder.
+    """
     _check_names(recipes)
     check_equal(recipes, budget)
     if folder.exists() and not folder.is_dir():
@@ -206,7 +210,7 @@ def _check(recipes: list[Recipe], folder: Path, budget: str) -> None:
         "report.html",
         *(f"{file}{end}" for file in ("comparison.json", FILE) for end in ("", ".tmp")),
     }
-    stray = [name for name in stray if name not in own]
+    stray = [name for name in stray if name not in own and not (shared and (folder / name / "seed-0").is_dir())]
     if stray:
         raise InputError(
             f"{folder}: expected a new folder or this comparison, found {stray[0]!r} in it; name another with --out"

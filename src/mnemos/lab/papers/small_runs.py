@@ -44,7 +44,7 @@ def train_and_compare(
     seeds: 0 for those of the options. Returns the contents of comparison.json, and its folder as "folder".
     """
     folder = options.out / "runs" / f"{name}-{recipes[0].train.steps}"
-    found = compare(list(recipes), folder, seeds or options.seeds, quiet=True, baselines=baselines)
+    found = compare(list(recipes), folder, seeds or options.seeds, of_claim=True, baselines=baselines)
     return {**found, "folder": folder}
 
 
