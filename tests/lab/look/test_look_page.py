@@ -11,6 +11,7 @@ import torch
 from browser import browser
 
 import mnemos
+from mnemos.lab.look import page as pages
 from mnemos.lab.look.effects import Change, Effect, Place
 from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory, Sources
@@ -194,7 +195,13 @@ def reach(view, name):
     raise AssertionError(f"Tab does not reach {name!r}")
 
 
+@pytest.fixture
+def _with_charts(monkeypatch, chart_library):
+    monkeypatch.setattr(pages, "chart_library", lambda: chart_library)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_with_charts")
 def test_every_control_is_operated_by_keys_alone(tmp_path):
     path = Look([made(), made(2)], [pictured()]).write(tmp_path / "look.html")
     with browser() as view:
@@ -236,6 +243,7 @@ def test_every_control_is_operated_by_keys_alone(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_with_charts")
 def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_path):
     path = Look([asked(0.1, 0.1, 0.1), asked(0.9, 0.9, 0.9)]).write(tmp_path / "look.html")
     with browser() as view:
@@ -244,6 +252,8 @@ def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_
         assert view.run("document.querySelector('input[name=look-model]:checked').value") == "1"
         assert view.run(OUTPUT).startswith("segment 3 of 3")
         assert view.run("mnemosLook.state.word") == 95
+        view.run("document.querySelector('#asked [tabindex]').focus()")
+        view.wait("document.querySelector('#asked .readout').textContent.includes('0.9')")  # values by keyboard
         view.size(420, 900)
         assert view.run("document.documentElement.scrollWidth - innerWidth") <= 0
         text = (
@@ -255,6 +265,7 @@ def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_with_charts")
 def test_the_viewer_in_a_browser(tmp_path):
     path = Look([made(1000, 32, 8), made(), made(1, 5000, 2)], [pictured()]).write(tmp_path / "look.html")
     with browser() as view:

@@ -53,7 +53,7 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     assert f"{emptied[name]:.4f} {name} ({emptied[name] - carried[name]:+.4f})" in printed
 
     page = report([place]).read_text()
-    for part in ("Was the memory used?", "cache exchanged with another row", "Written text", "test bits per byte"):
+    for part in ("Was the memory used?", "exchanged with another row", "Written text", "test bits per byte"):
         assert part in page
     assert "all zero" not in page
     assert "a cache per stream is part of the state" in page

@@ -8,7 +8,7 @@ import numpy as np
 
 from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
 from mnemos.lab.report.markup import decimal, escape, listed, paragraph, plural, table
-from mnemos.lab.report.shell import embedded, html_page, script
+from mnemos.lab.report.shell import chart_library, embedded, html_page, script
 
 from .images import PictureRecording
 from .pack import pack, pack_pictures
@@ -44,7 +44,8 @@ def page(
     opening += "</div>" + (paragraph(thresholds(), "note") if any(one.asked for one in recordings) else "")
     short = f'<section id="short" class="opening"><h2>In short</h2>\n{_told(recordings)}{opening}</section>'
     header, own = paragraph(_byline(recordings), "byline"), partial(script, package="mnemos.lab.look")
-    return html_page(title, f"{short}\n{body}", header, [own("look.js")], own("look.css"))
+    charts = [chart_library(), script("page.js")] if any(one.slug == "asked" for one in sections) else []
+    return html_page(title, f"{short}\n{body}", header, [*charts, own("look.js")], own("look.css"))
 
 
 def _byline(recordings: Sequence[Recording]) -> str:

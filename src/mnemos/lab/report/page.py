@@ -144,7 +144,7 @@ def _apart(comparisons: Sequence[Results]) -> list[str]:
     ]
 
 
-_NAMED = 6  # variants at most that a title names
+_NAMED = 2  # variants at most that a title names; the others are named by the first table
 
 
 def _title(comparisons: Sequence[Results]) -> str:
