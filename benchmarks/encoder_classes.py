@@ -113,7 +113,7 @@ def recipes(host: str, texts: Path, names: Sequence[str], rate: float) -> list[R
 def chosen_rate(host: str, texts: Path, out: Path) -> tuple[float, dict[str, dict[str, float]]]:
     """The learning rate, and the validation accuracies it was chosen by, {recipe: {rate: accuracy}}."""
     given = recipes(host, texts, ["texts", "texts-cached"], RATES[0])
-    rows = compare(given, out / "rates", of_claim=True, rates=RATES)["rows"]
+    rows = compare(given, out / "rates", rates=RATES)["rows"]
     scores = {row["name"]: {f"{rate:g}": score for rate, score in row["rates"]} for row in rows}
     return max(RATES, key=lambda rate: sum(one[f"{rate:g}"] for one in scores.values())), scores
 

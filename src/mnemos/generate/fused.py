@@ -307,7 +307,7 @@ class Plan(NamedTuple):
     outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
     `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Recurrent`, as the module and
     the name, None for one that is not there. recurrent: what `Stack` says of a layer that forgets. turns: the
-    frequencies of its own positions, None where it has none. block: the first one.
+    frequencies of its own positions, None where it has none. block: the model's first.
     """
 
     sizes: tuple[int, ...]

@@ -121,7 +121,7 @@ def test_the_best_of_equal_rows_is_rarely_told_apart():
     shown = {"all pairs": 0, "pairs of the best": 0}
     for values in rng.normal(0.5, 0.1, (200, 8, 10)):
         rows = {str(i): spread(x.tolist()) for i, x in enumerate(values)}
-        best, others = differences_of_best(rows, True)
+        best, others, _ = differences_of_best(rows, True)
         assert rows[best].mean == max(row.mean for row in rows.values())
         shown["all pairs"] += any(d.finding(True) == "better" for d in others.values())
         shown["pairs of the best"] += any(d.finding(True) == "worse" for d in differences(rows, best).values())

@@ -182,8 +182,8 @@ def differences(scores: Mapping[str, Scored], against: str, bounds: Bounds = UNB
 
 def differences_of_best(
     scores: Mapping[str, Scored], higher_is_better: bool, bounds: Bounds = UNBOUNDED
-) -> tuple[str, dict[str, Difference]]:
-    """The row of the best mean, and its difference to each other row, p corrected by Holm.
+) -> tuple[str, dict[str, Difference], int]:
+    """The row of the best mean, its difference to each other row, and over how many pairs p is corrected by Holm.
 
     The best row is chosen by the scores that are tested: the greatest difference of all pairs is one of its own. So p
     is corrected over all K(K − 1)/2 pairs of K rows. Over the K − 1 differences of the best alone, equal rows would be
@@ -193,7 +193,7 @@ def differences_of_best(
     others = [name for name in scores if name != best]
     pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
     found = correct([welch(scores[a], scores[b], bounds) for a, b in pairs])
-    return best, dict(zip(others, found, strict=False))
+    return best, dict(zip(others, found, strict=False)), count_tested(found)
 
 
 def count_tested(found: Iterable[Difference]) -> int:

@@ -6,7 +6,6 @@ without a memory may be that of the branch which reads it, and emptying a memory
 depends on it.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -62,7 +61,7 @@ def _overall(results: Results, rows: Sequence[Row], pairs: Sequence[tuple[Row, R
         return _sentence(results, pairs)
     if len(rows) > 1 and not _nothing_learned(results, rows):
         scores = {row.name: row for row in rows}
-        best, against = differences_of_best(scores, results.higher_is_better, results.bounds)
+        best, against, _ = differences_of_best(scores, results.higher_is_better, results.bounds)
         if any(one.interval for one in against.values()):
             apart = [name for name, one in against.items() if one.finding(results.higher_is_better) == BETTER]
             score = f"{best} has the best {_score(results)}, {decimal(results.row(best).mean)}"
@@ -121,12 +120,12 @@ def _sentence(results: Results, pairs: Sequence[tuple[Row, Row]]) -> str:
             f"{decimal(other.mean)} for the same model with a memory that is never written ({change(one)})."
         )
     parts = [
-        f"that of {row.name} {_verb(results, row, other, one)} ({change(one)})"
+        f"of {row.name} {_verb(results, row, other, one)} ({change(one)})"
         for (row, other), one in zip(pairs[:_NAMED], found, strict=False)
     ]
     more = f"; {len(pairs) - _NAMED} more are in the table" if len(pairs) > _NAMED else ""
     against = "Each is compared with the same model with a memory that is never written"
-    return f"The memory {'; '.join(parts).removeprefix('that ')}{more}. {against}, by {score}."
+    return f"The memory {'; that '.join(parts)}{more}. {against}, by {score}."
 
 
 def _verb(results: Results, row: Row, other: Row, one: Difference) -> str:
@@ -192,23 +191,13 @@ def _said_of_arms(
     score = f"{capital(_score(results))} over the whole split"
     at = f"; at {along.places[-1]:,g}: with that many {along.x}" if along else ""
     how = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
-    said = [
-        f"{score}{at}",
-        *(
-            [f"The range below a number is its 95% interval ({', '.join([*how, *cut_note(results, means)])})"]
-            * bool(how)
-        ),
-    ]
-    said += (
-        [f"Difference: to the never-written baseline where there is one, else to {results.against}"]
-        if _pairs(rows)
-        else []
-    )
-    said += (
-        ["State: what the model keeps of a row from one call to the next"]
-        if any(row.state_bytes > 0 for row in rows)
-        else []
-    )
+    said = [f"{score}{at}"]
+    if how:
+        said.append(f"The range below a number is its 95% interval ({', '.join([*how, *cut_note(results, means)])})")
+    if _pairs(rows):
+        said.append(f"Difference: to the never-written baseline where there is one, else to {results.against}")
+    if any(row.state_bytes > 0 for row in rows):
+        said.append("State: what the model keeps of a row from one call to the next")
     caption = ". ".join(said) + "."
     return f"{caption} {capital(results.metric)}: {results.about}" if results.about else caption
 
@@ -248,7 +237,7 @@ def verdict(results: Results) -> list[str]:
 
 
 def _unrecorded(results: Results, rows: Sequence[Row]) -> list[str]:
-    """The variants of which no file says whether they are a never-written baseline."""
+    """The variants for which it is not recorded whether they are a never-written baseline."""
     return [row.name for row in results.rows if row.baseline_of is None] if len(rows) > 1 else []
 
 
@@ -304,12 +293,12 @@ def _against_baselines(results: Results, rows: Sequence[Row]) -> list[str]:
 
 def _best(results: Results, rows: Sequence[Row]) -> str:
     """The best row, and its difference to each other one; "" where no difference has an interval."""
-    best, found = differences_of_best({row.name: row for row in rows}, results.higher_is_better, results.bounds)
+    scores = {row.name: row for row in rows}
+    best, found, pairs = differences_of_best(scores, results.higher_is_better, results.bounds)
     if not any(one.interval for one in found.values()):
         return ""
     row = results.row(best)
     reached = f"{best} has a {_score(results)} of {mean_and_spread(row)} ({plural(row.seeds, 'seed')})"
-    pairs = count_tested(itertools.starmap(welch, itertools.combinations(rows, 2)))  # as `differences_of_best` corrects
     others = [
         f"{name} ({mean_and_spread(results.row(name))}): {_shown(results, d, pairs)}" for name, d in found.items()
     ]
