@@ -75,8 +75,8 @@ def over_layers(
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
     apart: by default every registered attention without a cache, and every cache beside softmax attention alone; each
-    once, causal if it can be. one_of_a_file: by default, of the layers without a cache that a file defines, the one
-    with the most parameters.
+    once, causal if it can be. one_of_a_file: by default, of the layers that a file defines, the one with the most
+    parameters without a cache, and the one with the most with one.
     """
 
     def cases(exhaustive: bool) -> list:
@@ -91,14 +91,14 @@ def over_layers(
         chosen = list(found) if exhaustive else pairwise(*axes, allowed=allowed)
         if one_of_a_file and not exhaustive:
             largest = {_file(case): case for case in sorted(chosen, key=lambda case: _tensors(*case[:3]))}
-            chosen = [case for case in chosen if case[1] or largest[_file(case)] == case]
+            chosen = list(largest.values())
         return [pytest.param(case, id=_name(*case)) for case in chosen]
 
     return lambda test: _with_cases(test, "layer", cases)
 
 
-def _file(case: tuple) -> str:
-    return type(declared(case[0], "", case[2])).__module__
+def _file(case: tuple) -> tuple[str, bool]:
+    return type(declared(case[0], "", case[2])).__module__, bool(case[1])
 
 
 def _tensors(attention: str, cache: str, causal: bool) -> int:
