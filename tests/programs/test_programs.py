@@ -150,8 +150,8 @@ def test_a_token_in_the_form_of_a_program(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", [in_torch, pytest.param(in_onnxruntime, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # tests/test_compat.py tests what it rests on, tests/lab/run/test_export.py a simpler program
+@pytest.mark.parametrize("runner", [in_torch, in_onnxruntime])
 def test_a_program_answers_as_the_model(runner):
     """Rotated keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
     plain = small("transformer", position="rotary", dim=16).config

@@ -74,6 +74,7 @@ def test_table2(tmp_path, tiny):
 @pytest.mark.slow
 def test_table3(tmp_path, monkeypatch):
     monkeypatch.setattr(replaying, "ROUNDS", 1)
+    monkeypatch.setattr(replaying, "peak_of", lambda _: 2**20)  # a process for each
     tiny = {"dim": 8, "encoder_layers": 1, "decoder_layers": 2, "num_heads": 2, "mlp": 8, "segment": 8}
     monkeypatch.setattr(replaying, "MODEL", replace(replaying.MODEL, **tiny, memory=SlotsConfig(slots=4)))
     (found,) = reproduce("memformer/table3", Options(tmp_path))

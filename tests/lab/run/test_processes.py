@@ -118,7 +118,7 @@ SEARCHED = {"devices": 2, "rollout": ROLLOUTS[2][1]}  # rollouts in which every 
         pytest.param("ddp", *ROLLOUTS[1], marks=pytest.mark.exhaustive),
         pytest.param("ddp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
         pytest.param("fsdp", *ROLLOUTS[0], marks=pytest.mark.exhaustive),
-        ("fsdp", *ROLLOUTS[2]),
+        pytest.param("fsdp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
     ],
 )
 def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy, rows, rollout, accumulate):

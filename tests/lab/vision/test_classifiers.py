@@ -84,7 +84,11 @@ def test_parameters_are_as_many_as_published(config, published):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(VIT_S, "vit_small_patch16_224"), (PVT2_B2, "pvt_v2_b2"), (SWIN_T, "swin_tiny_patch4_window7_224")],
+    [
+        (VIT_S, "vit_small_patch16_224"),
+        pytest.param(PVT2_B2, "pvt_v2_b2", marks=pytest.mark.exhaustive),
+        pytest.param(SWIN_T, "swin_tiny_patch4_window7_224", marks=pytest.mark.exhaustive),
+    ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_the_named_model_of_timm_has_the_same_weights_and_outputs(config, name):
