@@ -8,6 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from mutations import faults
 
+DELTA = Path(__file__).parents[1] / "src" / "mnemos" / "ops" / "delta"
+
 SOURCE = '''"""Not 1 + 2."""
 
 LIMIT = 3
@@ -47,9 +49,7 @@ def test_each_kind_of_fault_is_made_once_where_behaviour_rests():
     ]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[1].glob("src/mnemos/ops/delta/*.py")), ids=lambda p: p.name
-)
+@pytest.mark.parametrize("path", sorted(DELTA.glob("*.py")), ids=lambda path: path.name)
 def test_faults_are_other_programs(path):
     source = path.read_text()
     for fault in faults(source, path.name)[::40]:
