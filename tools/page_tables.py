@@ -39,6 +39,8 @@ def other_tasks() -> str:
     stem = "shapes-mask-rcnn"
     rows = [("shapes, Mask R-CNN, default preset: box AP", *(shapes[f"{stem}{end}"] for end in _ENDS))]
     rows.append(("Multi30k, default preset: BLEU", *(multi30k[f"multi30k-demo{end}"] for end in _ENDS)))
+    cached, constant = _load("multi30k_paper")["rows"]
+    rows.append(("Multi30k, `paper`: BLEU", None, None, cached, constant))
     mnist = {row["name"]: _in_percent(row) for row in _load("mnist_vit")["rows"]}
     if "mnist-vit-paper" in mnist:
         arms = (mnist[f"mnist-vit{end}"] for end in ("", "-wider", "-paper", "-paper-constant"))
