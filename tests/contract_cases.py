@@ -77,8 +77,8 @@ def over_layers(
 
     apart: by default every registered attention without a cache, and every cache beside softmax attention alone; each
     once, causal if it can be. one_of_a_file: by default, of the layers that a file defines, the one with the most
-    parameters without a cache, and the one with the most with one. Those that forget count as one file: their operators
-    have such tests of their own.
+    parameters without a cache and, of those with a cache, the one with the most. Those that forget count as one file:
+    their operators have such tests of their own.
     """
 
     def cases(exhaustive: bool) -> list:

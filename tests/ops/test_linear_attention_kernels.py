@@ -1,6 +1,6 @@
 """What both compiled backends of linear attention keep to: native, of every kind, and Triton, whole and in parts.
 
-Triton's run on a GPU, or in the child that test_linear_attention_triton.py starts.
+Triton's run on a GPU, or in the child that test_linear_attention_triton.py starts: by default the cheap ones.
 """
 
 import contextlib

@@ -38,10 +38,12 @@ needs_gpu = pytest.mark.skipif(not (GPU and INSTALLED), reason="needs a GPU")
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED or backend.runs_here(), reason="the tests run here themselves")
 def test_in_the_interpreter(exhaustive):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "triton"]
-    # The interpreter takes seconds for a case: by default one of each test of this file.
-    kernels = str(Path(__file__).with_name("test_linear_attention_kernels.py"))
-    command += [__file__, kernels, "--exhaustive"] if exhaustive else [__file__, "--cases", "1"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # Of the other file, by default the cheap tests.
+    others = "triton" if exhaustive else "attention_triton or triton and (second_derivative or types_may_differ)"
+    command += ["-k", others]
+    command += [__file__, str(Path(__file__).with_name("test_linear_attention_kernels.py"))]
+    command += ["--exhaustive"] if exhaustive else ["--cases", "1"]  # the interpreter takes seconds for a case
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -150,17 +150,33 @@ def test_a_token_in_the_form_of_a_program(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive  # tests/test_compat.py tests what it rests on, tests/lab/run/test_export.py a simpler program
-@pytest.mark.parametrize("runner", [in_torch, in_onnxruntime])
-def test_a_program_answers_as_the_model(runner):
+def cached_of_each_row():
     """Rotated keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
     plain = small("transformer", position="rotary", dim=16).config
-    cached = dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream"))
-    model = scatter(cached.build()).float().eval()
+    return scatter(dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream")).build()).float().eval()
+
+
+@pytest.mark.slow
+def test_the_loop_and_the_branch_of_a_program():
+    """Its form before the export, which takes seconds: tests/lab/run/test_export.py has a program without a loop."""
+    model = cached_of_each_row()
+    with torch.no_grad():
+        _, state = model(torch.arange(2)[None])
+        wanted, end = model(torch.arange(6)[None], state)
+        found, after = adapt(model)(torch.arange(6)[None], state)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    for a, b in zip(leaves(after), leaves(end), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("runner", [in_torch, in_onnxruntime])
+def test_a_program_answers_as_the_model(runner):
+    model = cached_of_each_row()
     compare(model, export_programs(model), runner)
 
 
-@pytest.mark.exhaustive  # tests/test_compat.py tests what it rests on
+@pytest.mark.exhaustive
 def test_an_export_leaves_nothing_to_the_next():
     """Guards of an earlier program's loop fixed the number of tokens of the next one's."""
     for config in (mnemos.SoftmaxConfig(window=6), mnemos.LinearConfig()):

@@ -189,7 +189,6 @@ def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
         assert checkpoint.digest(*checkpoint.encode(found)) == checkpoint.digest(*checkpoint.encode(whole[name]))
 
 
-@pytest.mark.exhaustive  # with rollouts it does so above
 def test_fsdp_trains_as_one(run_apart, tmp_path):
     model = {**STILL, "late": False}
     assert run_apart(tmp_path / "one", Toys(True, model)) == 0

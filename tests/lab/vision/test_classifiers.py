@@ -81,6 +81,15 @@ def test_parameters_are_as_many_as_published(config, published):
     assert round(count, 1) == published
 
 
+@pytest.mark.parametrize(("config", "name"), [(PVT2_B2, "pvt_v2_b2"), (SWIN_T, "swin_tiny_patch4_window7_224")])
+def test_the_named_model_of_timm_has_the_same_weights(config, name):
+    """Their names and shapes; with --exhaustive the outputs too, see below."""
+    with torch.device("meta"):
+        other, ours = libraries.timm().create_model(name), build(config).host
+    shapes = [{name: x.shape for name, x in model.state_dict().items()} for model in (ours, other)]
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "name"),
