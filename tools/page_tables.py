@@ -164,6 +164,26 @@ def which_memory() -> str:
     return "".join(lines)
 
 
+def which_forgets() -> str:
+    """The table of docs/choosing.md: linear attention, softmax attention and the layers that forget and correct."""
+    earlier = {entry["name"]: entry for entry in _load("bench_memory")["benchmarks"]}
+    recall, rewritten = (
+        {entry["name"]: entry for entry in _load("memories_that_forget")["benchmarks"]}[name]
+        for name in ("mqar", "mqar-rewritten")
+    )
+    lines = [
+        "| memory | state, KiB | `mqar` | in 512 tokens | `mqar-rewritten` | rewritten keys | their old values |\n",
+        "|---|---|---|---|---|---|---|\n",
+    ]
+    rows = {row["name"]: row for row in (*earlier["mqar"]["rows"], *recall["rows"])}
+    for again in sorted(rewritten["rows"], key=lambda row: -rows[row["name"]]["mean"]):
+        row = rows[again["name"]]
+        cells = [f"{row['state_bytes'] / KIB:.1f}", _spread(row, ".3f", 3), f"{row['beyond'][-1]['mean']:.2f}"]
+        cells += [_spread({"seeds": 3, **one}, ".3f", 3) for one in (again, *again["beside"].values())]
+        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
 def text_state() -> str:
     """The table of docs/choosing.md: memories of one size on books, the best first."""
     lines = ["| memory | bits per byte | minus Transformer-XL | updates | state, KiB |\n", "|---|---|---|---|---|\n"]
@@ -367,6 +387,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "small-images": small_images,
     "stream-caches": stream_caches,
     "which-memory": which_memory,
+    "which-forgets": which_forgets,
     "text-state": text_state,
     "delta-gradients": delta_gradients,
     "delta-forward": delta_forward,
