@@ -167,19 +167,21 @@ def which_memory() -> str:
 def which_forgets() -> str:
     """The table of docs/choosing.md: linear attention, softmax attention and the layers that forget and correct."""
     earlier = {entry["name"]: entry for entry in _load("bench_memory")["benchmarks"]}
-    recall, rewritten = (
+    recall, rewritten, pairs = (
         {entry["name"]: entry for entry in _load("memories_that_forget")["benchmarks"]}[name]
-        for name in ("mqar", "mqar-rewritten")
+        for name in ("mqar", "mqar-rewritten", "mqar-two-tokens")
     )
     lines = [
-        "| memory | state, KiB | `mqar` | in 512 tokens | `mqar-rewritten` | rewritten keys | their old values |\n",
-        "|---|---|---|---|---|---|---|\n",
+        "| memory | state, KiB | `mqar` | in 512 tokens | `mqar-rewritten` | rewritten keys | their old values "
+        "| `mqar-two-tokens` |\n",
+        "|---|---|---|---|---|---|---|---|\n",
     ]
     rows = {row["name"]: row for row in (*earlier["mqar"]["rows"], *recall["rows"])}
     for again in sorted(rewritten["rows"], key=lambda row: -rows[row["name"]]["mean"]):
         row = rows[again["name"]]
         cells = [f"{row['state_bytes'] / KIB:.1f}", _spread(row, ".3f", 3), f"{row['beyond'][-1]['mean']:.2f}"]
-        cells += [_spread({"seeds": 3, **one}, ".3f", 3) for one in (again, *again["beside"].values())]
+        scores = again, *again["beside"].values(), _row(pairs, row["name"])
+        cells += [_spread(one and {"seeds": 3, **one}, ".3f", 3) for one in scores]
         lines.append(f"| {row['name']} | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
