@@ -95,7 +95,7 @@ def pytest_collection_finish(session):
     """Start the server of processes beforehand, where a test will need one.
 
     What is alive by now stays so: the garbage collector does not search it after each of some thousand tests. What the
-    tests import later stays too, so the collector searches all once in a million objects, not in 70,000.
+    tests import later stays too, so the collector searches everything after a million new objects, not after 70,000.
     """
     gc.freeze()
     gc.set_threshold(5000, 20, 10)
