@@ -14,7 +14,7 @@ the teacher's predictions in OUT/teacher.
 `told` trains a memory on told facts (`mnemos.lab.linearised.told`): a state of constant size, a gated cache per stream
 and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
 weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. It measures the
-recall of other facts in the test text.
+recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to "window-trained" with its 95 % interval, over seeds, and over pieces of text for one seed;
@@ -96,18 +96,16 @@ def run(options: argparse.Namespace) -> None:
 
 
 def told(options: argparse.Namespace) -> None:
-    """Train one memory on told facts with one seed, and measure what it recalls."""
+    """Train one memory on told facts with one seed, and measure what it recalls and predicts."""
     place = options.out / options.arm / f"seed-{options.seed}"
-    if (place / "told.json").is_file():
+    if all((place / name).is_file() for name in ("told.json", "predicted.json")):
         return
     transformers = mnemos.libraries.transformers()
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32").eval()
     model.requires_grad_(False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    text, test = (
-        torch.tensor(tokenizer(next(iter(read_texts(paths[:1]).values())), add_special_tokens=False)["input_ids"])
-        for paths in (options.train, options.test)
-    )
+    novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
+    text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     rows, settings = ToldRows(tokenizer, text), TellingConfig(updates=options.updates, seed=options.seed)
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
@@ -150,9 +148,12 @@ def told(options: argparse.Namespace) -> None:
     groups = [(RATES[name], found) for name, found in parts.items()]
     trained = train_told(answer, groups, rows, settings, place / "checkpoints", transfer)
     begin = Reading if reader is model else SegmentReading
-    found = recall(reader.eval(), tokenizer, test, options.rows, begin_reading=begin)
-    about = provenance(options.seed, "cpu") | {"finished": now(), "command": command_line()}
-    write_json(place / "told.json", {"training": trained, "recall": found, "about": about})
+    about = provenance(options.seed, "cpu") | {"command": command_line()}
+    if not (place / "told.json").is_file():
+        found = recall(reader.eval(), tokenizer, test, options.rows, begin_reading=begin)
+        write_json(place / "told.json", {"training": trained, "recall": found, "about": about | {"finished": now()}})
+    found = assess(reader.eval(), tokenizer, novels[1], pieces=options.pieces, rows=0, begin_reading=begin)
+    write_json(place / "predicted.json", found | {"about": about | {"finished": now()}})
 
 
 def _costs(model: Any) -> dict[str, int]:
@@ -262,10 +263,11 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
 
 
 def _told(path: Path) -> dict[str, Any]:
-    """One run of `told`: training, recall and commit."""
-    run = read_object(path)
+    """One run of `told`: training, recall, commit, and predictions where they were measured."""
+    run, predicted = read_object(path), path.with_name("predicted.json")
     about = {name: run["about"].get(name) for name in ("seed", "commit", "dirty", "cpu", "finished")}
-    return about | {"training": run["training"], "recall": run["recall"]}
+    found = about | {"training": run["training"], "recall": run["recall"]}
+    return found | ({"predicted": read_object(predicted)} if predicted.is_file() else {})
 
 
 def _pieces(run: dict[str, Any], name: str) -> list[float]:

@@ -57,12 +57,14 @@ class SegmentReading(Reading):
         return SegmentReading(self.model, self.cache)
 
 
-def nats_by_position(model: Any, pieces: Sequence[Tensor], read: int = _READ) -> Tensor:
+def nats_by_position(
+    model: Any, pieces: Sequence[Tensor], read: int = _READ, begin_reading: Callable[[Any], Reading] = Reading
+) -> Tensor:
     """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
     found = []
     with torch.no_grad(), evaluating(model):
         for ids in pieces:
-            reading, nats = Reading(model), []
+            reading, nats = begin_reading(model), []
             targets = F.pad(ids[1:], (0, 1), value=-100)
             for part, wanted in zip(ids.split(read), targets.split(read), strict=True):
                 nats.append(F.cross_entropy(reading.read(part).float(), wanted, reduction="none"))
@@ -169,6 +171,7 @@ def assess(
     context: int = 4096,
     rows: int = 8,
     distances: Sequence[int] = DISTANCES,
+    begin_reading: Callable[[Any], Reading] = Reading,
 ) -> JSONObject:
     """Perplexity by position, bits per byte and recall of told facts in one text.
 
@@ -182,11 +185,13 @@ def assess(
             f"assess: expected a text of at least {pieces * context:,} tokens, found {len(ids):,}; add text"
         )
     chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
-    nats = nats_by_position(model, chosen)
+    nats = nats_by_position(model, chosen, begin_reading=begin_reading)
     found: JSONObject = {
         "tokens": pieces * context,
         "positions": by_position(nats),
         "bits_per_byte": bits_per_byte(nats, chosen, tokenizer),
         "bits_per_byte_of_pieces": [bits_per_byte(n, [p], tokenizer) for n, p in zip(nats, chosen, strict=True)],
     }
-    return found | ({"recall": recall(model, tokenizer, ids, rows, distances)} if rows else {})
+    if rows:
+        found["recall"] = recall(model, tokenizer, ids, rows, distances, begin_reading=begin_reading)
+    return found
