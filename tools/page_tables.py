@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +187,10 @@ def which_forgets() -> str:
     return "".join(lines)
 
 
-def text_state() -> str:
-    """The table of docs/choosing.md: memories of one size on books, the best first."""
+def text_state(file: str = "text_state") -> str:
+    """The tables of docs/choosing.md: memories of one size on books, the best first."""
     lines = ["| memory | bits per byte | minus Transformer-XL | updates | state, KiB |\n", "|---|---|---|---|---|\n"]
-    for row in sorted(_load("text_state")["rows"], key=lambda row: row["mean"]):
+    for row in sorted(_load(file)["rows"], key=lambda row: row["mean"]):
         against = row.get("against")
         gain = ""
         if against is not None:
@@ -284,7 +285,7 @@ def linearised_arms() -> str:
 
 
 def linearised_told() -> str:
-    """The table of docs/linearise.md: what memories that were trained on told facts recall, by arm and seed."""
+    """The table of docs/linearise.md: what memories trained on told facts recall and predict, by arm and seed."""
     titles = {
         "told-window": "window and sinks alone",
         "told-hedgehog": "`hedgehog`",
@@ -295,14 +296,16 @@ def linearised_told() -> str:
     }
     lines = [
         "| | seed | answers right at the end of training, % | right of 20 facts told 128 | 256 | 512 | 1,024 | 2,048 "
-        "| 4,096 tokens ago |\n",
-        "|---|---|---|---|---|---|---|---|---|\n",
+        "| 4,096 tokens ago | perplexity at 512–4,096 |\n",
+        "|---|---|---|---|---|---|---|---|---|---|\n",
     ]
     for arm, runs in _load("linearised")["told"].items():
         for run in runs:
             told = " | ".join(str(sum(at["choice"])) for at in run["recall"]["distances"])
             right = f"{100 * run['training']['right']:.0f}"
-            lines.append(f"| {titles[arm]} | {run['seed']} | {right} | {told} |\n")
+            predicted = run["predicted"]["positions"]["512-4096"]["perplexity"] if "predicted" in run else None
+            shown = "" if predicted is None else f"{predicted:.1f}"
+            lines.append(f"| {titles[arm]} | {run['seed']} | {right} | {told} | {shown} |\n")
     return "".join(lines)
 
 
@@ -391,6 +394,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "which-memory": which_memory,
     "which-forgets": which_forgets,
     "text-state": text_state,
+    "text-forgets": partial(text_state, "text_forgets"),
     "delta-gradients": delta_gradients,
     "delta-forward": delta_forward,
     "convolutions": convolutions,
