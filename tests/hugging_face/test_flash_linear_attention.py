@@ -168,6 +168,81 @@ def test_states_of_the_convolution_and_their_gradients(fla, packed):
 
 
 @needs_fla
+@pytest.mark.parametrize("kind", ["rms", "layer", "groups"])
+def test_norms_with_a_residual_that_is_handed_on(fla, kind):
+    norms = importlib.import_module("fla.modules.norm.layernorm")
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
+    weight, bias = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+    inputs = [x, residual, weight, bias]
+
+    def served():
+        if kind == "rms":
+            return norms.rms_norm(x, weight, bias, residual, prenorm=True)
+        options = {"prenorm": True} | ({"num_groups": 2} if kind == "groups" else {})
+        return (norms.group_norm if kind == "groups" else norms.layer_norm)(x, weight, bias, residual, **options)
+
+    def plain():
+        whole = x + residual
+        if kind == "rms":
+            return [F.rms_norm(whole, (8,), weight, 1e-5) + bias, whole]
+        if kind == "layer":
+            return [F.layer_norm(whole, (8,), weight, bias), whole]
+        return [F.group_norm(whole.flatten(0, 1), 2, weight, bias).view(2, 3, 8), whole]
+
+    torch.testing.assert_close(gradients(served, inputs), gradients(plain, inputs), **CLOSE)
+    torch.testing.assert_close(  # without a residual, and the sum not returned
+        gradients(lambda: [norms.layer_norm(x, weight, None)], [x, weight]),
+        gradients(lambda: [F.layer_norm(x, (8,), weight)], [x, weight]),
+        **CLOSE,
+    )
+
+
+@needs_fla
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_swiglu_and_the_fused_cross_entropy(fla, cap):
+    torch.manual_seed(0)
+    x, y, up, head, bias = (torch.randn(n, requires_grad=True) for n in [(9, 8), (9, 8), (6, 8), (11, 6), (11,)])
+    target = torch.tensor([0, 3, -100, 10, 5, 5, -100, 1, 2])
+    inputs = [x, y, up, head, bias]
+    loss = fla.modules.FusedLinearCrossEntropyLoss(label_smoothing=0.1, logit_scale=1.5, logit_softcapping=cap)
+
+    def served():
+        from fla.modules.activations.ops import swiglu, swiglu_linear
+
+        return [loss(swiglu_linear(x, y, up, None), target, head, bias) * 3, swiglu(x, y)]
+
+    def plain():
+        z = F.silu(x) * y
+        logits = F.linear(F.linear(z, up), head, bias) * 1.5
+        logits = logits if cap is None else cap * (logits / cap).tanh()
+        return [F.cross_entropy(logits, target, label_smoothing=0.1) * 3, z]
+
+    torch.testing.assert_close(gradients(served, inputs), gradients(plain, inputs), **CLOSE)
+
+
+@needs_fla
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "KDA"])
+def test_whole_models_train_and_generate(fla, name):
+    """Fused norms, SwiGLU and loss: the same as without them."""
+    models, found = importlib.import_module("fla.models"), []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        fuse = {"fuse_norm": fused, "fuse_linear_cross_entropy": fused, "fuse_swiglu": fused}
+        sizes = {"vocab_size": 50, "hidden_size": 24, "num_heads": 2, "head_dim": 8, "num_hidden_layers": 2}
+        config = getattr(models, f"{name}Config")(**sizes, **fuse, fuse_cross_entropy=False)
+        model, ids = getattr(models, f"{name}ForCausalLM")(config), torch.randint(3, 50, (2, 20))
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+        with torch.no_grad():
+            model.eval()
+            torch.testing.assert_close(model(ids[:, :9]).logits, model(ids).logits[:, :9], **CLOSE)
+            assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 23)
+    torch.testing.assert_close(*found, **CLOSE)
+
+
+@needs_fla
 def test_after_the_last_undo_fla_is_as_before():
     first, second = mnemos.fla_on_cpu(), mnemos.fla_on_cpu()
     fla = importlib.import_module("fla")

@@ -116,7 +116,7 @@ def test_mixed_types_are_widened():
 
 def test_the_gradient_of_a_strong_decay_keeps_its_digits(variant):
     """What passes a decay of e^-30 is 1e-13 of what does not: a difference of sums would be rounding errors alone."""
-    for kind in ("head", "channel", "decayed head"):
+    for kind in ("head", "channel", "decayed head", "decayed channel"):
         given = inputs(kind, 1, 100, 1, 2, 16, 16)
         at = [3, 31, 40, 64, 90]
         decay = torch.full_like(given["decay"], -0.01)

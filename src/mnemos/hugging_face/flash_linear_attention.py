@@ -18,10 +18,23 @@ from mnemos.ops import delta_rule, short_convolution
 from mnemos.types import InputError
 
 from .fast_functions import starts
+from .fla_modules import (
+    cross_entropy,
+    cross_entropy_gradients,
+    gated_norm,
+    gated_norm_gradients,
+    gated_norm_of,
+    gradients,
+    norm_gradients,
+    norm_of,
+    swiglu,
+    swiglu_gradients,
+    times,
+)
 
 # Arguments of theirs that say how their kernels compute, and not what.
 _IGNORED = {"chunk_indices", "chunk_size", "cu_seqlens_cpu", "disable_recompute", "layout_fallback", "max_num_seqs"}
-_IGNORED |= {"residual_dtype", "safe_gate"}
+_IGNORED |= {"output_contiguous", "safe_gate"}
 _served: set["ServedFLA"] = set()  # those that were not undone
 _FUSED = "fused_recurrent_gated_delta_rule_fwd"  # not in the registry
 _MODULES = (
@@ -30,6 +43,10 @@ _MODULES = (
     "fla.ops.kda",
     "fla.modules.causal_conv1d",
     "fla.modules.norm.fused_norm_gate",
+    "fla.modules.norm.layernorm",
+    "fla.modules.activations.ops",
+    "fla.modules.fused_cross_entropy.ops",
+    "fla.modules.fused_linear_cross_entropy.ops",
 )
 
 
@@ -62,13 +79,14 @@ def fla_on_cpu() -> ServedFLA:
 
     Their kernels are Triton's, which fail on a CPU. This registers a backend in fla's own registry that takes tensors
     on a CPU: `chunk_gated_delta_rule`, `chunk_kda` and `fused_recurrent_kda_fwd` (`mnemos.ops.delta_rule`), the
-    functions of `ShortConvolution` (`mnemos.ops.short_convolution`) and of the gated norms (PyTorch). So
-    `fla.layers.GatedDeltaNet` and `KimiDeltaAttention` run, and models of Transformers that call fla.
+    functions of `ShortConvolution` (`mnemos.ops.short_convolution`), and in PyTorch those of norms, SwiGLU and fused
+    cross entropies. So `fla.layers.GatedDeltaNet` and `KimiDeltaAttention` run, fla's models of them
+    (`GatedDeltaNetForCausalLM`, `KDAForCausalLM`), and models of Transformers that call fla.
     `fused_recurrent_gated_delta_rule_fwd`, which GatedDeltaNet calls without gradients up to 64 tokens, is not in the
     registry: it is replaced in its module.
 
-    Not served are a residual of the norm or the convolution, context parallelism, CUDA graphs, other layers, and
-    GatedDeltaNet with `use_gate=False`, whose RMS norm is another function. Tensors on a GPU run fla's kernels.
+    Not served are a residual of the gated norm or the convolution, context parallelism, CUDA graphs, and other layers.
+    Tensors on a GPU run fla's kernels.
 
     It imports fla, which takes seconds. Raises InputError if fla is missing, has no registry, or was imported with
     FLA_DISABLE_BACKEND_DISPATCH=1.
@@ -203,7 +221,7 @@ def _convolve_backward(
         y, end = _convolve(x, weight, bias, output_final_state=dht is not None, **options)
         return [y] if end is None else [y, end]
 
-    dx, dw, db, ds = _backward(forward, (x, weight, bias, initial_state), [dy] if dht is None else [dy, dht])
+    dx, dw, db, ds = gradients(forward, (x, weight, bias, initial_state), [dy] if dht is None else [dy, dht])
     return dx, dw, db, None, ds
 
 
@@ -215,70 +233,6 @@ def _convolve_token(
     y, _ = _convolve(tokens, weight, bias, initial_state=cache, activation=activation)
     cache.copy_(_last(tokens, cache.shape[2], cache))
     return y.view(x.shape), cache
-
-
-def _norm(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str = "swish",
-    eps: float = 1e-5,
-    is_rms_norm: bool = False,
-) -> Tensor:
-    """norm(x) ⊙ gate, in x's dtype, computed in float32."""
-    wide, gate = x.float(), g.float()
-    if not is_rms_norm:
-        wide = wide - wide.mean(-1, keepdim=True)
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    y = y if weight is None else y * weight
-    y = y if bias is None else y + bias
-    return (y * (torch.sigmoid(gate) if activation == "sigmoid" else F.silu(gate))).to(x.dtype)
-
-
-def _norm_forward(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str = "swish",
-    eps: float = 1e-5,
-    is_rms_norm: bool = False,
-    **ignored: Any,
-) -> tuple[Tensor, None, None, Tensor]:
-    """`layer_norm_gated_fwd`. The means and lengths, which only their backward pass reads, are left out."""
-    return _norm(x, g, weight, bias, activation, eps, is_rms_norm), None, None, x
-
-
-def _norm_backward(
-    dy: Tensor,
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str = "swish",
-    eps: float = 1e-5,
-    mean: None = None,
-    rstd: None = None,
-    is_rms_norm: bool = False,
-    x_dtype: torch.dtype | None = None,
-    **ignored: Any,
-) -> tuple[Tensor | None, ...]:
-    def forward(x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-        return [_norm(x, g, weight, bias, activation, eps, is_rms_norm)]
-
-    return *_backward(forward, (x, g, weight, bias), [dy]), None
-
-
-def _backward(
-    forward: Callable[..., list[Tensor]], inputs: tuple[Tensor | None, ...], gradients: list[Tensor]
-) -> list[Tensor | None]:
-    """The gradients of inputs, None for those that are None. The outputs are computed again."""
-    with torch.enable_grad():
-        again = [x if x is None else x.detach().requires_grad_() for x in inputs]
-        outputs = forward(*again)
-        found = iter(torch.autograd.grad(outputs, [x for x in again if x is not None], gradients))
-    return [x if x is None else next(found) for x in inputs]
 
 
 def _verifier(function: Callable[..., Any], computes: Callable[..., Any]) -> Callable[..., tuple[bool, str | None]]:
@@ -311,7 +265,7 @@ def _register() -> None:
     """Register a backend, available while `_served` is not empty, and let the one function outside call it too."""
     try:
         libraries.transformers()  # which fla imports
-        backends, fused, kda, convolution, norm = map(importlib.import_module, _MODULES)
+        backends, fused, kda, convolution, gated, norm, glu, loss, linear = map(importlib.import_module, _MODULES)
         libraries.tell_untested("fla", importlib.import_module("fla").__version__)
         base, register = backends.BaseBackend, backends.register
         theirs = getattr(fused, _FUSED)
@@ -323,8 +277,15 @@ def _register() -> None:
             convolution.causal_conv1d_bwd: {"causal_conv1d_bwd": (_convolve_backward, _convolve)},
             convolution.causal_conv1d_update: {"causal_conv1d_update": (_convolve_token, _convolve_token)},
             convolution.causal_conv1d_update_states: {"causal_conv1d_update_states": (_last, _last)},
-            norm.layer_norm_gated_fwd: {"layer_norm_gated_fwd": (_norm_forward, _norm)},
-            norm.layer_norm_gated_bwd: {"layer_norm_gated_bwd": (_norm_backward, _norm)},
+            gated.layer_norm_gated_fwd: {"layer_norm_gated_fwd": (gated_norm, gated_norm_of)},
+            gated.layer_norm_gated_bwd: {"layer_norm_gated_bwd": (gated_norm_gradients, gated_norm_of)},
+            norm.layer_norm_fwd: {"layer_norm_fwd": (norm_of, norm_of)},
+            norm.layer_norm_bwd: {"layer_norm_bwd": (norm_gradients, norm_gradients)},
+            glu.swiglu_fwd: {"swiglu_fwd": (swiglu, swiglu)},
+            glu.swiglu_fwdbwd: {"swiglu_fwdbwd": (swiglu_gradients, swiglu_gradients)},
+            loss.cross_entropy_fwd: {"cross_entropy_fwd": (cross_entropy, cross_entropy)},
+            loss.cross_entropy_bwd: {"cross_entropy_bwd": (cross_entropy_gradients, cross_entropy_gradients)},
+            linear.fused_linear_cross_entropy_bwd: {"fused_linear_cross_entropy_bwd": (times, times)},
         }
     except ModuleNotFoundError as error:
         if error.name == "fla":
