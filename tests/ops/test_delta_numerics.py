@@ -72,6 +72,15 @@ def test_keys_beyond_the_bound_grow_as_the_equations_say(length, backend):
     assert ((found - expected).abs() / size.cummax(1).values).max() < 3e-5
 
 
+def test_the_gradient_of_a_single_normalised_channel():
+    """It is 1e-6 of the two parts whose difference it is: their rounding errors would be larger than it."""
+    g = torch.Generator().manual_seed(0)
+    sizes = {"q": (1, 1.0), "k": (1, 0.3), "v": (100, 30.0)}
+    given = {x: (size * torch.randn(2, 40, 2, m, generator=g)).requires_grad_() for x, (m, size) in sizes.items()}
+    given["beta"] = torch.ones(2, 40, 2, requires_grad=True)
+    compare(run(given, normalise_keys=True), equations(given, normalise_keys=True), given, 2e-6)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("kind", KINDS)
