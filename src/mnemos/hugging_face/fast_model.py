@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -21,6 +22,10 @@ from .recurrent_layers import STEPS
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
+_DELTAS = {name for name in FUNCTIONS if "delta" in name}
+_PACKED = "seq_idx", "cu_seq_lens_q"
+# The reports that can undo what was done to a layer. A copy of a layer has none.
+_reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class FastReport:
         self._layers, self._unchanged = layers, "" if layers else _why_unchanged(model)
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
+        self._undone = False
+        _reports.update(dict.fromkeys(layers.values(), weakref.ref(self)))
 
     def undo(self) -> None:
         """Give the layers that this call changed the forward of their class again. A second call does nothing.
@@ -58,9 +65,11 @@ class FastReport:
             )
         for layer in self._layers.values():
             del layer.forward
-        self._layers = {}
+        self._layers, self._undone = {}, True
 
     def __enter__(self) -> "FastReport":
+        if self._undone:
+            raise InputError("expected a report of layers that are fast, found one after undo; call fast(model) again")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,6 +79,8 @@ class FastReport:
         lines = [f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"]
         if self._unchanged:
             lines = [f"nothing was changed: {self._unchanged}"]
+        elif self._undone:
+            lines[0] += ", until undo() was called"
         lines += [f"  {x.name} ({x.kind}): {', '.join(x.functions)}" for x in self.changed]
         lines += [f"  {x.name} ({x.kind}), left: {x.reason}" for x in self.left]
         return "\n".join(lines)
@@ -91,12 +102,14 @@ def fast(model: nn.Module) -> FastReport:
 
     Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
-    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too; a pickled model is
-    loaded as it was before. Tensors on other devices or in float64, and programs that are exported, run the functions
-    of Transformers.
+    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and `fast(copy).undo()`
+    takes that back, as it does where the report of the model itself is lost; a pickled model is loaded as it was
+    before. Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
 
-    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences
-    (`seq_idx`, `cu_seq_lens_q`) are kept apart, which Transformers refuses without further packages.
+    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
+    which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
+    those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
+    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError.
 
     Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
@@ -120,7 +133,7 @@ def fast(model: nn.Module) -> FastReport:
 def _why_unchanged(model: nn.Module) -> str:
     """Why `fast` finds nothing to change in this model, and what to do."""
     name, layers = type(model).__name__, list(model.modules())
-    if any(map(is_fast, layers)):
+    if any(map(_is_reported, layers)):
         return f"{name} is fast already; the report of the first call has undo()"
     packages = {type(layer).__module__.partition(".")[0] for layer in layers}
     if "transformers" in packages:
@@ -136,6 +149,12 @@ def _why_unchanged(model: nn.Module) -> str:
 def is_fast(layer: nn.Module) -> bool:
     """Whether `fast` gave this layer its forward."""
     return hasattr(vars(layer).get("forward"), _MARK)
+
+
+def _is_reported(layer: nn.Module) -> bool:
+    """Whether it is fast by a call whose report is still there to undo it."""
+    report = _reports.get(layer)
+    return is_fast(layer) and report is not None and report() is not None
 
 
 def is_served(kind: type[nn.Module]) -> bool:
@@ -154,12 +173,14 @@ def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
     """The functions to put in place of those that the layer calls, and why it, or one of them, is left."""
     kind = type(layer)
     functions, reasons = _replaceable(kind)
-    if functions and is_fast(layer):
+    if functions and _is_reported(layer):
         return {}, ["is fast already"]
     if functions and _has_own_forward(layer):
         return {}, ["has a forward of its own, which another library set"]
     if not functions and not reasons and kind.__name__ in STEPS and kind.__module__.startswith("transformers."):
         reasons = ["no kernel computes it"]
+    if not functions and not reasons and (base := next(filter(is_served, kind.__mro__[1:-1]), None)) is not None:
+        reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
     return functions, reasons
 
 
@@ -169,16 +190,18 @@ def _is_norm(layer: nn.Module) -> bool:
 
 
 def _has_own_forward(layer: nn.Module) -> bool:
-    """Whether its forward is another than that of its class, which a pickle leaves there."""
+    """Whether it has another forward than that of its class, which a pickle leaves there, or a lost one of `fast`."""
     own = vars(layer).get("forward")
-    return own is not None and getattr(own, "__func__", None) is not type(layer).forward
+    if own is None or getattr(own, "__func__", None) is type(layer).forward:
+        return False
+    return not is_fast(layer) or _is_reported(layer)
 
 
 def _replaceable(kind: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
     """The functions to put in place of those that forwards of this class call, by name, and why some are left."""
     functions: dict[str, Function] = {}
     reasons: list[str] = []
-    for name, theirs in sorted(_called(kind.forward)):
+    for name, theirs in sorted(_called(getattr(kind, "forward", None))):
         if name in NO_KERNEL:
             reasons.append(f"{name}: {NO_KERNEL[name]}")
         elif other := unknown_parameters(name, theirs):
@@ -208,10 +231,18 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
+def _constants(code: CodeType) -> Iterator[Any]:
+    for constant in code.co_consts:
+        yield from _constants(constant) if isinstance(constant, CodeType) else [constant]
+
+
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     forward, name = type(layer).forward, type(layer).__name__
     if functions:
+        hands_on = "cu_seq_lens_q" in _constants(inspect.unwrap(forward).__code__)
         forward = with_globals(forward, functions)
+        if not _DELTAS.isdisjoint(functions):
+            forward = _with_packed_rows(forward, hands_on)
     if kind := LAYERS.get(name):
         forward = _with_tokens(forward, kind)
     elif name in NORMS:
@@ -229,6 +260,27 @@ def _with_kernel(forward: Any, offset: float) -> Any:
         return forward(self, x) if y is None else y
 
     return with_kernel
+
+
+def _with_packed_rows(forward: Any, hands_on: bool) -> Any:
+    """The forward of a delta rule, but for packed rows that it would mix. hands_on: it has a use for cu_seq_lens_q."""
+
+    @functools.wraps(forward)
+    def with_packed_rows(self: Any, *args: Any, **options: Any) -> Any:
+        given = [name for name in _PACKED if options.get(name) is not None]
+        if given and not hands_on:
+            raise InputError(
+                f"packed rows: {type(self).__name__} of this version of Transformers does not hand {_PACKED[1]} to its "
+                f"delta rule, found {' and '.join(given)}; give each sequence a row of its own, with padding"
+            )
+        if len(given) == 1:
+            raise InputError(
+                f"packed rows: expected {' and '.join(_PACKED)} (for the convolution and the delta rule), found "
+                f"{given[0]} alone; give both, and position_ids for the attention layers"
+            )
+        return forward(self, *args, **options)
+
+    return with_packed_rows
 
 
 def _with_tokens(forward: Any, kind: Kind) -> Any:
