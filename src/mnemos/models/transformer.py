@@ -213,8 +213,8 @@ class Transformer(nn.Module):
         if c.cache is not None:
             if not isinstance(attention, HeadAttention):
                 raise InputError(
-                    f"model.cache: expected an attention with heads() and project(), found {c.attention.name!r}; use "
-                    "another attention, or cache=None"
+                    "model.cache: expected an attention of heads to which a gated cache can be added (softmax, linear, "
+                    f"relative and others), found {c.attention.name!r}; use another attention, or cache=None"
                 )
             # A causal cache as long as the sequence would be updated once, at its end, and never read.
             length = max(1, c.max_length // 8) if c.causal else c.max_length

@@ -64,8 +64,10 @@ class Calls:
         where the operator computes both numbers of tokens in the same order.
         Raises InputError for tensors that no operator returned, and for a number that is not whole, below 0 or above T.
         """
-        if not all(isinstance(n, int) for n in kept):
-            raise InputError(f"rewind: expected whole numbers of tokens to keep, found {kept}; use int or .tolist()")
+        if not isinstance(kept, Sequence) or not all(isinstance(n, int) for n in kept):
+            raise InputError(
+                f"rewind: expected a list of whole numbers of tokens to keep, one for each row, found {kept}; use .tolist()"
+            )
         parts, structure = pytree.tree_flatten(state)
         ends = [x for x in parts if x is not None]
         lacking = [x for x in ends if id(x) not in self._of]

@@ -50,7 +50,9 @@ def rotary_of(rotary: Rotary | bool | None, width: int) -> Rotary | None:
     """
     found = Rotary() if rotary is True else rotary or None
     if found is not None and width % 2:
-        raise InputError(f"rotary positions: expected an even width per head, found {width}; change dim or num_heads")
+        raise InputError(
+            f"rotary positions: expected an even width per head, found {width}; change dim, num_heads or key_width"
+        )
     return found
 
 

@@ -51,8 +51,14 @@ def headline(results: Results) -> str:
     if found is None:
         scores = {row.name: row.mean for row in rows}
         ranked = _ranked(scores, results.higher_is_better)
-        return overall or f"{capital(_score(results))} over the whole split: {ranked}."
+        return overall or f"{capital(_score(results))} {_scope(results)}: {ranked}."
     return " ".join(filter(None, [overall, _reached(results, found, pairs, alone=not overall)]))
+
+
+def _scope(results: Results) -> str:
+    """What the scores are of: how many rows, where the comparison says so."""
+    rows = results.scored_rows.get("valid" if results.split == "validation" else "test")
+    return f"over {rows:,} rows of the {results.split} split" if rows else "over the whole split"
 
 
 def _overall(results: Results, rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> str:
@@ -188,7 +194,7 @@ def _said_of_arms(
 ) -> str:
     """The caption of `arms`: what the scores are of, and where the intervals come from."""
     several = any(row.seeds > 1 for row in rows)
-    score = f"{capital(_score(results))} over the whole split"
+    score = f"{capital(_score(results))} {_scope(results)}"
     at = f"; at {along.places[-1]:,g}: with that many {along.x}" if along else ""
     how = ["Student's t over seeds"] * several + ["Wilson's, of the test rows, and not of seeds"] * counted
     said = [f"{score}{at}"]

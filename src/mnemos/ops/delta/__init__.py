@@ -231,10 +231,10 @@ def _check(
             continue
         shapes = [(b, t, h), (b, t, h, d)][: 2 if name == "decay" else 1]
         if x.shape not in shapes or not x.is_floating_point():
-            wanted = " or ".join(map(str, shapes))
+            wanted, found = " or ".join(map(str, shapes)), tuple(x.shape)
             raise InputError(
-                f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {tuple(x.shape)}; q, k, v are "
-                "[B, T, heads, width]: of [B, heads, T, width] use transpose(1, 2)"
+                f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {found}; it has a number for "
+                "each head of v: expand() it, and squeeze() axes of 1; of [B, heads, T, ..] use transpose(1, 2)"
             )
     if state is not None and (state.shape != (b, h, d, m) or not state.is_floating_point()):
         raise InputError(f"expected a floating state {(b, h, d, m)}, found {state.dtype} {tuple(state.shape)}")
@@ -252,5 +252,7 @@ def _check_decay(decay: Tensor) -> None:
     if decay.numel() and reads_without_waiting(decay) and not transformed():
         largest = decay.max().item()  # NaN if any is
         if not largest <= 0:
-            advice = "use factor.log()" if largest > 0 else "see what it is computed from"
+            advice = "see what it is computed from"
+            if largest > 0:
+                advice = "use factor.log(), at most 0 by .clamp(max=0), and see that beta comes before decay"
             raise InputError(f"expected a decay of at most 0, the logarithm of a factor, found {largest:.3g}; {advice}")
