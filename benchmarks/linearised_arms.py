@@ -3,7 +3,7 @@
     python benchmarks/linearised_arms.py run --model FOLDER --train TEXT TEXT --test TEXT ... --out FOLDER
                                              --arm hedgehog [--seed 0] [--tokens 131072]
     python benchmarks/linearised_arms.py told --model FOLDER --train TEXT --test TEXT --out FOLDER --arm told-hedgehog
-                                              [--seed 0] [--updates 300]
+                                              [--seed 0] [--updates 300] [--language 1]
     python benchmarks/linearised_arms.py table --model FOLDER --out FOLDER --result results/linearised.json
 
 `run` trains one arm with one seed and measures it on each test text: perplexity by position, bits per byte and, in the
@@ -13,7 +13,8 @@ the teacher's predictions in OUT/teacher.
 
 `told` trains a memory on told facts (`mnemos.lab.linearised.told`): a state of constant size, a gated cache per stream
 and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
-weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. It measures the
+weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
+the answers and that of the text; with `--language 0` that of the answers alone, in OUT/ARM-answers. It measures the
 recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
@@ -61,6 +62,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
 }
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
+ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has 64 − 2·TOKENS tokens
 RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
@@ -97,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 
 def told(options: argparse.Namespace) -> None:
     """Train one memory on told facts with one seed, and measure what it recalls and predicts."""
-    place = options.out / options.arm / f"seed-{options.seed}"
+    place = options.out / (options.arm + ("" if options.language else ALONE)) / f"seed-{options.seed}"
     if all((place / name).is_file() for name in ("told.json", "predicted.json")):
         return
     transformers = mnemos.libraries.transformers()
@@ -106,7 +108,8 @@ def told(options: argparse.Namespace) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
-    rows, settings = ToldRows(tokenizer, text), TellingConfig(updates=options.updates, seed=options.seed)
+    rows = ToldRows(tokenizer, text)
+    settings = TellingConfig(updates=options.updates, seed=options.seed, language=options.language)
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
@@ -127,10 +130,10 @@ def told(options: argparse.Namespace) -> None:
         reader = Segmented(remembering, report.settings.window - 2 * TOKENS)
         parts["memory"] = dict(remembering.memory.named_parameters())
 
-    def answer(row: ToldRow) -> Any:
+    def predict(row: ToldRow) -> Any:
         if reader is model:
-            return model(input_ids=row.ids[None], use_cache=False).logits[0, row.answers]
-        return reader(row.ids[None], only=row.answers[None])[0]
+            return model(input_ids=row.ids[None], use_cache=False).logits[0]
+        return reader(row.ids[None])[0][0]
 
     def transfer(row: ToldRow, share: float) -> bool:
         if share >= TRANSFER or state == "none":
@@ -146,7 +149,7 @@ def told(options: argparse.Namespace) -> None:
                 value.mul_(SCALE)
         fit_weights(model, changed, text[None, :768], less=0.0)
     groups = [(RATES[name], found) for name, found in parts.items()]
-    trained = train_told(answer, groups, rows, settings, place / "checkpoints", transfer)
+    trained = train_told(predict, groups, rows, settings, place / "checkpoints", transfer)
     begin = Reading if reader is model else SegmentReading
     about = provenance(options.seed, "cpu") | {"command": command_line()}
     if not (place / "told.json").is_file():
@@ -214,7 +217,8 @@ def table(options: argparse.Namespace) -> None:
                 for entries in [[one["distances"][i] for one in recall]]
             ]
         rows.append(row)
-    told_runs = {arm: [_told(path) for path in sorted((options.out / arm).glob("seed-*/told.json"))] for arm in TOLD}
+    arms = [arm + end for arm in TOLD for end in ("", ALONE)]
+    told_runs = {arm: [_told(path) for path in sorted((options.out / arm).glob("seed-*/told.json"))] for arm in arms}
     result = {
         "metric": f"nats a token at positions {FAR}, the mean over pieces of the test texts",
         "higher_is_better": False,
@@ -307,6 +311,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--updates", type=int, default=300, help="updates of one row of told facts")
+    parser.add_argument("--language", type=float, default=1.0, help="weight of the text's loss beside the answers'")
     parser.add_argument("--pieces", type=int, default=4, help="pieces of 4,096 tokens of each test text")
     parser.add_argument("--rows", type=int, default=10, help="told facts")
     parser.add_argument("--result", type=Path, help="the file of the table")

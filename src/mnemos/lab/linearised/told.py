@@ -4,7 +4,8 @@
     train_told(model, parameters, rows, TellingConfig(updates=300), folder)
 
 A row is a stretch of text with facts in its first part and a question and answer for each in the rest. The loss is that
-of the answers' tokens. Sentences, names and values are others than those of `assess.recall`.
+of the answers' tokens, and, unless `language` is 0, that of all other tokens: answers alone cost the decoder its
+language. Sentences, names and values are others than those of `assess.recall`.
 """
 
 from collections.abc import Callable, Sequence
@@ -120,6 +121,7 @@ class TellingConfig:
         stages: tokens and facts of a row, one after the other in equal shares of the updates.
         warmup: updates in which the rates rise.
         decay: share of the updates at the end in which they fall to 0.
+        language: weight of the mean loss of all tokens that are no answers, beside that of the answers.
         seed: random seed of the rows.
     """
 
@@ -127,11 +129,12 @@ class TellingConfig:
     stages: Sequence[tuple[int, int]] = ((320, 6), (320, 6), (512, 8), (768, 10), (1280, 12))
     warmup: int = 10
     decay: float = 0.2
+    language: float = 1.0
     seed: int = 0
 
 
 def train_told(
-    answer: Callable[[ToldRow], Tensor],
+    predict: Callable[[ToldRow], Tensor],
     groups: Sequence[tuple[float, dict[str, nn.Parameter]]],
     rows: ToldRows,
     settings: TellingConfig,
@@ -140,9 +143,10 @@ def train_told(
 ) -> JSONObject:
     """Train parameters on the answers of told facts, from the newest checkpoint in `folder` on.
 
-    answer(row): the logits [A, V] of its answers. groups: (rate, parameters by name). before(row, share): called first
-    in every update, with the share of the updates that are done; True: it has added gradients, and the answers are not
-    read. Returns {"updates", "loss", "right"}: the mean loss and share of right answers in the last stage.
+    predict(row): the logits [T, V] after each of its tokens. groups: (rate, parameters by name). before(row, share):
+    called first in every update, with the share of the updates that are done; True: it has added gradients, and nothing
+    is predicted. Returns {"updates", "loss", "right", "text"}: the mean loss and share of right answers, and the mean
+    loss of the other tokens, in the last stage.
     Raises RuntimeError for gradients that are not finite.
     """
     named = {name: value for _, found in groups for name, value in found.items()}
@@ -160,10 +164,12 @@ def train_told(
         length, facts = settings.stages[int(update / each)]
         row = rows.row(generator(settings.seed, update), length, facts)
         if before is None or not before(row, update / settings.updates):
-            logits = answer(row)
+            every = predict(row)
+            logits = every[row.answers]
             loss = F.cross_entropy(logits, row.targets)
-            loss.backward()
-            seen.append([loss.item(), (logits.argmax(-1) == row.targets).float().mean().item()])
+            others = F.cross_entropy(every[:-1][~row.answers[:-1]], row.ids[1:][~row.answers[:-1]])
+            (loss + settings.language * others).backward()
+            seen.append([loss.item(), (logits.argmax(-1) == row.targets).float().mean().item(), others.item()])
         falling = (settings.updates - update) / max(settings.decay * settings.updates, 1.0)
         for one in optimizer.param_groups:
             one["lr"] = one["rate"] * min(1.0, (update + 1) / settings.warmup, falling)
@@ -174,16 +180,17 @@ def train_told(
             _keep(folder, update + 1, seen, named, optimizer)
             if seen:
                 shown = np.mean(seen[-20:], 0)
-                print(f"{update + 1}/{settings.updates}: loss {shown[0]:.3f}, right {shown[1]:.2f}", flush=True)
-    last = np.mean(seen[-max(int(each), 1) :], 0) if seen else [float("nan")] * 2
-    return {"updates": settings.updates, "loss": float(last[0]), "right": float(last[1])}
+                words = f"loss {shown[0]:.3f}, right {shown[1]:.2f}, text {shown[2]:.3f}"
+                print(f"{update + 1}/{settings.updates}: {words}", flush=True)
+    last = np.mean(seen[-max(int(each), 1) :], 0) if seen else [float("nan")] * 3
+    return {"updates": settings.updates, "loss": float(last[0]), "right": float(last[1]), "text": float(last[2])}
 
 
 def _keep(
     folder: Path, update: int, seen: list[list[float]], named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
     state = {
-        "seen": torch.tensor(seen).view(-1, 2),
+        "seen": torch.tensor(seen).view(-1, 3),
         "parameters": {name: value.detach() for name, value in named.items()},
         "optimizer": {str(i): dict(one) for i, one in optimizer.state_dict()["state"].items()},
     }
