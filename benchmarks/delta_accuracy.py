@@ -1,6 +1,7 @@
 """Random calls of the delta rule, decayed attention and the short convolution beside the equations; a million tokens.
 
     python benchmarks/delta_accuracy.py [--cases 3000] [--seed 0] [--million] [--out results/delta_accuracy.json]
+    python benchmarks/delta_accuracy.py --selective [--cases 3000]      # the selective scan in place of these three
 
 Each case draws sizes, strides, heads that share keys, a mask (at the start, the end, or anywhere), resets, a state,
 cuts of the sequence into calls, the number of threads and the instruction set. Decays are 1 to 10⁻⁶ (logarithms 0 to
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from torch import Tensor
 
 import mnemos
 from mnemos.lab.run.provenance import provenance
-from mnemos.ops import decayed_attention, delta_rule, short_convolution
+from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
+from mnemos.ops.selective.reference import reference_selective_scan
 
 MOST = 2e-5
 LEAST_LOG = -13.8
@@ -120,9 +123,23 @@ def draw_convolution(r: Drawn) -> tuple[Given, dict[str, Any]]:
     return given, {"activation": r.one(None, "silu"), **r.options(b, t)}
 
 
+def draw_selective(r: Drawn) -> tuple[Given, dict[str, Any]]:
+    b, t, c, n = r.between(1, 3), r.one(r.between(0, 10), r.between(1, 130)), r.between(1, 300), r.between(1, 20)
+    level = LEAST_LOG * float(torch.rand((), generator=r.g)) ** 3
+    rates = r.one(LEAST_LOG * r.uniform(c, n), level * r.uniform(c, n), LEAST_LOG * r.uniform(c, n) ** 6)
+    steps = torch.where(r.uniform(b, t, c) < r.one(0.0, 0.1), 0.0, r.uniform(b, t, c))
+    given = {"x": r.normal(b, t, c), "dt": r.strange(steps), "A": r.strange(rates)}
+    given |= {"B": r.normal(b, t, n), "C": r.normal(b, t, n)}
+    if r.one(True, False):
+        given["D"] = r.normal(c)
+    if r.one(True, False):
+        given["state"] = r.normal(b, c, n)
+    return given, r.options(b, t)
+
+
 def in_calls(call: Any, given: Given, options: dict[str, Any], cuts: list[int]) -> tuple[Tensor, Tensor]:
     """The sequence in several calls, each from the state of that before."""
-    whole = {"weight", "bias", "state"}
+    whole = {"weight", "bias", "state", "A", "D"}
     state, parts = given.get("state"), []
     for a, b in itertools.pairwise(cuts):
         part = {name: x if name in whole else x[:, a:b] for name, x in given.items()}
@@ -142,14 +159,15 @@ def results(found: tuple[Tensor, Tensor], leaves: list[Tensor], seed: int) -> li
     return [*found, *torch.autograd.grad(outputs, leaves, above, materialize_grads=True)]
 
 
-def errors(seed: int) -> tuple[str, dict[str, float]]:
+def errors(seed: int, selective: bool) -> tuple[str, dict[str, float]]:
     """The error of every tensor of a case, and the case in words."""
     r = Drawn(seed)
-    delta = seed % 8 != 7
-    given, options = (draw_delta if delta else draw_convolution)(r)
+    delta = seed % 8 != 7 and not selective
+    given, options = (draw_selective if selective else draw_delta if delta else draw_convolution)(r)
     given = {name: x.detach().requires_grad_() for name, x in given.items()}
     exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
-    call = short_convolution if not delta else delta_rule if "beta" in given else decayed_attention
+    call: Any = short_convolution if not delta else delta_rule if "beta" in given else decayed_attention
+    call = selective_scan if selective else call
     t = next(iter(given.values())).shape[1]
     cuts = sorted([0, t, *(r.between(0, t) for _ in range(r.one(0, 0, 1, 3)))])
     threads, variant = r.between(1, 2), r.one(*mnemos.native.instruction_sets())
@@ -160,7 +178,7 @@ def errors(seed: int) -> tuple[str, dict[str, float]]:
     if delta:
         expected = reference_delta_rule(**{"beta": None, **exact}, **options)  # type: ignore[arg-type]
     else:
-        expected = reference_short_convolution(**exact, **options)
+        expected = (reference_selective_scan if selective else reference_short_convolution)(**exact, **options)
     b = results(expected, list(exact.values()), seed)
     found = {}
     for name, x, y in zip(("y", "end", *given), a, b, strict=True):
@@ -172,11 +190,11 @@ def errors(seed: int) -> tuple[str, dict[str, float]]:
     return f"seed {seed}: {call.__name__}, {variant}, {threads} threads, cuts {cuts}, {shapes}", found
 
 
-def random_cases(first: int, count: int) -> dict[str, Any]:
+def random_cases(first: int, count: int, selective: bool) -> dict[str, Any]:
     worst: dict[str, float] = {}
-    per_case, failed, kinds = [], 0, {"delta_rule": 0, "decayed_attention": 0, "short_convolution": 0}
+    per_case, failed, kinds = [], 0, Counter[str]()
     for i in range(count):
-        words, found = errors(first + i)
+        words, found = errors(first + i, selective)
         kinds[words.split()[2].rstrip(",")] += 1
         per_case.append(max(found.values()))
         for name, off in found.items():
@@ -237,12 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--selective", action="store_true", help="calls of the selective scan alone")
     parser.add_argument("--million", action="store_true", help="the million tokens too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not mnemos.native.instruction_sets():
         parser.error(mnemos.native.why_not())
-    found = random_cases(options.seed, options.cases) if options.cases else {"failed": 0}
+    found = random_cases(options.seed, options.cases, options.selective) if options.cases else {"failed": 0}
     if options.million:
         kinds = "delta", "gated delta", "gated delta per channel", "decayed"
         found["million"] = [million(kind) for kind in kinds]

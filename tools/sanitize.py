@@ -35,6 +35,7 @@ TESTS = [
     "tests/ops/test_linear_attention_bidirectional.py",
     "tests/ops/test_delta_native.py",
     "tests/ops/test_short_convolution_native.py",
+    "tests/ops/test_selective_scan_native.py",
     "tests/ops/test_gated_cache_native.py",
     "tests/hugging_face/test_fast.py",
     "tests/generate/test_fused.py",

@@ -35,6 +35,7 @@ from mnemos.ops.linear.reference import (
 from mnemos.ops.reformer import draw_rotations
 from mnemos.ops.reformer.reference import reference_reformer
 from mnemos.ops.relative_position.reference import reference_relative_attention
+from mnemos.ops.selective.reference import reference_selective_scan
 from mnemos.ops.slot_memory.reference import (
     reference_biased_memory_norm,
     reference_slot_attention,
@@ -270,6 +271,26 @@ def short_convolution(c: Case) -> None:
     compare(n, (torch.cat(ys, 1), end), expected)
 
 
+def selective_scan(c: Case) -> None:
+    n = Numbers(c)
+    b, t, width, numbers = c["b"], c["t"], c["d"], c["m"]
+    x, dt, A = n.normal(b, t, width), n.uniform(b, t, width), n.leaf(-3 * torch.rand(width, numbers, generator=n.g))
+    write, read = n.normal(b, t, numbers), n.normal(b, t, numbers)
+    skip = n.normal(width) if c["h"] > 1 else None
+    state = n.normal(b, width, numbers) if c["state"] else None
+    mask, resets = n.mask(b, t), n.resets(b, t)
+    wide = (x.double(), dt.double(), A.double(), write.double(), read.double(), double(skip), double(state))
+    expected = reference_selective_scan(*wide, mask, resets)
+    ys, end = [], state
+    for span in pieces(t, c):
+        valid = part(mask, span)
+        given = (hidden(z[:, span], valid) for z in (x, dt))
+        rest = write[:, span], read[:, span], skip, end, valid, part(resets, span)
+        y, end = ops.selective_scan(*given, A, *rest)
+        ys.append(y)
+    compare(n, (torch.cat(ys, 1), end), expected)
+
+
 def rewindable(c: Case) -> None:
     """The state after each row's own number of tokens, taken back from a call of all of them."""
     n = Numbers(c)
@@ -450,6 +471,7 @@ def _fill() -> None:
         (delta_rule, family),
         (decayed_attention, family),
         (short_convolution, half | {"resets": st.booleans()}),
+        (selective_scan, half | {"resets": st.booleans()}),
         (rewindable, {}),
         (
             reformer_attention,

@@ -43,6 +43,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_cache.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_delta.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
     loaded.mnemos_convolution.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    loaded.mnemos_selective.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.mnemos_token.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
     loaded.mnemos_norm.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
     loaded.mnemos_norm.restype = None

@@ -36,6 +36,7 @@ PER_PROCESSOR = (
     "cache",
     "delta",
     "convolution",
+    "selective",
     "token",
 )  # sources that are compiled once for each
 WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)

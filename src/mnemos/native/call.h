@@ -15,6 +15,12 @@ struct Rows {
     i64 b, t, h;
 };
 
+// [B, T], not 0 = True; null: nowhere is.
+struct Marks {
+    const unsigned char* data;
+    i64 b, t;
+};
+
 struct Call {
     i64 B, T, H, D, M, type, map, threads;
     Rows q, k, v, y;

@@ -5,12 +5,6 @@
 
 namespace mnemos {
 
-// [B, T], not 0 = True; null: nowhere is.
-struct Marks {
-    const unsigned char* data;
-    i64 b, t;
-};
-
 // x, y, g and dx are Rows [B, T, 1, C].
 struct Convolution {
     i64 B, T, C, width, type, threads, silu;

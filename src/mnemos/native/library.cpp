@@ -12,6 +12,7 @@
 #include "decode.h"
 #include "delta.h"
 #include "flush.h"
+#include "selective.h"
 #include "token.h"
 
 namespace mnemos {
@@ -44,6 +45,12 @@ extern const ShortConvolution baseline;
 extern const ShortConvolution avx2, avx512;
 #endif
 }  // namespace convolving
+namespace selecting {
+extern const SelectiveScan baseline;
+#ifdef X86_VARIANTS
+extern const SelectiveScan avx2, avx512;
+#endif
+}  // namespace selecting
 namespace passing {
 extern const TokenKernel baseline;
 #ifdef X86_VARIANTS
@@ -207,6 +214,14 @@ const mnemos::ShortConvolution& convolving(int variant) {
     return mnemos::convolving::baseline;
 }
 
+const mnemos::SelectiveScan& selecting(int variant) {
+#ifdef X86_VARIANTS
+    if (variant >= 2) return mnemos::selecting::avx512;
+    if (variant == 1) return mnemos::selecting::avx2;
+#endif
+    return mnemos::selecting::baseline;
+}
+
 const mnemos::TokenKernel& passing(int variant) {
 #ifdef X86_VARIANTS
     if (variant >= 2) return mnemos::passing::avx512;
@@ -316,6 +331,14 @@ int mnemos_convolution(int variant, int backward, const mnemos::Convolution* cal
     const mnemos::Convolution& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     return (backward ? convolving(variant).backward : convolving(variant).forward)(c);
+}
+
+int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
+    mnemos::Flush flush;
+    const mnemos::Selective& c = *call;
+    in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
+    if (backward) in_large_pages(c.d_dt, c.B * c.T * c.C * (i64)sizeof(float));
+    return (backward ? selecting(variant).backward : selecting(variant).forward)(c);
 }
 
 int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {

@@ -14,6 +14,7 @@ from .linear import linear_attention, linear_attention_varlen
 from .reformer import reformer_attention
 from .relative_position import relative_attention
 from .rewind import rewindable
+from .selective import selective_scan
 from .slot_memory import biased_memory_norm, slot_attention, slot_write
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "reformer_attention",
     "relative_attention",
     "rewindable",
+    "selective_scan",
     "short_convolution",
     "slot_attention",
     "slot_write",
@@ -43,6 +45,7 @@ _WITH_BACKENDS = {
     "delta_rule": "delta",
     "decayed_attention": "delta",
     "short_convolution": "convolution",
+    "selective_scan": "selective",
 }
 
 

@@ -1,4 +1,4 @@
-"""Which of an operation's backends computes a call: the rules that `linear`, `delta` and `convolution` share."""
+"""Which of an operation's backends computes a call: the rules of all operations with several."""
 
 import difflib
 from collections.abc import Iterable, Mapping

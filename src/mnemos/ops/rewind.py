@@ -110,7 +110,9 @@ _innermost = _Innermost()
 
 @contextlib.contextmanager
 def rewindable() -> Iterator[Calls]:
-    """Inside, `delta_rule`, `decayed_attention`, causal `linear_attention` and `short_convolution` keep their inputs.
+    """Inside, the recurrent operators keep their inputs.
+
+    They are `delta_rule`, `decayed_attention`, causal `linear_attention`, `selective_scan` and `short_convolution`.
 
     Then their states can go back:
 

@@ -17,6 +17,7 @@ from mnemos.ops.gated_cache import write
 from mnemos.ops.gated_cache.reference import reference_update
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
+from mnemos.ops.selective.reference import reference_selective_scan
 
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}  # differences that are allowed, of the largest number of a tensor
 B, T, H, D, M = 2, 67, 2, 6, 5  # longer than a chunk, and no number of it is a multiple of a vector's
@@ -70,10 +71,10 @@ class Case(NamedTuple):
 def verify(operations: list[str] | None = None) -> Iterator[Verified]:
     """Compare values and gradients of every operation that has several backends with its float64 oracle.
 
-    The operations are linear attention, the delta rule, decayed attention, the short convolution and the write of a
-    gated cache, each from non-zero states, with padding, at odd sizes; by every backend that runs on this machine, the
-    C++ kernels with every instruction set that the processor has. operations: the first words of those that are
-    wanted; by default all. Cost: some seconds. Raises InputError for an unknown operation.
+    The operations are linear attention, the delta rule, decayed attention, the short convolution, the selective scan
+    and the write of a gated cache, each from non-zero states, with padding, at odd sizes; by every backend that runs on
+    this machine, the C++ kernels with every instruction set that the processor has. operations: the first words of
+    those that are wanted; by default all. Cost: some seconds. Raises InputError for an unknown operation.
     """
     known = {case.operation: case for case in cases()}
     wanted = [name for name in known if operations is None or any(map(name.startswith, operations))]
@@ -161,6 +162,17 @@ def cases() -> list[Case]:
             lambda x: reference_short_convolution(**x, mask=mask, activation="silu"),
             lambda x, backend: ops.short_convolution(**_put(x, backend), mask=mask, activation="silu", backend=backend),
             lambda: ops.backends("short_convolution"),
+        )
+    )
+    rates, skips = {"A": -3 * uniform(9, D)}, {"D": normal(9), "state": normal(B, 9, D)}
+    steps = {"x": normal(B, T, 9), "dt": uniform(B, T, 9), "B": normal(B, T, D), "C": normal(B, T, D)}
+    found.append(
+        Case(
+            "selective_scan",
+            steps | rates | skips,
+            lambda x: reference_selective_scan(**x, mask=mask),
+            lambda x, backend: ops.selective_scan(**_put(x, backend), mask=mask, backend=backend),
+            lambda: ops.backends("selective_scan"),
         )
     )
     width = 7

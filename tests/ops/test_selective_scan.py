@@ -1,0 +1,166 @@
+"""The selective scan is its equation: padding, resets, strong decays, cut calls, derivatives; every backend."""
+
+import itertools
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.nn.functional import softplus
+
+import mnemos
+from mnemos.ops import rewindable, selective_scan
+from mnemos.ops.selective.reference import reference_selective_scan
+from mnemos.types import InputError
+
+HERE = mnemos.ops.backends("selective_scan")
+EACH = pytest.mark.parametrize("backend", HERE)
+B = 2
+
+
+def inputs(t, c, n, dtype=torch.float64, seed=0):
+    """A dictionary of leaves, none contiguous. Steps are 0, small and so large that dt A is −120 and beyond."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape[::-1], generator=g, dtype=torch.float64).permute(*reversed(range(len(shape))))
+
+    dt = softplus(normal(B, t, c) - 1)
+    dt[:, 3::7] = 0
+    dt[:, 5::7] *= 200
+    given = {"x": normal(B, t, c), "dt": dt, "A": -(normal(c, n).exp()), "B": normal(B, t, n), "C": normal(B, t, n)}
+    given |= {"D": normal(2 * c)[::2], "state": normal(B, c, n)}
+    return {name: x.to(dtype).detach().requires_grad_() for name, x in given.items()}
+
+
+def holes(t):
+    """Padding on the left of a row, in the middle and at the end."""
+    mask = torch.rand(t, B, generator=torch.Generator().manual_seed(4)).T > 0.3
+    mask[0, : t // 3] = False
+    return mask
+
+
+def starts(t):
+    return torch.rand(B, t, generator=torch.Generator().manual_seed(5)) > 0.9
+
+
+def results(call, given, **options):
+    """y, the state and the gradients of all that is given; what comes from above is not contiguous."""
+    found = call(**given, **options)
+    g = torch.Generator().manual_seed(9)
+    above = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))).to(o.dtype) for o in found]
+    outputs, above = zip(*[pair for pair in zip(found, above, strict=True) if pair[0].requires_grad], strict=True)
+    return *found, *torch.autograd.grad(outputs, list(given.values()), above, materialize_grads=True)
+
+
+def agrees(given, backend, tolerance, **options):
+    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    expected = results(reference_selective_scan, exact, **options)
+    found = results(selective_scan, given, backend=backend, **options)
+    for name, a, b in zip(("y", "end", *given), found, expected, strict=True):
+        size = float(b.detach().abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(
+            a.double(), b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def close(backend):
+    return (torch.float64, 1e-12) if backend == "chunked" else (torch.float32, 2e-6)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(0, 4, 3), (1, 5, 16), (15, 3, 2), (33, 18, 5), (64, 7, 16), (65, 2, 1)], ids=str)
+@pytest.mark.parametrize("folded", [(), ("mask",), ("resets",), ("mask", "resets")], ids="+".join)
+@pytest.mark.parametrize("absent", [(), ("D", "state")], ids="+".join)
+def test_equals_the_equation(absent, folded, shape, backend, poisoned):
+    dtype, tolerance = close(backend)
+    given = {name: x for name, x in inputs(*shape, dtype).items() if name not in absent}
+    options = {name: {"mask": holes, "resets": starts}[name](shape[0]) for name in folded}
+    agrees(given, backend, tolerance, **options)
+
+
+@EACH
+def test_cut_anywhere_and_resumed(backend):
+    dtype, tolerance = close(backend)
+    given, mask, resets = inputs(40, 5, 4, dtype), holes(40), starts(40)
+
+    def in_parts(x, dt, A, B, C, D, state, cuts):
+        parts = []
+        for a, b in itertools.pairwise([0, *cuts, 40]):
+            span = slice(a, b)
+            rest = D, state, mask[:, span], resets[:, span]
+            y, state = selective_scan(x[:, span], dt[:, span], A, B[:, span], C[:, span], *rest, backend=backend)
+            parts.append(y)
+        return torch.cat(parts, 1), state
+
+    whole = results(selective_scan, given, mask=mask, resets=resets, backend=backend)
+    for a, b in zip(results(in_parts, given, cuts=[1, 2, 2, 35]), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=10 * tolerance * max(1.0, float(b.detach().abs().max())))
+
+
+@EACH
+def test_what_an_invalid_token_holds_changes_nothing_and_inputs_stay(backend):
+    given, mask = inputs(20, 5, 4, torch.float32), holes(20)
+    before = results(selective_scan, given, mask=mask, backend=backend)
+    assert not before[0][~mask].any()
+    for name in ("x", "dt", "B", "C"):
+        given[name] = given[name].detach().masked_fill(~mask[..., None], torch.nan).requires_grad_()
+    copies = {name: x.detach().clone() for name, x in given.items()}
+    after = results(selective_scan, given, mask=mask, backend=backend)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(torch.equal(x[mask], copies[name][mask]) for name, x in given.items() if name in "xdtBC")
+
+
+@EACH
+def test_half_precision_is_rounded_once(backend):
+    agrees(inputs(9, 18, 4, torch.bfloat16), backend, torch.finfo(torch.bfloat16).eps, mask=holes(9))
+
+
+def test_transforms_and_second_derivatives_of_pytorch():
+    given = {name: x.detach() for name, x in inputs(5, 2, 3).items()}
+    leaves, options = [x.clone().requires_grad_() for x in given.values()], {"mask": holes(5), "resets": starts(5)}
+    leaves[1].data += 0.1  # finite differences must not make a step negative
+    assert torch.autograd.gradgradcheck(
+        lambda *x: selective_scan(*x, **options, backend="reference"), leaves, fast_mode=True
+    )
+    x, rest = given["x"].float(), [given[name][:1].float() for name in ("dt", "A", "B", "C")]
+    rest[1] = given["A"].float()
+    per_row = vmap(grad(lambda row: selective_scan(row[None], *rest)[0].sum()))(x)
+    leaf = x.clone().requires_grad_()
+    dt, A, writes, reads = rest
+    selective_scan(leaf, dt.expand(B, -1, -1), A, writes.expand(B, -1, -1), reads.expand(B, -1, -1))[0].sum().backward()
+    torch.testing.assert_close(per_row, leaf.grad)
+
+
+def test_goes_back_to_the_state_after_any_token():
+    given = {name: x.detach() for name, x in inputs(9, 3, 4, torch.float32).items()}
+    options = {"mask": holes(9), "resets": starts(9)}
+    with rewindable() as calls:
+        end = selective_scan(**given, **options)[1]
+    found = calls.rewind(end, (7, 2))
+    for row, n in enumerate((7, 2)):
+        at, cut = slice(row, row + 1), {name: x if name in "AD" else x[row : row + 1] for name, x in given.items()}
+        cut |= {name: cut[name][:, :n] for name in ("x", "dt", "B", "C")}
+        wanted = selective_scan(**cut, **{name: z[at, :n] for name, z in options.items()})[1]
+        assert torch.equal(found[at], wanted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"x": torch.zeros(2, 3)}, "x [B, T, C]"),
+        ({"x": torch.zeros(B, 5, 7)}, "use transpose(1, 2)"),
+        ({"dt": -torch.ones(B, 7, 5)}, "use softplus(dt)"),
+        ({"dt": torch.full((B, 7, 5), torch.nan)}, "found nan; see what"),
+        ({"A": torch.ones(5, 4)}, "use -A_log.exp()"),
+        ({"C": torch.zeros(B, 7, 3)}, "C (2, 7, 4)"),
+        ({"state": torch.zeros(B, 4, 5)}, "state (2, 5, 4)"),
+        ({"mask": torch.ones(B, 7)}, "mask of booleans"),
+        ({"resets": torch.ones(B, 8, dtype=torch.bool)}, "resets of booleans (2, 7)"),
+        ({"backend": "chunk"}, "did you mean 'chunked'?"),
+    ],
+)
+def test_errors_say_what_was_expected(changed, words):
+    given = {**inputs(7, 5, 4, torch.float32), **changed}
+    with pytest.raises(InputError, match="expected") as error:
+        selective_scan(**given)
+    assert words in str(error.value)
