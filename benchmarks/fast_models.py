@@ -1,11 +1,15 @@
 """Whole models of Hugging Face Transformers on a CPU, as they come and with `mnemos.fast`: training, prefill, decoding.
 
     python benchmarks/fast_models.py [--models Qwen3Next Mamba2 KimiLinear] [--width 64] [--tokens 1024] [--out FILE]
+    python benchmarks/fast_models.py --models Mamba --parts prefill token --no-check        # 1,024 tokens
+    python benchmarks/fast_models.py --models Mamba --parts training --tokens 160 --rounds 2
+    python benchmarks/fast_models.py --models Mamba --parts training --alone                # 1,024 tokens
 
 Random weights, float32, batch 2, 4 layers of width 512. Qwen3-Next: key heads 4 and value heads 8 of `--width`. Kimi
 Linear: 8 heads of `--width`, with decays per channel. In both every fourth layer is an attention, and the MLPs are
 dense, of width 1024. Mamba-2: 8 heads of `--width` in 4 groups, states of `--width`, no MLP. First, logits and
-gradients must agree.
+gradients must agree. Mamba: 1024 channels, states of 16 numbers a channel, no MLP. Transformers' training step of it
+grows with the square of the tokens and more, to many minutes at 1,024: it is timed with fewer, or left out (`--alone`).
 
 A round times each model once, in an order that rotates. Decoding: 64 single tokens after 64 by model(token, cache),
 for batches of 1 and of `--batch`. "Operators": the part of a training step and of a prefill that the recurrent
@@ -53,6 +57,7 @@ def build(name: str, width: int) -> Any:
         | {"linear_num_heads": 8, "linear_head_dim": width, "kv_lora_rank": 64, "num_key_value_heads": 8}
         | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "mlp_layer_types": ["dense"] * LAYERS}
         | {"bos_token_id": 1, "eos_token_id": 2},
+        "Mamba": {"state_size": 16},
         "Mamba2": {"num_heads": 8, "head_dim": width, "state_size": width, "n_groups": 4, "expand": width // 64},
     }
     library = transformers()
@@ -93,10 +98,19 @@ def scan_left_out(_: Any) -> Callable[..., Any]:
     return scan
 
 
+def selective_left_out(_: Any) -> Callable[..., Any]:
+    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, return_last_state: bool, **more: Any) -> Any:
+        y = Through.apply(x, dt, A, B, C, more["D"], more["z"], more["delta_bias"])
+        return (y, x.new_zeros(len(x), *A.shape)) if return_last_state else y
+
+    return scan
+
+
 @contextlib.contextmanager
 def operators_left_out() -> Iterator[None]:
     """`mnemos.fast` puts functions in place that do nothing."""
     kinds = {"conv1d_fn": convolution_left_out, "delta": delta_left_out, "mamba2_chunk": scan_left_out}
+    kinds["mamba_selective_scan"] = selective_left_out
     found = {
         name: (parameters, next((f for part, f in kinds.items() if part in name), made))
         for name, (parameters, made) in fast_functions.FUNCTIONS.items()
@@ -168,28 +182,32 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with operators_left_out():
         mnemos.fast(without)
     x = torch.randint(3, VOCABULARY, (options.batch, options.tokens), generator=torch.Generator().manual_seed(0))
-    if options.check:
+    if options.check and not options.alone:
         check(plain, fast, x[:, :256])
     row: dict[str, Any] = {"model": name, "width": options.width, "tokens": options.tokens, "batch": options.batch}
     row["layers changed"] = len(report.changed)
     parts: dict[str, dict[str, Callable[[], float]]] = {}
     models = {"transformers": plain, "mnemos": fast, "operators left out": without}
+    if options.alone:
+        del models["transformers"]
     for part, call in (("training step", train), ("prefill", prefill)):
         parts[part] = {
             key: lambda model=model, call=call: timed(lambda: call(model, x)) for key, model in models.items()
         }
     for rows in dict.fromkeys((1, options.batch)):
         tokens = x[:rows, : BEFORE + STEPS + 4]
-        pair = list(models.items())[:2]
+        pair = [pair for pair in models.items() if pair[0] != "operators left out"]
         parts[f"token, batch {rows}"] = {key: lambda model=model, x=tokens: decode(model, x)[0] for key, model in pair}
     for part, runs in parts.items():
         if not any(part.startswith(wanted) for wanted in options.parts):
             continue
         times = rounds_of(runs, options.rounds)
         found: dict[str, Any] = {"ms": {key: 1e3 * statistics.median(values) for key, values in times.items()}}
-        found["times as fast"] = ratio(times, "transformers", "mnemos")._asdict()
-        text = f"{name:10} {part:14} {found['ms']['transformers']:8.2f} ms -> {found['ms']['mnemos']:8.2f} ms"
-        text += f"  {found['times as fast']['median']:.2f} times as fast"
+        text = f"{name:10} {part:14} {found['ms']['mnemos']:8.2f} ms"
+        if "transformers" in runs:
+            found["times as fast"] = ratio(times, "transformers", "mnemos")._asdict()
+            text += f", as it comes {found['ms']['transformers']:8.2f} ms"
+            text += f"  {found['times as fast']['median']:.2f} times as fast"
         if "operators left out" in runs:
             left = ratio(times, "operators left out", "mnemos")
             found["operators"] = {"median": 1 - left.median, "low": 1 - left.high, "high": 1 - left.low}
@@ -209,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--no-check", dest="check", action="store_false")
+    parser.add_argument("--alone", action="store_true", help="without the model as it comes and its comparison")
     parser.add_argument("--out", type=Path, help="rows are added to those of this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

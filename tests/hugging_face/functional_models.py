@@ -110,6 +110,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Glm5Next": {**_KIMI, **_INDEXER, "q_lora_rank": 8, "qk_rope_head_dim": 0, "n_routed_experts": 4, "hc_mult": 2},
     "BailingHybrid": {**_KIMI, "head_dim": 4},
     "FalconH1": {**_HEADS, **_BAMBA, "mamba_d_ssm": 32},
+    "Zamba": {**_HEADS, "layers_block_type": ["hybrid"] * 2, "mamba_d_state": 3, "mamba_dt_rank": 2},
     "Lfm2": _CONV,
     "Lfm3": _CONV,
 }

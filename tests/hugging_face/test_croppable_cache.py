@@ -64,3 +64,15 @@ def test_the_states_are_those_of_the_kept_tokens_and_others_are_refused(name):
         assert not cache.is_croppable
         with pytest.raises(InputError, match="crop"):
             cache.crop(-1)
+
+
+@torch.no_grad()
+def test_a_scan_that_begins_from_zeros_in_every_call_is_refused():
+    """Transformers gives the scan of Mamba-1 no state: what is left of a call would lack what was read before."""
+    model, x = build("Jamba"), tokens(1, 9)
+    with mnemos.fast(model), CroppableCache(model) as cache:
+        cache.activate_past_recording()
+        for part in x.split(6, 1):
+            model(part, **{cache_name(): cache})
+        with pytest.raises(InputError, match="crop"):
+            cache.crop(-1)

@@ -19,8 +19,11 @@ from mnemos.libraries import transformers
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
 CHANNELS = "KimiLinear", "Glm5Next", "BailingHybrid"
 SCALAR = "Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba2"
-CONVOLUTIONS = "Lfm2", "Lfm3", "Jamba"
-SERVED = [name for name in (*DELTA, *CHANNELS, *SCALAR, *CONVOLUTIONS) if hasattr(transformers(), f"{name}Config")]
+SELECTIVE = "Mamba", "FalconMamba", "Jamba", "Zamba"
+CONVOLUTIONS = "Lfm2", "Lfm3"
+SERVED = [
+    name for name in (*DELTA, *CHANNELS, *SCALAR, *SELECTIVE, *CONVOLUTIONS) if hasattr(transformers(), f"{name}Config")
+]
 EACH = pytest.mark.parametrize("name", SERVED)
 LATER = 0 if mnemos.libraries.cache_name() == "cache" else 1
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -47,7 +50,9 @@ def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
         with torch.no_grad():
             for start, end in [(0, 9), (9, 30), (30, 31), (31, 32), (32, 33)]:
                 options = {} if cache is None else {mnemos.libraries.cache_name(): cache}
-                found = model(x[:, start:end], attention_mask=mask[:, :end], use_cache=True, **options)
+                if cache is None or name not in ("Mamba", "FalconMamba"):  # theirs take a mask of the first call alone
+                    options["attention_mask"] = mask[:, :end]
+                found = model(x[:, start:end], use_cache=True, **options)
                 cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
                 outputs.append(found[0])
         y = torch.cat(outputs, 1)
@@ -199,9 +204,6 @@ def test_other_models_copies_pickles_and_threads():
 
 
 def test_what_is_left_is_said():
-    jamba = mnemos.fast(build("Jamba"))
-    assert {x.reason.split(":")[0] for x in jamba.left} == {"mamba_selective_scan", "mamba_selective_state_update"}
-    assert {x.functions for x in jamba.changed} == {("causal_conv1d_fn", "causal_conv1d_update")}
     assert {x.kind for x in mnemos.fast(build("Rwkv")).left} == {"RwkvSelfAttention", "RwkvFeedForward"}
     model = build("Mamba2")
     mixer = type(model.backbone.layers[0].mixer)

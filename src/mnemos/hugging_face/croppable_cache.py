@@ -29,8 +29,9 @@ class CroppableCache(DynamicCache):
     it cuts keys, values and windows as Transformers does. So the tokens are those of decoding without drafts, to the
     rounding of a call of several tokens.
 
-    It needs the layers that `mnemos.fast` serves, on a CPU: gated delta rules and Mamba-2. It goes back within the last
-    call alone, so it is a cache of the model and not of the assistant. Inside the `with` block a model may be one whose
+    It needs gated delta rules or Mamba-2 that `mnemos.fast` serves, on a CPU; not the scan of Mamba-1, which in
+    Transformers begins every call of several tokens from zeros. It goes back within the last call alone, so it is a
+    cache of the model and not of the assistant. Inside the `with` block a model may be one whose
     class declares itself stateful, which `generate` would refuse. As in Transformers, the batch is one row.
     Cost: the inputs of one call's operators are kept, until `crop`.
 
@@ -120,7 +121,7 @@ class _Rewinding:
             raise InputError(
                 f"crop: expected to take back tokens of the last call, of {self.read} tokens, with the layers on the "
                 f"kernels of mnemos, found {abs(tokens_to_remove)} tokens; call mnemos.fast(model), and use the cache "
-                "in its with block"
+                "in its with block (the scan of Mamba-1 cannot go back)"
             )
         if tokens_to_remove and self.operators is not None:
             for i, state in self._states().items():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemos.attention.recurrent import unit
-from mnemos.ops import decayed_attention, delta_rule, short_convolution
+from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 from mnemos.ops.rewind import note_as
 
 Function = Callable[..., Any]
@@ -184,6 +184,72 @@ def _scan_on(theirs: Function) -> Function:
     return mamba2_selective_state_update
 
 
+def _steps(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    """Steps in float32. As in Transformers, the bias is rounded to the type of dt first."""
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return (F.softplus(dt) if softplus else dt).float()
+
+
+def _gated(y: Tensor, z: Tensor | None) -> Tensor:
+    return y if z is None else y * F.silu(z)
+
+
+def _selective(theirs: Function) -> Function:
+    """The scan of Mamba-1, from zeros: y [B, C, T], and the state [B, C, N]."""
+
+    def mamba_selective_scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **ignored: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if not _is_ours(hidden_states):
+            return theirs(
+                hidden_states, dt, A, B, C, D=D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus,
+                return_last_state=return_last_state, **ignored,
+            )  # fmt: skip
+        steps = _steps(dt.mT.contiguous(), delta_bias, delta_softplus)  # of numbers in the order of the kernel
+        y, end = selective_scan(hidden_states.mT.float(), steps, A, B.mT, C.mT, D)
+        y = _gated(y, z if z is None else z.mT).mT
+        # A view, which `rewindable` does not know: Transformers gives no state, so going back would lose the past.
+        return (y, end.view_as(end)) if return_last_state else y
+
+    return mamba_selective_scan
+
+
+def _selective_on(theirs: Function) -> Function:
+    """One token of Mamba-1. state [B, C, N] is written."""
+
+    def mamba_selective_state_update(
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **ignored: Any,
+    ) -> Tensor:
+        if not _is_ours(hidden_states):
+            return theirs(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z, **ignored)
+        steps = _steps(dt, dt_bias, dt_softplus)[:, None]
+        y, end = selective_scan(hidden_states[:, None].float(), steps, A, B[:, None], C[:, None], D, state)
+        state.copy_(end)
+        return _gated(y[:, 0], z).to(hidden_states.dtype)
+
+    return mamba_selective_state_update
+
+
 _DELTA = "query key value g beta initial_state output_final_state use_qk_l2norm_in_kernel"
 # The names of the functions, their parameters (but chunk_size), and what takes their place.
 FUNCTIONS: dict[str, tuple[str, Callable[[Function], Function]]] = {
@@ -197,10 +263,12 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Function], Function]]] = {
         "hidden_states dt A B C D dt_bias initial_states dt_softplus dt_limit return_final_states", _scan,
     ),
     "mamba2_selective_state_update": ("state hidden_states dt A B C D dt_bias dt_softplus z", _scan_on),
+    "mamba_selective_scan": (
+        "hidden_states dt A B C D z delta_bias delta_softplus return_last_state use_mambapy use_associative_scan",
+        _selective,
+    ),
+    "mamba_selective_state_update": ("state hidden_states dt A B C D dt_bias dt_softplus z", _selective_on),
 }  # fmt: skip
-NO_KERNEL = dict.fromkeys(
-    ("mamba_selective_scan", "mamba_selective_state_update"), "each number of its state has a decay of its own"
-)
 
 
 def unknown_parameters(name: str, theirs: Function) -> set[str]:

@@ -16,7 +16,7 @@ from mnemos.hosts.report import LeftLayer
 from mnemos.native import library
 from mnemos.types import InputError
 
-from .fast_functions import FUNCTIONS, NO_KERNEL, Function, unknown_parameters
+from .fast_functions import FUNCTIONS, Function, unknown_parameters
 from .fast_token import LAYERS, NORMS, Kind, normalise, read_token
 from .recurrent_layers import STEPS
 
@@ -96,9 +96,10 @@ def fast(model: nn.Module) -> FastReport:
             model.generate(ids)
 
     Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are layers that call
-    the functions of Transformers for gated delta rules with a decay per head or channel, the scan of Mamba-2, and short
-    causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Mamba-2,
-    Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2, LFM2 and others. `print(report)` names them, and what is left.
+    the functions of Transformers for gated delta rules with a decay per head or channel, the scans of Mamba and
+    Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
+    Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and others. `print(report)`
+    names them, and what is left.
 
     Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
@@ -109,7 +110,8 @@ def fast(model: nn.Module) -> FastReport:
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
     which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
     those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
-    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError.
+    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError. The scan
+    of Mamba-1 is not told where they begin: Mamba, FalconMamba, Jamba and Zamba mix them.
 
     Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
@@ -202,9 +204,7 @@ def _replaceable(kind: type[nn.Module]) -> tuple[dict[str, Function], list[str]]
     functions: dict[str, Function] = {}
     reasons: list[str] = []
     for name, theirs in sorted(_called(getattr(kind, "forward", None))):
-        if name in NO_KERNEL:
-            reasons.append(f"{name}: {NO_KERNEL[name]}")
-        elif other := unknown_parameters(name, theirs):
+        if other := unknown_parameters(name, theirs):
             reasons.append(f"{name}: parameters of another version of Transformers ({', '.join(sorted(other))})")
         else:
             functions[name] = FUNCTIONS[name][1](theirs)
@@ -217,7 +217,7 @@ def _called(function: Any) -> set[tuple[str, Function]]:
     if not isinstance(function, FunctionType):
         return set()
     found = set()
-    for name in {*FUNCTIONS, *NO_KERNEL} & set(_names(function.__code__)):
+    for name in set(FUNCTIONS) & set(_names(function.__code__)):
         theirs = function.__globals__.get(name)
         if callable(theirs) and str(theirs.__module__).startswith("transformers."):
             found.add((name, theirs))

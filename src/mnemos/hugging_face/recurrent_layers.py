@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.attention.recurrent import unit
-from mnemos.ops import decayed_attention, delta_rule, short_convolution
+from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 
 from .functional_cache import FunctionalCache, join_tokens
 
@@ -37,28 +37,20 @@ def mamba(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """The selective state space model (Gu & Dao 2023, Algorithm 2), x [B, T, D] -> y [B, T, D].
 
     h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t u_t, y_t = C_t h_t + D u_t, of channels u after a convolution. FalconMamba and
-    Jamba normalise Δ, B and C. Cost O(T·C·N), in a loop over tokens.
+    Jamba normalise Δ, B and C. Cost O(T·C·N).
     """
     given = cache.take()
     inner, gate = layer.in_proj(x).chunk(2, -1)
-    u, window = convolve(inner, given and given.window, layer.conv1d, cache)
-    u = layer.act(u)
+    activation = layer.activation if layer.activation == "silu" else None
+    u, window = convolve(inner, given and given.window, layer.conv1d, cache, activation)
+    u = u if activation else layer.act(u)
     sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
     rank, b, c = _normalise(layer, layer.x_proj(u).split(sizes, -1))
     wide = memory_dtype(x)
-    step = mask_padding(F.softplus(layer.dt_proj(rank).to(wide)), cache)
-    a, u = -layer.A_log.to(wide).exp(), u.to(wide)
-    h = u.new_zeros(len(x), u.shape[-1], sizes[1]) if given is None else given.memory.to(wide)
-    outputs = []
-    for dt, part, write, read in zip(*(z.split(CHUNK, 1) for z in (step, u, b.to(wide), c.to(wide))), strict=True):
-        decay = (dt[..., None] * a).exp()
-        new = (dt * part)[..., None] * write[:, :, None]
-        for t in range(dt.shape[1]):
-            h = decay[:, t] * h + new[:, t]
-            outputs.append((h @ read[:, t, :, None])[..., 0])
-    y = (torch.stack(outputs, 1) + u * layer.D) * F.silu(gate.to(wide))
+    step, a = F.softplus(layer.dt_proj(rank).to(wide)), -layer.A_log.to(wide).exp()
+    y, h = selective_scan(u.to(wide), step, a, b, c, layer.D, given and given.memory, valid_tokens(x, cache))
     cache.new.append(MambaState(window, h))
-    return layer.out_proj(y.to(x.dtype))
+    return layer.out_proj((y * F.silu(gate.to(wide))).to(x.dtype))
 
 
 def _normalise(layer: Any, parts: tuple[Tensor, ...]) -> list[Tensor]:
