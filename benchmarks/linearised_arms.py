@@ -3,7 +3,7 @@
     python benchmarks/linearised_arms.py run --model FOLDER --train TEXT TEXT --test TEXT ... --out FOLDER
                                              --arm hedgehog [--seed 0] [--tokens 131072]
     python benchmarks/linearised_arms.py told --model FOLDER --train TEXT --test TEXT --out FOLDER --arm told-hedgehog
-                                              [--seed 0] [--updates 300] [--language 1]
+                                              [--seed 0] [--updates 300] [--answers]
     python benchmarks/linearised_arms.py table --model FOLDER --out FOLDER --result results/linearised.json
 
 `run` trains one arm with one seed and measures it on each test text: perplexity by position, bits per byte and, in the
@@ -14,7 +14,7 @@ the teacher's predictions in OUT/teacher.
 `told` trains a memory on told facts (`mnemos.lab.linearised.told`): a state of constant size, a gated cache per stream
 and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
 weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
-the answers and that of the text; with `--language 0` that of the answers alone, in OUT/ARM-answers. It measures the
+the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It measures the
 recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 
 def told(options: argparse.Namespace) -> None:
     """Train one memory on told facts with one seed, and measure what it recalls and predicts."""
-    place = options.out / (options.arm + ("" if options.language else ALONE)) / f"seed-{options.seed}"
+    place = options.out / (options.arm + (ALONE if options.answers else "")) / f"seed-{options.seed}"
     if all((place / name).is_file() for name in ("told.json", "predicted.json")):
         return
     transformers = mnemos.libraries.transformers()
@@ -109,7 +109,7 @@ def told(options: argparse.Namespace) -> None:
     novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     rows = ToldRows(tokenizer, text)
-    settings = TellingConfig(updates=options.updates, seed=options.seed, language=options.language)
+    settings = TellingConfig(updates=options.updates, seed=options.seed, language=float(not options.answers))
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--updates", type=int, default=300, help="updates of one row of told facts")
-    parser.add_argument("--language", type=float, default=1.0, help="weight of the text's loss beside the answers'")
+    parser.add_argument("--answers", action="store_true", help="learn the answers alone, and not the text")
     parser.add_argument("--pieces", type=int, default=4, help="pieces of 4,096 tokens of each test text")
     parser.add_argument("--rows", type=int, default=10, help="told facts")
     parser.add_argument("--result", type=Path, help="the file of the table")

@@ -305,7 +305,8 @@ def linearised_told() -> str:
             right = f"{100 * run['training']['right']:.0f}"
             predicted = run["predicted"]["positions"]["512-4096"]["perplexity"] if "predicted" in run else None
             shown = "" if predicted is None else f"{predicted:.1f}"
-            lines.append(f"| {titles[arm]} | {run['seed']} | {right} | {told} | {shown} |\n")
+            title = titles[arm.removesuffix("-answers")] + (", answers alone" if arm.endswith("-answers") else "")
+            lines.append(f"| {title} | {run['seed']} | {right} | {told} | {shown} |\n")
     return "".join(lines)
 
 

@@ -81,7 +81,7 @@ def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
     assert torch.equal(again[0], y)
 
 
-@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2"])
+@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2", "Mamba"])
 def test_checkpointed_layers_and_bfloat16(name):
     """Layers that are computed again have the same gradients; in bfloat16 outputs are as close as Transformers' are."""
     model, x = build(name).train(), tokens(2, 38)
@@ -174,6 +174,9 @@ def test_other_models_copies_pickles_and_threads():
     mnemos.fast(loaded).undo()
     lost = copy.deepcopy(model)
     assert len(mnemos.fast(lost).changed) == 2  # that report is lost at once
+    with mnemos.fast(lost):
+        pass
+    assert is_fast(lost.get_submodule(name))
     mnemos.fast(lost).undo()
     assert not any("forward" in vars(layer) for layer in lost.modules())
     again = mnemos.fast(model)
@@ -270,9 +273,11 @@ def test_packed_sequences_are_kept_apart(name):
         for one in packed:
             with pytest.raises(InputError, match=f"found {one} alone"):
                 model(x, **given, **{one: packed[one]})
-    kimi = build("KimiLinear")
-    with mnemos.fast(kimi), pytest.raises(InputError, match="does not hand cu_seq_lens_q"):
+    kimi, zamba = build("KimiLinear"), build("Zamba")
+    with mnemos.fast(kimi), pytest.raises(InputError, match="does not hand the ends"):
         kimi(x, **packed)
+    with mnemos.fast(zamba), pytest.raises(InputError, match=r"ZambaMambaMixer .* does not hand the ends"):
+        zamba(x, seq_idx=numbers)
 
 
 def test_with_functional_in_both_orders():

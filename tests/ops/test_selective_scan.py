@@ -15,6 +15,7 @@ from mnemos.types import InputError
 HERE = mnemos.ops.backends("selective_scan")
 EACH = pytest.mark.parametrize("backend", HERE)
 B = 2
+SHAPES = [(0, 4, 3), (9, 0, 4), (1, 5, 16), (15, 3, 2), (33, 18, 5), (64, 7, 16), (65, 2, 1)]
 
 
 def inputs(t, c, n, dtype=torch.float64, seed=0):
@@ -68,7 +69,7 @@ def close(backend):
 
 
 @EACH
-@pytest.mark.parametrize("shape", [(0, 4, 3), (1, 5, 16), (15, 3, 2), (33, 18, 5), (64, 7, 16), (65, 2, 1)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("folded", [(), ("mask",), ("resets",), ("mask", "resets")], ids="+".join)
 @pytest.mark.parametrize("absent", [(), ("D", "state")], ids="+".join)
 def test_equals_the_equation(absent, folded, shape, backend, poisoned):
@@ -108,6 +109,9 @@ def test_what_an_invalid_token_holds_changes_nothing_and_inputs_stay(backend):
     after = results(selective_scan, given, mask=mask, backend=backend)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert all(torch.equal(x[mask], copies[name][mask]) for name, x in given.items() if name in "xdtBC")
+    y, _ = selective_scan(**given, mask=mask, backend=backend)
+    y.backward(torch.ones_like(y).masked_fill(~mask[..., None], torch.nan))  # nor what comes to it from above
+    assert all(x.grad.isfinite().all() for x in given.values())
 
 
 @EACH
@@ -152,6 +156,7 @@ def test_goes_back_to_the_state_after_any_token():
         ({"dt": -torch.ones(B, 7, 5)}, "use softplus(dt)"),
         ({"dt": torch.full((B, 7, 5), torch.nan)}, "found nan; see what"),
         ({"A": torch.ones(5, 4)}, "use -A_log.exp()"),
+        ({"A": torch.full((5, 4), -torch.inf)}, "found -inf"),
         ({"C": torch.zeros(B, 7, 3)}, "C (2, 7, 4)"),
         ({"state": torch.zeros(B, 4, 5)}, "state (2, 5, 4)"),
         ({"mask": torch.ones(B, 7)}, "mask of booleans"),

@@ -22,7 +22,7 @@ from .recurrent_layers import STEPS
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
-_DELTAS = {name for name in FUNCTIONS if "delta" in name}
+_MIXING = {name for name in FUNCTIONS if "delta" in name or name == "mamba_selective_scan"}  # without the ends of rows
 _PACKED = "seq_idx", "cu_seq_lens_q"
 # The reports that can undo what was done to a layer. A copy of a layer has none.
 _reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
@@ -38,15 +38,24 @@ class FastLayer:
 
 
 class FastReport:
-    """What `fast` changed and what it left. `undo()` takes it back, and so does leaving a `with` block.
+    """What `fast` changed and what it left. `undo()` takes it back.
+
+    Leaving a `with` block takes back what the call changed; layers that were fast before it, by a call whose report is
+    lost, stay so.
 
     changed, left: recurrent layers and short convolutions. norms: names of RMS norms, which a kernel computes where no
     gradients are wanted.
     """
 
     def __init__(
-        self, model: nn.Module, layers: dict[str, nn.Module], changed: list[FastLayer], left: list[LeftLayer]
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        changed: list[FastLayer],
+        left: list[LeftLayer],
+        before: set[str],
     ) -> None:
+        self._before = before  # layers that were fast before the call
         self._layers, self._unchanged = layers, "" if layers else _why_unchanged(model)
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
@@ -73,6 +82,7 @@ class FastReport:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._layers = {name: layer for name, layer in self._layers.items() if name not in self._before}
         self.undo()
 
     def __str__(self) -> str:
@@ -110,8 +120,8 @@ def fast(model: nn.Module) -> FastReport:
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
     which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
     those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
-    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError. The scan
-    of Mamba-1 is not told where they begin: Mamba, FalconMamba, Jamba and Zamba mix them.
+    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError, and so
+    does one of Mamba-1, whose scan Transformers does not tell where sequences begin.
 
     Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
@@ -120,6 +130,7 @@ def fast(model: nn.Module) -> FastReport:
     layers: dict[str, nn.Module] = {}
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
+    before = {name for name, layer in model.named_modules() if is_fast(layer)}
     for name, layer in model.named_modules():
         kind = type(layer).__name__
         functions, reasons = _judge(layer)
@@ -129,7 +140,7 @@ def fast(model: nn.Module) -> FastReport:
         if functions or _is_norm(layer):
             layers[name] = layer
             _set_forward(layer, functions)
-    return FastReport(model, layers, changed, left)
+    return FastReport(model, layers, changed, left, before)
 
 
 def _why_unchanged(model: nn.Module) -> str:
@@ -241,7 +252,7 @@ def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     if functions:
         hands_on = "cu_seq_lens_q" in _constants(inspect.unwrap(forward).__code__)
         forward = with_globals(forward, functions)
-        if not _DELTAS.isdisjoint(functions):
+        if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, hands_on)
     if kind := LAYERS.get(name):
         forward = _with_tokens(forward, kind)
@@ -263,15 +274,15 @@ def _with_kernel(forward: Any, offset: float) -> Any:
 
 
 def _with_packed_rows(forward: Any, hands_on: bool) -> Any:
-    """The forward of a delta rule, but for packed rows that it would mix. hands_on: it has a use for cu_seq_lens_q."""
+    """The forward, but for packed rows that it would mix. hands_on: it hands cu_seq_lens_q to its recurrence."""
 
     @functools.wraps(forward)
     def with_packed_rows(self: Any, *args: Any, **options: Any) -> Any:
         given = [name for name in _PACKED if options.get(name) is not None]
         if given and not hands_on:
             raise InputError(
-                f"packed rows: {type(self).__name__} of this version of Transformers does not hand {_PACKED[1]} to its "
-                f"delta rule, found {' and '.join(given)}; give each sequence a row of its own, with padding"
+                f"packed rows: {type(self).__name__} of this version of Transformers does not hand the ends of "
+                f"sequences to its recurrence, found {' and '.join(given)}; give each a row of its own, with padding"
             )
         if len(given) == 1:
             raise InputError(

@@ -189,11 +189,8 @@ def cross_entropy_gradients(
 
 
 def times(do: Tensor, dx: Tensor, dw: Tensor | None, db: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`fused_linear_cross_entropy_bwd`: gradients, in place, times that of the loss."""
-    for grad in (dx, dw, db):
-        if grad is not None:
-            grad.mul_(do)
-    return dx, dw, db
+    """`fused_linear_cross_entropy_bwd`: gradients times that of the loss. A second call may need them: not in place."""
+    return tuple([grad if grad is None else grad * do for grad in (dx, dw, db)])
 
 
 def _bounded(logits: Tensor, scale: float, cap: float | None) -> tuple[Tensor, Tensor | float]:

@@ -85,8 +85,8 @@ def fla_on_cpu() -> ServedFLA:
     `fused_recurrent_gated_delta_rule_fwd`, which GatedDeltaNet calls without gradients up to 64 tokens, is not in the
     registry: it is replaced in its module.
 
-    Not served are a residual of the gated norm or the convolution, context parallelism, CUDA graphs, and other layers.
-    Tensors on a GPU run fla's kernels.
+    Not served are norms fused with a product, a residual of the gated norm or the convolution, context parallelism,
+    CUDA graphs, and other layers. Tensors on a GPU run fla's kernels.
 
     It imports fla, which takes seconds. Raises InputError if fla is missing, has no registry, or was imported with
     FLA_DISABLE_BACKEND_DISPATCH=1.

@@ -95,8 +95,8 @@ class Functional(nn.Module):
     rows, raise InputError.
 
     Cost: the model's. Attention appends keys and values at O(T). The recurrent layers run in float32 at least:
-    gated delta rules, Mamba-2 and convolutions on this library's operators, differentiable once on a CPU; Mamba in
-    PyTorch, in a loop over tokens. Kernels of Transformers for a GPU are not used.
+    gated delta rules, Mamba, Mamba-2 and convolutions on this library's operators, differentiable once on a CPU.
+    Kernels of Transformers for a GPU are not used.
     Rotary positions whose frequencies change with the length ("dynamic", "longrope") depend on where a sequence is
     cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Positions
     are those of `model(ids)`, RoBERTa's too, whose `generate` passes others.

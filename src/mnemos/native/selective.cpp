@@ -84,7 +84,7 @@ struct Work {
 
         Worker(const Work& work, Taker& take) : work(work), c(work.c) {
             i64 N = c.N, rows = c.keep;
-            A = take(N * GROUP), S = take(N * GROUP), D = take(GROUP), turned = take(GROUP * work.ld);
+            A = take(N * GROUP), S = take(N * GROUP), D = take(GROUP), turned = take(LANES * work.ld);
             x = take(rows * GROUP), dt = take(rows * GROUP), y = take(rows * GROUP);
             write = take(rows * work.ld), read = take(rows * work.ld);
             if (!work.backward) return;

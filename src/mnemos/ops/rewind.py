@@ -66,7 +66,7 @@ class Calls:
         """
         if not isinstance(kept, Sequence) or not all(isinstance(n, int) for n in kept):
             raise InputError(
-                f"rewind: expected a whole number of tokens to keep for each row, found {kept}; use .tolist()"
+                f"rewind: expected a whole number of tokens to keep for each row, found {kept}; use [n] * rows"
             )
         parts, structure = pytree.tree_flatten(state)
         ends = [x for x in parts if x is not None]

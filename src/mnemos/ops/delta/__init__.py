@@ -87,7 +87,7 @@ def delta_rule(
     if normalise_keys:
         with full_precision(k.device.type):
             # The gradient of a single channel is 1e-6 of the two parts whose difference it is.
-            wide = k.to(torch.float64 if k.shape[-1] == 1 else _wide(q, k, v))
+            wide = k.to(torch.float64 if k.shape[-1] == 1 and k.device.type == "cpu" else _wide(q, k, v))
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + KEY_EPS)).to(_wide(q, k, v))
     return _recurrence(q, k, v, beta, decay, state, mask, scale, resets, backend)
 

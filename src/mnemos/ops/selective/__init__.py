@@ -12,6 +12,7 @@ float64 if x, dt, A, B or C is. "auto" chooses the first backend that runs on th
 """
 
 import functools
+import math
 from types import ModuleType
 
 import torch
@@ -52,8 +53,8 @@ def selective_scan(
     has a decay of its own, where `decayed_attention` has one per head or per key channel. A sequence may be split into
     calls anywhere.
 
-    x, y [B, T, C], T ≥ 0. dt [B, T, C]: the steps, ≥ 0, after softplus. A [C, N], ≤ 0: in Mamba −exp(A_log). B, C
-    [B, T, N]. D [C]; None: no skip.
+    x, y [B, T, C], T ≥ 0. dt [B, T, C]: the steps, ≥ 0, after softplus. A [C, N], finite, ≤ 0: in Mamba −exp(A_log).
+    B, C [B, T, N]. D [C]; None: no skip.
     state [B, C, N], never changed; gradients flow through it. None: zeros. It is returned in float32, or in float64 if
     x, dt, A, B or C is float64; one that is given in another floating dtype is converted to that first.
     mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever it holds, and its y is 0.
@@ -64,8 +65,8 @@ def selective_scan(
 
     Cost: O(B·T·C·N), with B·T·C·N exponentials, twice that with gradients; kept memory: README.md. Half precision is
     computed in float32, and y is rounded once. Differentiable once, but for backend "reference", and under `torch.func`
-    and forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, an A above 0, a valid
-    token's dt below 0 or NaN in these (checked on a CPU) or a backend that do not fit.
+    and forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, an A above 0 or of
+    −∞, a valid token's dt below 0 or NaN in these (checked on a CPU) or a backend that do not fit.
     """
     _check(x, dt, A, B, C, D, state, mask, resets)
     chosen = BACKENDS[choose(x, dt, A, B, C, backend)]
@@ -161,12 +162,15 @@ def _check_exponents(dt: Tensor, A: Tensor, mask: Tensor | None) -> None:
     if not reads_without_waiting(dt) or transformed():
         return
     dt, A = dt.detach(), A.detach()
-    largest = A.max().item() if A.numel() else 0.0  # NaN if any is
-    if not largest <= 0:
+    least, largest = (x.item() for x in A.aminmax()) if A.numel() else (0.0, 0.0)  # NaN if any is
+    if not (-math.inf < least and largest <= 0):
         advice = "use -A_log.exp()" if largest > 0 else "see what it is computed from"
-        raise InputError(f"expected an A of at most 0, the rate of a decay, found {largest:.3g}; {advice}")
-    steps = dt if mask is None else dt.masked_fill(~mask[..., None], 0)
-    least = steps.min().item() if dt.numel() else 0.0
+        found = largest if not largest <= 0 else least
+        raise InputError(f"expected a finite A of at most 0, the rate of a decay, found {found:.3g}; {advice}")
+    if not dt.numel():
+        return
+    steps = dt.amin(-1)
+    least = (steps if mask is None else steps.masked_fill(~mask, 0)).min().item()
     if not least >= 0:
         advice = "use softplus(dt)" if least < 0 else "see what it is computed from"
         raise InputError(f"expected steps dt of at least 0, found {least:.3g}; {advice}")

@@ -58,6 +58,7 @@ def scan(
     else:
         y, end = _Recomputed.apply(*tokens, A, s)
     y = y if D is None else torch.addcmul(y, x, D)
+    y = y if mask is None else y.masked_fill(~mask[..., None], 0)  # also where the state or the gradient is not finite
     return y.to(wanted), end
 
 

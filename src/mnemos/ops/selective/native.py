@@ -116,8 +116,9 @@ def _backward(*inputs: Any) -> tuple[Tensor | None, ...]:
     *tensors, states, gy, gs = inputs
     x, dt, A, B, C, D, s, mask, resets = _ready(tensors)
     gy, gs = dense(gy), gs if gs is None else gs.contiguous()
-    dx, steps, writes, reads = (z.new_empty(z.shape) for z in (x, dt, B, C))
-    rates, skip = torch.zeros_like(A), A.new_zeros(len(A))  # without rows nothing is written
+    dx, steps = x.new_empty(x.shape), dt.new_empty(dt.shape)
+    writes, reads = (z.new_empty(z.shape) if len(A) else torch.zeros_like(z) for z in (B, C))
+    rates, skip = torch.zeros_like(A), A.new_zeros(len(A))  # without rows or channels nothing is written
     ds = None if s is None else s.new_empty(s.shape)
     call = CALL.pack(
         *_begin(x, dt, A, B, C), *_NO_ROWS, *pointers(A, D), *mask_address(mask), *mask_address(resets),
