@@ -202,7 +202,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if not any(part.startswith(wanted) for wanted in options.parts):
             continue
         times = rounds_of(runs, options.rounds)
-        found: dict[str, Any] = {"ms": {key: 1e3 * statistics.median(values) for key, values in times.items()}}
+        found: dict[str, Any] = {"rounds": options.rounds}
+        found["ms"] = {key: 1e3 * statistics.median(values) for key, values in times.items()}
         text = f"{name:10} {part:14} {found['ms']['mnemos']:8.2f} ms"
         if "transformers" in runs:
             found["times as fast"] = ratio(times, "transformers", "mnemos")._asdict()
@@ -236,7 +237,7 @@ def main() -> None:
         merged = {}
         for row in [*(json.loads(options.out.read_text())["rows"] if options.out.exists() else []), *rows]:
             merged.setdefault(tuple(row[key] for key in ("model", "width", "tokens", "batch")), {}).update(row)
-        found = {"rows": list(merged.values()), "rounds": options.rounds, "threads": options.threads}
+        found = {"rows": list(merged.values()), "threads": options.threads}
         found |= {"provenance": provenance(0, "cpu")}
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
