@@ -231,9 +231,9 @@ def _check(
             continue
         shapes = [(b, t, h), (b, t, h, d)][: 2 if name == "decay" else 1]
         if x.shape not in shapes or not x.is_floating_point():
-            wanted, found = " or ".join(map(str, shapes)), tuple(x.shape)
+            wanted, shape = " or ".join(map(str, shapes)), tuple(x.shape)
             raise InputError(
-                f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {found}; it has a number for "
+                f"expected a floating {name} {wanted} for these q and v, found {x.dtype} {shape}; it has a number for "
                 "each head of v: expand() it, and squeeze() axes of 1; of [B, heads, T, ..] use transpose(1, 2)"
             )
     if state is not None and (state.shape != (b, h, d, m) or not state.is_floating_point()):
