@@ -268,10 +268,14 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
 
 def _told(path: Path) -> dict[str, Any]:
     """One run of `told`: training, recall, commit, and predictions where they were measured."""
-    run, predicted = read_object(path), path.with_name("predicted.json")
-    about = {name: run["about"].get(name) for name in ("seed", "commit", "dirty", "cpu", "finished")}
-    found = about | {"training": run["training"], "recall": run["recall"]}
-    return found | ({"predicted": read_object(predicted)} if predicted.is_file() else {})
+    kept = "seed", "commit", "dirty", "cpu", "finished"
+    run, found = read_object(path), {}
+    if (file := path.with_name("predicted.json")).is_file():
+        predicted = read_object(file)
+        about = predicted.pop("about")
+        found = {"predicted": predicted | {name: about.get(name) for name in kept}}
+    about = {name: run["about"].get(name) for name in kept}
+    return about | {"training": run["training"], "recall": run["recall"]} | found
 
 
 def _pieces(run: dict[str, Any], name: str) -> list[float]:
