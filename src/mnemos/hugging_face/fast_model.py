@@ -22,7 +22,8 @@ from .recurrent_layers import STEPS
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
-_MIXING = {name for name in FUNCTIONS if "delta" in name or name == "mamba_selective_scan"}  # without the ends of rows
+# Recurrences that mix packed rows unless they are given the ends of the sequences.
+_MIXING = {name for name in FUNCTIONS if "delta" in name or name == "mamba_selective_scan"}
 _PACKED = "seq_idx", "cu_seq_lens_q"
 # The reports that can undo what was done to a layer. A copy of a layer has none.
 _reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
@@ -203,7 +204,7 @@ def _is_norm(layer: nn.Module) -> bool:
 
 
 def _has_own_forward(layer: nn.Module) -> bool:
-    """Whether it has another forward than that of its class, which a pickle leaves there, or a lost one of `fast`."""
+    """Whether another library set its forward, or a call of `fast` whose report is still there."""
     own = vars(layer).get("forward")
     if own is None or getattr(own, "__func__", None) is type(layer).forward:
         return False

@@ -90,7 +90,7 @@ def norm_of(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """`layer_norm_fwd` of x [T, D], or of x plus the residual: y, means [T], 1/standard deviations [T], and the sum.
 
-    weight and bias [G·D] are those of G groups, of which the rows take turns.
+    weight and bias [G·D] hold D numbers for each of G groups; row t belongs to group t mod G.
     """
     wide = x.float() if residual is None else x.float() + residual.float()
     kept = residual_dtype if residual is None else residual.dtype

@@ -57,7 +57,7 @@ def selective_scan(
     B, C [B, T, N]. D [C]; None: no skip.
     state [B, C, N], never changed; gradients flow through it. None: zeros. It is returned in float32, or in float64 if
     x, dt, A, B or C is float64; one that is given in another floating dtype is converted to that first.
-    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever it holds, and its y is 0.
+    mask [B, T] bool, True = valid. An invalid token does not change the state, even if its numbers are NaN; its y is 0.
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
     packed sequences.
     backend: "auto", one of `mnemos.ops.backends("selective_scan")`, or "reference". float64 is computed by "chunked",
