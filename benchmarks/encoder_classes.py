@@ -1,6 +1,7 @@
 """What does a gated cache give an encoder that classifies texts longer than it reads? Ten novels, by passage.
 
-    python benchmarks/encoder_classes.py --host FOLDER --books FOLDER --out FOLDER [--seeds 5] [--result FILE.json]
+    python benchmarks/encoder_classes.py --host FOLDER --books FOLDER --out FOLDER [--seeds 5] [--precision bf16-mixed]
+                                         [--result FILE.json]
 
 A passage has 512 tokens of the host, a sentence encoder (all-MiniLM-L6-v2), which reads them in four segments of 128.
 The class is the novel, one of ten. Proper names and typography are hidden (`plain`, `hide_names`), so that what tells
@@ -98,21 +99,22 @@ def prepare(books: Path, folder: Path) -> Path:
     return folder
 
 
-def recipes(host: str, texts: Path, names: Sequence[str], rate: float) -> list[Recipe]:
-    """The recipes with this host, text and learning rate."""
+def recipes(host: str, texts: Path, names: Sequence[str], rate: float, precision: str) -> list[Recipe]:
+    """The recipes with this host, text, learning rate and `train.precision`."""
     made = []
     for name in names:
         one, _ = with_parts(registry.load("recipe", name)(), ["--model", host])
-        train = replace(one.train, steps=STEPS, batch_size=ROWS, eval_every=STEPS, checkpoint_every=STEPS, threads=1)
+        train: Any = replace(one.train, steps=STEPS, batch_size=ROWS, eval_every=STEPS, checkpoint_every=STEPS)
+        train = replace(train, threads=1, precision=precision)
         model: Any = replace(one.model, frozen=FROZEN)  # type: ignore[call-arg]
         data: Any = replace(one.data, path=str(texts))  # type: ignore[call-arg]
         made.append(replace(one, model=model, data=data, train=train, optim=replace(one.optim, lr=rate)))
     return made
 
 
-def chosen_rate(host: str, texts: Path, out: Path) -> tuple[float, dict[str, dict[str, float]]]:
+def chosen_rate(host: str, texts: Path, out: Path, precision: str) -> tuple[float, dict[str, dict[str, float]]]:
     """The learning rate, and the validation accuracies it was chosen by, {recipe: {rate: accuracy}}."""
-    given = recipes(host, texts, ["texts", "texts-cached"], RATES[0])
+    given = recipes(host, texts, ["texts", "texts-cached"], RATES[0], precision)
     rows = compare(given, out / "rates", rates=RATES)["rows"]
     scores = {row["name"]: {f"{rate:g}": score for rate, score in row["rates"]} for row in rows}
     return max(RATES, key=lambda rate: sum(one[f"{rate:g}"] for one in scores.values())), scores
@@ -162,14 +164,16 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True, help="the folder of the novels")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the texts and runs")
     parser.add_argument("--seeds", type=int, default=5, help="0: choose the rate alone")
+    parser.add_argument("--precision", default="32-true", help="of the training, as `train.precision`")
     parser.add_argument("--result", type=Path, help="a JSON file of the tables")
     options = parser.parse_args()
     texts = prepare(options.books, options.out / "texts")
-    rate, chosen = chosen_rate(options.host, texts, options.out)
+    rate, chosen = chosen_rate(options.host, texts, options.out, options.precision)
     print(f"learning rate {rate:g}, of", chosen, flush=True)
     if not options.seeds:
         return
-    given = recipes(options.host, texts, ["texts-last", "texts-last-cached", "texts", "texts-cached"], rate)
+    names = ["texts-last", "texts-last-cached", "texts", "texts-cached"]
+    given = recipes(options.host, texts, names, rate, options.precision)
     found = compare(given, options.out / "runs", options.seeds, baselines=True)
     results = {
         name: [Result.read(options.out / "runs" / place) for place in places] for name, places in found["runs"].items()
@@ -197,6 +201,7 @@ def main() -> None:
         "rates": chosen,
         "updates": STEPS,
         "rows": ROWS,
+        "precision": options.precision,
         "scored": {split: given[0].data.build().size(split) for split in ("train", "valid", "test")},
         "provenance": provenance.shared([options.out / "runs" / p for every in found["runs"].values() for p in every]),
     }
