@@ -19,7 +19,7 @@ recall of other facts in the test text, and the perplexity of that text as `run`
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to "window-trained" with its 95 % interval, over seeds, and over pieces of text for one seed;
-and the recall of what was trained on told facts.
+and the recall of what was trained on told facts. Runs of other seeds and arms that the result file holds are kept.
 """
 
 import argparse
@@ -171,6 +171,8 @@ def _costs(model: Any) -> dict[str, int]:
 
 def table(options: argparse.Namespace) -> None:
     """Collect the runs of all arms in one file."""
+    kept: Any = read_object(options.result) if options.result.is_file() else {"rows": [], "told": {}}
+    earlier = {row["name"]: row.get("runs", []) for row in kept["rows"]} | kept["told"]
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in ARMS:
         found[arm] = []
@@ -179,6 +181,7 @@ def table(options: argparse.Namespace) -> None:
             if done:
                 newest = max(done, key=lambda folder: int(folder.name.rpartition("-")[2]))
                 found[arm].append(_read(place, newest))
+        found[arm] = _joined(found[arm], earlier.get(arm, []))
     far = {arm: [_mean(one, FAR) for one in runs] for arm, runs in found.items() if runs}
     floor, ceiling = (statistics.fmean(far[name]) if name in far else None for name in (FLOOR, CEILING))
     rows = []
@@ -218,13 +221,16 @@ def table(options: argparse.Namespace) -> None:
             ]
         rows.append(row)
     arms = [arm + end for arm in TOLD for end in ("", ALONE)]
-    told_runs = {arm: [_told(path) for path in sorted((options.out / arm).glob("seed-*/told.json"))] for arm in arms}
+    told_runs = {
+        arm: _joined([_told(path) for path in (options.out / arm).glob("seed-*/told.json")], earlier.get(arm, []))
+        for arm in arms
+    }
     result = {
         "metric": f"nats a token at positions {FAR}, the mean over pieces of the test texts",
         "higher_is_better": False,
         "rows": rows,
         "told": {arm: found for arm, found in told_runs.items() if found},
-        "machine": provenance(0, "cpu")["cpu"],
+        "machine": "; ".join(sorted({one["cpu"] for runs in (*found.values(), *told_runs.values()) for one in runs})),
         "command": command_line(),
         "reported": source(),
     }
@@ -264,6 +270,12 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
             "parameters": result.get("parameters", {}),
         }
     )
+
+
+def _joined(new: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The new runs, and the earlier ones of other seeds, by seed."""
+    seeds = {one["seed"] for one in new}
+    return sorted([*new, *(one for one in earlier if one["seed"] not in seeds)], key=lambda one: one["seed"])
 
 
 def _told(path: Path) -> dict[str, Any]:
