@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import mnemos
+from mnemos.lab.linearised.assess import state_bytes
 from mnemos.lab.measure.timing import ratio
 from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import cache_name, transformers
@@ -81,23 +82,6 @@ def filled(model: Any, n: int) -> Any:
     for layer in range(config.num_hidden_layers):
         cache.update(*torch.randn(2, 1, config.num_key_value_heads, n, width), layer)
     return cache
-
-
-def state_bytes(cache: Any) -> int:
-    """The bytes of the tensors that a cache holds."""
-    found: dict[int, int] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif isinstance(value, (tuple, list)):
-            for one in value:
-                visit(one)
-        elif hasattr(value, "__dict__"):
-            visit(list(vars(value).values()))
-
-    visit(cache.layers)
-    return sum(found.values())
 
 
 def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -172,8 +156,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     found = []
     for name, seconds in times.items():
-        row: dict[str, Any] = {"part": options.part, "model": name, "context": n, "state_bytes": sizes[name]}
-        row |= {"tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
+        row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "context": n}
+        row |= {"state_bytes": sizes[name], "tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
         if name != "softmax" and "softmax" in times:
             row["times_softmax"] = ratio(times, "softmax", name)._asdict()
         found.append(row)
@@ -206,12 +190,14 @@ def main() -> None:
     measure = generate if options.part == "generate" else prefill
     measured = [row for n in options.context for row in measure(models, n, options)]
     if options.out:
-        keys = "part", "model", "context"
-        merged = {tuple(row[key] for key in keys): row for row in json.loads(options.out.read_text())["rows"]} if options.out.exists() else {}  # fmt: skip # noqa: E501
-        merged |= {tuple(row[key] for key in keys): row for row in measured}
-        settings = {name: getattr(options, name) for name in ("window", "sinks", "rank", "steps", "threads", "weights")}
+        about = provenance(0, "cpu")
+        kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command", "started")}
+        rows_before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+        keys = "part", "model", "rank", "context"
+        merged = {tuple(row[key] for key in keys): row for row in (*rows_before, *(row | kept for row in measured))}
+        settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
         found = {"rows": list(merged.values()), **settings, "decoder": Path(options.model).name}
-        options.out.write_text(json.dumps(found | {"provenance": provenance(0, "cpu")}, indent=2) + "\n")
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

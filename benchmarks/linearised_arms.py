@@ -43,6 +43,7 @@ from mnemos.lab.linearised.told import TellingConfig, ToldRow, ToldRows, train_t
 from mnemos.lab.linearised.train import Training, transfer_gradients
 from mnemos.lab.linearised.weights import fit_weights
 from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
@@ -143,7 +144,7 @@ def told(options: argparse.Namespace) -> None:
         transfer_gradients(model, changed, row.ids[None], weights)
         return True
 
-    if state != "none" and not (place / "checkpoints").is_dir():
+    if state != "none" and checkpoint.newest(place / "checkpoints") is None:
         with torch.no_grad():
             for value in parts["maps"].values():
                 value.mul_(SCALE)

@@ -319,15 +319,16 @@ def linearised_speed() -> str:
     ]
     rows = _load("linearised_speed")["rows"]
     for part in ("generate", "prefill"):
-        for softmax in (row for row in rows if (row["part"], row["model"]) == (part, "softmax")):
-            (own,) = (
-                r for r in rows if (r["part"], r["model"], r["context"]) == (part, "hedgehog", softmax["context"])
-            )
+        found = [row for row in rows if row["part"] == part]
+        for softmax in (row for row in found if row["model"] == "softmax"):
+            alike = softmax["rank"], softmax["context"]
+            (own,) = (row for row in found if row["model"] == "hedgehog" and (row["rank"], row["context"]) == alike)
+            title = f"{part}, rank {own['rank']}" if own["rank"] else part
             times = own["times_softmax"]
             speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (softmax, own))
             sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (softmax, own))
             lines.append(
-                f"| {part} | {softmax['context']:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
+                f"| {title} | {softmax['context']:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
                 f"{times['high']:.2f}) | {sizes} |\n"
             )
     return "".join(lines)

@@ -54,8 +54,11 @@ def compiled(kernel, capability, dtype, unused=(), **constants):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
 
 
-@pytest.mark.parametrize("out", UNUSED)
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16"), (90, "fp16")])
+CASES = [(out, *target) for target in ((80, "fp32"), (90, "fp16")) for out in UNUSED] + [("y", 90, "bf16")]
+CASES += [pytest.param(out, 90, "bf16", marks=pytest.mark.exhaustive) for out in UNUSED if out != "y"]
+
+
+@pytest.mark.parametrize(("out", "capability", "dtype"), CASES)
 def test_scan(out, capability, dtype):
     packed = dtype == "fp16"
     unused = [*UNUSED[out], "mask" if packed else "offsets"] + ["y"] * (out == "y" and dtype == "fp32")

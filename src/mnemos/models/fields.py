@@ -70,9 +70,9 @@ class MemformerFields(TypedDict, total=False):
 
 
 def check_sizes(config: object, **least: int) -> None:
-    """Raise InputError for a field of the configuration that is below its least value."""
+    """Raise InputError for a field of the configuration that is below its least value, or is NaN."""
     for name, value in least.items():
-        if getattr(config, name) < value:
+        if not getattr(config, name) >= value:
             raise InputError(f"{name}: expected at least {value}, found {getattr(config, name)}; raise it")
 
 

@@ -64,6 +64,18 @@ def test_nats_by_position():
     assert bits_per_byte(nats, pieces, decodes) == pytest.approx((9 + 90 * 3) / (99 * 2))
 
 
+def test_recall_is_planned_where_it_fits():
+    words = " ".join(["word"] * 4000)
+    assert assess.plan_assessment(tokenizer, words, 1000) == {
+        "pieces": 4,
+        "context": 1000,
+        "rows": 8,
+        "distances": [128, 256, 512],
+    }
+    alike = assess.plan_assessment(lambda text, **_: {"input_ids": [1] * len(text.split())}, words, 1000)
+    assert alike["rows"] == 0
+
+
 def test_recall_asks_at_each_distance():
     found = recall(Recalls(), tokenizer, torch.ones(2000, dtype=torch.int64), rows=5, distances=(128, 256, 1024))
     right = {one["distance"]: (sum(one["choice"]), sum(one["own_words"])) for one in found["distances"]}

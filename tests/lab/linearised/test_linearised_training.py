@@ -153,6 +153,55 @@ def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     assert not re.search(r"--\S+ \S+\s+\(", told)  # every option has a meaning before its default
 
 
+def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
+    begin(tmp_path, transfer_tokens=0, tokens=64 * 2).run()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
+    with pytest.raises(InputError, match="expected at least the 128 tokens of the run so far"):
+        begin(tmp_path, transfer_tokens=0, tokens=64)
+    other = decoder()
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    few = replace(SETTINGS, transfer_tokens=0, tokens=64 * 2)
+    with pytest.raises(InputError, match="of this model and text, found one of others"):
+        Training(other, tokenizer, TEXT, few, tmp_path, quiet=True)
+    with pytest.raises(InputError, match="expected the teacher of this model and text"):
+        Training(other, tokenizer, TEXT, few, tmp_path / "other", teacher=tmp_path / "teacher", quiet=True)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
+
+
+def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
+    for changes, said in (
+        ({"top": 41}, "top: expected at most the 40 tokens of the vocabulary"),
+        ({"context": 2112, "length": 64, "transfer_length": 64}, "context: expected at most the 2,048 positions"),
+        ({"window": 30}, "transfer_length: expected more than the 32 tokens of window and sinks, found 32"),
+        ({"rate": float("nan")}, "rate: expected at least 0, found nan"),
+    ):
+        with pytest.raises(InputError, match=said):
+            begin(tmp_path / "run", **changes)
+        assert not (tmp_path / "run").exists()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(name)
+    with pytest.raises(InputError, match=r"found a second text\.txt; rename one"):
+        train.read_texts([tmp_path / "a/text.txt", tmp_path / "b/text.txt"])
+
+
+def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
+    transformers = mnemos.libraries.transformers()
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: tokenizer)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT["a"])
+    model = decoder()
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"--test: expected a text of at least 8,192 tokens, found 3,000"):
+        train.train_folder(tmp_path / "model", [text], SETTINGS, tmp_path / "run", test=[text])
+    mnemos.linearise(model, window=8)
+    model.save_pretrained(tmp_path / "linearised")
+    with pytest.raises(InputError, match="expected a decoder without a memory, found one that is linearised"):
+        train.train_folder(tmp_path / "linearised", [text], SETTINGS, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_original_is_the_model_before(tmp_path):
     model, ids = decoder().eval(), torch.randint(40, (2, 30))
     with torch.no_grad():

@@ -49,6 +49,8 @@ def linearise(arguments: list[str]) -> int:
     for name, measured in found.get("test", {}).items():
         ranges = (f"{at} {one['perplexity']:.2f}" for at, one in measured["positions"].items())
         print(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
+        if "recall" not in measured:  # see `plan_assessment`
+            continue
         told = (f"{one['distance']:,}: {sum(one['choice'])}" for one in measured["recall"]["distances"])
         print(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")
     print(f"{options.out / 'model'}: the decoder; mnemos chat and mnemos.hosts.from_pretrained load it")

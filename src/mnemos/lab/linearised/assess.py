@@ -23,6 +23,7 @@ RANGES = ((0, 64), (64, 512), (512, 4096))
 DISTANCES = (128, 256, 512, 1024, 2048, 4096)
 _READ = 1024  # tokens that are read at once
 _BEFORE = 64  # tokens before a fact
+_TOLD = 64  # more than the tokens of a fact and its question
 
 
 class Reading:
@@ -110,7 +111,7 @@ def recall(
     vocabulary. Returns {"distances": [{"distance", "choice": [bool a row], "own_words": [...], "nats": [...]}], "rows",
     "seed"}. Cost: max(distances) + 100 tokens a row. Raises InputError for too short text.
     """
-    first_of = [tokenizer(f" {place}", add_special_tokens=False)["input_ids"][0] for place in PLACES]
+    first_of = _first_tokens(tokenizer)
     if len(set(first_of)) < len(PLACES):
         raise InputError("recall: expected a tokenizer with another first token for each place, found two alike")
     length = _BEFORE + max(distances)
@@ -139,6 +140,10 @@ def recall(
     return {"rows": rows, "seed": seed, "distances": found}
 
 
+def _first_tokens(tokenizer: Any) -> list[int]:
+    return [tokenizer(f" {place}", add_special_tokens=False)["input_ids"][0] for place in PLACES]
+
+
 def _tokens(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
 
@@ -150,15 +155,13 @@ def state_bytes(cache: Any) -> int:
     def walk(value: Any) -> None:
         if isinstance(value, Tensor):
             seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif isinstance(value, dict):
-            for one in value.values():
-                walk(one)
         elif isinstance(value, list | tuple):
             for one in value:
                 walk(one)
+        elif hasattr(value, "__dict__"):
+            walk(list(vars(value).values()))
 
-    for layer in cache.layers:
-        walk(vars(layer))
+    walk(cache.layers)
     return sum(seen.values())
 
 
@@ -178,12 +181,8 @@ def assess(
     pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. Raises InputError for a text
     of fewer than `pieces` pieces.
     """
-    ids = _tokens(tokenizer, text)
+    ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context
-    if whole < pieces:
-        raise InputError(
-            f"assess: expected a text of at least {pieces * context:,} tokens, found {len(ids):,}; add text"
-        )
     chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
     nats = nats_by_position(model, chosen, begin_reading=begin_reading)
     found: JSONObject = {
@@ -195,3 +194,26 @@ def assess(
     if rows:
         found["recall"] = recall(model, tokenizer, ids, rows, distances, begin_reading=begin_reading)
     return found
+
+
+def plan_assessment(tokenizer: Any, text: str, positions: int) -> JSONObject:
+    """The arguments of `assess` for a decoder with so many positions, which a training asks for before it begins.
+
+    Pieces have at most `positions` tokens. Recall is left out where a row does not fit, or where the tokenizer begins
+    two places alike. Raises InputError for a text that is too short.
+    """
+    context = min(RANGES[-1][1], positions)
+    ids = _whole_pieces(tokenizer, text, 4, context)
+    fits = min(positions - _BEFORE - _TOLD, len(ids) - _BEFORE)
+    distances = [distance for distance in DISTANCES if distance <= fits]
+    told = distances and len(set(_first_tokens(tokenizer))) == len(PLACES)
+    return {"pieces": 4, "context": context, "rows": 8 if told else 0, "distances": distances}
+
+
+def _whole_pieces(tokenizer: Any, text: str, pieces: int, context: int) -> Tensor:
+    ids = _tokens(tokenizer, text)
+    if len(ids) < pieces * context:
+        raise InputError(
+            f"--test: expected a text of at least {pieces * context:,} tokens, found {len(ids):,}; add text"
+        )
+    return ids

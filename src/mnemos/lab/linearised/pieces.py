@@ -24,7 +24,10 @@ _BLOCK = 16  # pieces that a seed puts in another order among themselves
 
 
 def read_texts(paths: Sequence[str | Path]) -> dict[str, str]:
-    """The texts of files and folders by name. Line ends are "\\n"; of an e-book of Project Gutenberg, its body."""
+    """The texts of files and folders by name. Line ends are "\\n"; of an e-book of Project Gutenberg, its body.
+
+    Raises InputError for a path without text, and for two texts of one name.
+    """
     texts: dict[str, str] = {}
     for path in paths:
         found = find_text(path) if Path(path).exists() else None
@@ -32,6 +35,8 @@ def read_texts(paths: Sequence[str | Path]) -> dict[str, str]:
             said = "no such file or folder" if found is None else "none in it"
             raise InputError(f"{path}: expected a file or a folder of text, found {said}; check --text and --test")
         for name, document in read_documents(found, characters=True).items():
+            if name in texts:
+                raise InputError(f"{path}: expected texts with names of their own, found a second {name}; rename one")
             text = document.tobytes().decode().replace("\r\n", "\n")
             body = _BODY.search(text)
             texts[name] = body[1] if body else text

@@ -25,7 +25,8 @@ class LinearisedConfig:
         rows: pieces that are read at once.
         fit_tokens: tokens of text on which each head's γ at the start is fitted, more than `window` and at most
             `context`; 0: the fixed start.
-        transfer_length: tokens of an update of stage 1, attention transfer; it divides the context.
+        transfer_length: tokens of an update of stage 1, attention transfer; it divides the context, and is more than
+            the window and the sinks.
         transfer_tokens: tokens of text in stage 1; rounded up to whole groups of pieces, as those of stage 2.
         tokens: tokens of text in stage 2, the next token.
         transfer_rate: learning rate of stage 1.
@@ -63,7 +64,7 @@ class LinearisedConfig:
             known = get_args(get_type_hints(type(self))[name])
             if getattr(self, name) not in known:
                 raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
-        if self.decay > 1:
+        if not self.decay <= 1:
             raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
         if self.fit_tokens and not self.window < self.fit_tokens <= self.context:
             raise InputError(
@@ -76,6 +77,13 @@ class LinearisedConfig:
                     f"{name}: expected a divisor of the context of {self.context} tokens, found {getattr(self, name)}; "
                     "change one"
                 )
+
+        near = self.window + self.sinks
+        if self.state != "none" and self.transfer_tokens and self.transfer_length <= near:
+            raise InputError(
+                f"transfer_length: expected more than the {near} tokens of window and sinks, found "
+                f"{self.transfer_length}; raise it, or set transfer_tokens to 0"
+            )
 
     @property
     def arguments(self) -> JSONObject:

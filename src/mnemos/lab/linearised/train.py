@@ -21,6 +21,7 @@ from it, as if they had been the setting from the start.
 killed and started again with the same command gives the same weights bit for bit, on the same machine and versions.
 """
 
+import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.atomic import write_json
 from mnemos.errors import Interrupted, TrainingFailed
+from mnemos.hosts.linearising import RECORD
 from mnemos.hugging_face.hub import HF, check_folder
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.devices import peak_bytes
@@ -45,7 +47,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.lab.run.stopping import StopSignals
 from mnemos.types import InputError, JSONObject
 
-from .assess import assess
+from .assess import RANGES, assess, plan_assessment
 from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
@@ -62,8 +64,9 @@ class Training:
     """A decoder that is linearised here and trained in a folder; see the module for what it does.
 
     model: a causal decoder of Transformers, not linearised; its weights are frozen. texts: {name: text} to train on.
-    teacher: the folder of the teacher's predictions, by default in `folder`. about: what model this is, for both.
-    Raises InputError if the folder has a training with other settings, or with fewer tokens left than were read.
+    teacher: the folder of the teacher's predictions, by default in `folder`. about: what is kept with both, beside the
+    SHA-256 of weights and text. Raises InputError if the folder has a training with other settings, of another model or
+    text, or of more tokens, and for settings that the model does not allow.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class Training:
     ) -> None:
         self.settings, self.folder, self.quiet = settings, folder, quiet
         self.pieces = Pieces(tokenizer, texts, settings.context, settings.seed)
+        _check(settings, model.config.get_text_config())
         self.about: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
+        self.about["weights"] = _sha256(model)
         self._open()
         self.model = model.eval().requires_grad_(False)
         torch.manual_seed(settings.seed)
@@ -149,6 +154,9 @@ class Training:
             raise InputError(
                 f"{self.folder}: expected a training of this model and text, found one of others; name another folder"
             )
+        read = before["settings"]["tokens"]
+        if self.settings.tokens < read and checkpoint.newest(self.folder / "next_token") is not None:
+            raise InputError(f"{self.folder}: expected at least the {read:,} tokens of the run so far; raise tokens")
         write_json(path, wanted)
         about = read_object(self.folder / Provenance.FILE)
         entry = {"at": now(), **source(), "command": command_line()}
@@ -299,8 +307,6 @@ class _Stage:
             return
         state = found[1]
         if state["groups"] != self.groups:
-            if self.groups < state["groups"]:
-                raise InputError(f"{self.folder}: expected at least {state['groups']} groups of pieces; raise tokens")
             whole = [checkpoint.read(path) for path in sorted(self.folder.glob("constant-*.safetensors"))]
             at_rate = [
                 one for one in [*whole, state] if one["group"] * self.each <= self._last_at_whole_rate(one["groups"])
@@ -351,6 +357,23 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, w
     return total / len(changed)
 
 
+def _check(settings: LinearisedConfig, config: Any) -> None:
+    """Raise InputError for settings that a decoder with this configuration does not allow."""
+    positions = getattr(config, "max_position_embeddings", None) or settings.context
+    for name, most, of in (("context", positions, "positions"), ("top", config.vocab_size, "tokens of the vocabulary")):
+        if (value := getattr(settings, name)) > most:
+            raise InputError(f"{name}: expected at most the {most:,} {of} of the decoder, found {value:,}; lower it")
+
+
+def _sha256(model: nn.Module) -> str:
+    """The SHA-256 of the names and values of a model's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def _say(text: str) -> None:
     """A line that tells what begins, on standard error, as those of the progress in a log."""
     print(text, file=sys.stderr, flush=True)
@@ -386,7 +409,8 @@ def train_folder(
     """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
 
     out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
-    which `mnemos.hosts.from_pretrained` loads. Returns both results.
+    which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises InputError before the training for texts
+    that are too short, and for a decoder that has caches or is linearised.
     """
     transformers = mnemos.libraries.transformers()
     check_folder(str(model))
@@ -394,17 +418,23 @@ def train_folder(
     _say(f"reading the text of {', '.join(map(str, text))}")
     texts, tests = read_texts(text), read_texts(test)
     _say(f"loading {model}")
-    decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    config = transformers.AutoConfig.from_pretrained(model)
+    for record, found in ((RECORD, "one that is linearised"), ("mnemos", "one with gated caches")):
+        if hasattr(config, record):
+            raise InputError(f"{model}: expected a decoder without a memory, found {found}; name that it was made from")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or RANGES[-1][1]
+    plans = {name: plan_assessment(tokenizer, one, positions) for name, one in tests.items()}
+    decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
     about: JSONObject = {"name": Path(model).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
-    found = training.run()
+    result = training.run()
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
         _say(f"measuring on {', '.join(tests)}")
-        measured = {name: assess(decoder, tokenizer, one) for name, one in tests.items()}
+        measured = {name: assess(decoder, tokenizer, one, **plans[name]) for name, one in tests.items()}
         write_json(out / ASSESSED, measured)
-        found |= {"test": measured}
-    return found
+        result |= {"test": measured}
+    return result
