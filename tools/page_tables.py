@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mnemos.lab.compare.significance import Spread, correct, welch
+from mnemos.lab.compare.significance import Spread, correct, interval, spread, welch
 
 ROOT = Path(__file__).parents[1]
 KIB = 2.0**10
@@ -273,7 +273,10 @@ def linearised_arms() -> str:
         if not row["seeds"]:
             continue
         places = " | ".join(f"{row['positions'][name]:.1f}" for name in ("0-64", "64-512", "512-4096"))
-        closed = f"{100 * sum(row['gap_closed']) / row['seeds']:.0f}" if "gap_closed" in row else ""
+        share = spread([100 * one for one in row.get("gap_closed", ())])
+        closed = f"{share.mean:.0f}" if "gap_closed" in row else ""
+        if (ends := interval(share)) is not None:
+            closed += " ({:.0f} to {:.0f})".format(*ends)
         told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
         facts = ", ".join(told[distance] for distance in (128, 1024, 4096))
         state = f"{row['state_bytes'] / KIB:,.0f}"
@@ -291,22 +294,23 @@ def linearised_told() -> str:
         "told-hedgehog": "`hedgehog`",
         "told-delta": "`delta`",
         "told-cache": "gated cache of each stream",
-        "told-cache-unwritten": "the same, never written",
+        "told-cache-unwritten": "gated cache, never written",
         "told-remember": "memory tokens",
     }
     lines = [
-        "| | seed | answers right at the end of training, % | right of 20 facts told 128 | 256 | 512 | 1,024 | 2,048 "
+        "| | seeds | answers right at the end of training, % | right of 20 facts told 128 | 512 | 1,024 "
         "| 4,096 tokens ago | perplexity at 512–4,096 |\n",
-        "|---|---|---|---|---|---|---|---|---|---|\n",
+        "|---|---|---|---|---|---|---|---|\n",
     ]
     for arm, runs in _load("linearised")["told"].items():
-        for run in runs:
-            told = " | ".join(str(sum(at["choice"])) for at in run["recall"]["distances"])
-            right = f"{100 * run['training']['right']:.0f}"
-            predicted = run["predicted"]["positions"]["512-4096"]["perplexity"] if "predicted" in run else None
-            shown = "" if predicted is None else f"{predicted:.1f}"
-            title = titles[arm.removesuffix("-answers")] + (", answers alone" if arm.endswith("-answers") else "")
-            lines.append(f"| {title} | {run['seed']} | {right} | {told} | {shown} |\n")
+        title = titles[arm.removesuffix("-answers")] + (", answers alone" if arm.endswith("-answers") else "")
+        right = ", ".join(f"{100 * run['training']['right']:.0f}" for run in runs)
+        told = []
+        for distance in (128, 512, 1024, 4096):
+            at = [one for run in runs for one in run["recall"]["distances"] if one["distance"] == distance]
+            told.append(", ".join(str(sum(one["choice"])) for one in at))
+        shown = ", ".join(f"{run['predicted']['positions']['512-4096']['perplexity']:.1f}" for run in runs)
+        lines.append(f"| {title} | {len(runs)} | {right} | {' | '.join(told)} | {shown} |\n")
     return "".join(lines)
 
 
