@@ -1,15 +1,15 @@
 """What does a gated cache give an encoder that classifies texts longer than it reads? Ten novels, by passage.
 
     python benchmarks/encoder_classes.py --host FOLDER --books FOLDER --out FOLDER [--seeds 5] [--precision bf16-mixed]
-                                         [--result FILE.json]
+                                         [--families texts-last-cached] [--result FILE.json]
 
 A passage has 512 tokens of the host, a sentence encoder (all-MiniLM-L6-v2), which reads them in four segments of 128.
 The class is the novel, one of ten. Proper names and typography are hidden (`plain`, `hide_names`), so that what tells
 the novels apart is in style and matter, and spread over the passage. Training passages are of the beginnings of the
 novels, validation and test passages of their ends. The host's embeddings and lower four layers keep their weights.
 
-The recipes are `texts-last-cached` and `texts-cached`, each with the one without a cache and the two baselines of
-`mnemos compare --baselines`. All arms have equal updates of equal batches and one learning rate: the one at which
+The recipes are `texts-last-cached` and `texts-cached` (or one of them, by --families), each with the one without a
+cache and the two baselines of `mnemos compare --baselines`. All arms have equal updates of equal batches and one learning rate: the one at which
 `texts` and `texts-cached` together have the best accuracy on the validation split, one run each. The test split is
 scored once. A bag of word pieces (TF-IDF, logistic regression, C by the validation split) reads all training passages.
 
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder of the texts and runs")
     parser.add_argument("--seeds", type=int, default=5, help="0: choose the rate alone")
     parser.add_argument("--precision", default="32-true", help="of the training, as `train.precision`")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES], help="cached recipes (all)")
     parser.add_argument("--result", type=Path, help="a JSON file of the tables")
     options = parser.parse_args()
     texts = prepare(options.books, options.out / "texts")
@@ -172,7 +173,8 @@ def main() -> None:
     print(f"learning rate {rate:g}, of", chosen, flush=True)
     if not options.seeds:
         return
-    names = ["texts-last", "texts-last-cached", "texts", "texts-cached"]
+    wanted = {name for arm in options.families for name in (arm, *FAMILIES[arm])}
+    names = [name for name in ("texts-last", "texts-last-cached", "texts", "texts-cached") if name in wanted]
     given = recipes(options.host, texts, names, rate, options.precision)
     found = compare(given, options.out / "runs", options.seeds, baselines=True)
     results = {
@@ -193,7 +195,11 @@ def main() -> None:
             }
             for row in found["rows"]
         },
-        "differences": {arm: difference_rows(accuracies, arm, controls) for arm, controls in FAMILIES.items()},
+        "differences": {
+            arm: difference_rows(accuracies, arm, controls)
+            for arm, controls in FAMILIES.items()
+            if arm in options.families
+        },
         "effect": EFFECT,
         "chance": found["majority"],
         "bag of word pieces": bag,

@@ -338,6 +338,35 @@ def linearised_speed() -> str:
     return "".join(lines)
 
 
+def encoder_classes() -> str:
+    """The table of docs/pretrained.md: a gated cache in an encoder that classifies passages of novels, and controls."""
+    read = {"texts-last": "the last segment", "texts": "all segments, averaged"}
+    kinds = {
+        "": "no cache",
+        "-cached": "gated cache, carried",
+        "-cached-unwritten": "the same, never written",
+        "-cached-wider": "adapters of as many parameters",
+    }
+    found = _load("encoder_classes")
+    lines = [
+        "| the class is read from | | test accuracy | gated cache − this (95 %) | p (Holm) |\n",
+        "|---|---|---|---|---|\n",
+    ]
+    against = {row["minus"]: row for rows in found["differences"].values() for row in rows}
+    for stem, title in read.items():
+        for end, kind in kinds.items():
+            if stem + end not in found["arms"]:
+                continue
+            arm, row = found["arms"][stem + end], against.get(stem + end)
+            score = f"{arm['test']['mean']:.3f} ± {arm['test']['std']:.3f}"
+            cells = " | "
+            if row is not None:
+                low, high = row["interval"]
+                cells = f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}) | {row['p_holm']:.3f}"
+            lines.append(f"| {title} | {kind} | {score} | {cells} |\n")
+    return "".join(lines)
+
+
 def state_bits() -> str:
     """The table of docs/streams.md: what smaller states cost trained models that answer from them."""
     kinds = {"bfloat16": "bfloat16", "int8, rounding alone": "int8, rounding alone", "int8": "`int8`"}
@@ -407,5 +436,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "linearised-arms": linearised_arms,
     "linearised-told": linearised_told,
     "linearised-speed": linearised_speed,
+    "encoder-classes": encoder_classes,
     "state-bits": state_bits,
 }
