@@ -9,9 +9,10 @@ the novels apart is in style and matter, and spread over the passage. Training p
 novels, validation and test passages of their ends. The host's embeddings and lower four layers keep their weights.
 
 The recipes are `texts-last-cached` and `texts-cached` (or one of them, by --families), each with the one without a
-cache and the two baselines of `mnemos compare --baselines`. All arms have equal updates of equal batches and one learning rate: the one at which
-`texts` and `texts-cached` together have the best accuracy on the validation split, one run each. The test split is
-scored once. A bag of word pieces (TF-IDF, logistic regression, C by the validation split) reads all training passages.
+cache and the two baselines of `mnemos compare --baselines`. All arms have equal updates of equal batches and one
+learning rate: the one at which `texts` and `texts-cached` together have the best accuracy on the validation split, one
+run each. The test split is scored once. A bag of word pieces (TF-IDF, logistic regression, C by the validation split)
+reads all training passages.
 
 books: a folder with novels and books.json, {file: {"body_start", "body_end"}} in bytes. The runs are in OUT, and the
 same command continues an interrupted one; with fewer seeds it makes a part of it.
