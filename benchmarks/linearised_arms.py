@@ -44,7 +44,7 @@ from mnemos.lab.linearised.train import Training, transfer_gradients
 from mnemos.lab.linearised.weights import fit_weights
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.files import read_object
+from mnemos.lab.run.files import Measurement, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
 
@@ -195,6 +195,8 @@ def table(options: argparse.Namespace) -> None:
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
         row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
         row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
+        for one in runs:
+            one["state_bytes"] = row["state_bytes"]  # runs until 2026-11-26 counted a part of it
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)
@@ -256,21 +258,17 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
 
 
 def _read(place: Path, folder: Path) -> dict[str, Any]:
-    """One run: its texts' measurements, costs, commit and training."""
+    """One run: its texts' measurements, costs, commit and training, with the loss of each piece of stage 2."""
     about = read_object(folder / "run.json")
     texts = {path.stem: read_object(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"}
     found = {
         name: about.get(name) for name in ("seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "finished")
     }
     result = read_object(place / "result.json") if (place / "result.json").is_file() else {}
-    tokens = int(folder.name.rpartition("-")[2])
-    return (
-        found
-        | {"tokens": tokens, "stages": result.get("stages", {}), "texts": texts}
-        | {
-            "parameters": result.get("parameters", {}),
-        }
-    )
+    lines = Measurement.read_all(place) if (place / Measurement.FILE).is_file() else ()
+    losses = [one.values["loss"] for one in lines if one.kind == "next_token"]
+    found |= {"tokens": int(folder.name.rpartition("-")[2]), "stages": result.get("stages", {}), "losses": losses}
+    return found | {"texts": texts, "parameters": result.get("parameters", {})}
 
 
 def _joined(new: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
