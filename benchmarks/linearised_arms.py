@@ -57,6 +57,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "hedgehog-fitted": replace(BASE, fit_tokens=2048, transfer_tokens=0),
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),
+    "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
     "hedgehog-before-rotary": replace(BASE, rotary=False),
     "hedgehog-labels": replace(BASE, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),

@@ -259,6 +259,7 @@ def linearised_arms() -> str:
         "hedgehog-fitted": "`hedgehog`, γ fitted at the start, no attention transfer",
         "elu": "`linear`",
         "delta": "`delta`",
+        "delta-longer": "`delta`, longer",
         "hedgehog-before-rotary": "`hedgehog`, `rotary=False`",
         "hedgehog-labels": "`hedgehog`, trained on the labels",
         "window-labels": "window and sinks, trained on the labels",
