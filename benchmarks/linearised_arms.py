@@ -47,6 +47,7 @@ from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
+from mnemos.types import InputError
 
 BASE = LinearisedConfig()
 ARMS: dict[str, LinearisedConfig | None] = {
@@ -192,6 +193,8 @@ def table(options: argparse.Namespace) -> None:
             rows.append({"name": arm, "seeds": 0, "waits": True})
             continue
         row: dict[str, Any] = {"name": arm, "seeds": len(runs), "tokens": runs[0]["tokens"], "runs": runs}
+        if len(read := {one["tokens"] for one in runs}) > 1:
+            raise InputError(f"{arm}: expected runs of equal tokens, found {sorted(read)}; train the others as long")
         nats = spread(far[arm])
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
         row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
@@ -266,9 +269,10 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
         name: about.get(name) for name in ("seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "finished")
     }
     result = read_object(place / "result.json") if (place / "result.json").is_file() else {}
-    lines = Measurement.read_all(place) if (place / Measurement.FILE).is_file() else ()
-    losses = [one.values["loss"] for one in lines if one.kind == "next_token"]
-    found |= {"tokens": int(folder.name.rpartition("-")[2]), "stages": result.get("stages", {}), "losses": losses}
+    tokens = int(folder.name.rpartition("-")[2])
+    lines = [*Measurement.read_all(place)] if (place / Measurement.FILE).is_file() else []
+    steps = {one.step: one.values["loss"] for one in lines if one.kind == "next_token"}
+    found |= {"tokens": tokens, "stages": result.get("stages", {}), "losses": [steps[step] for step in sorted(steps)]}
     return found | {"texts": texts, "parameters": result.get("parameters", {})}
 
 

@@ -310,7 +310,8 @@ def linearised_told() -> str:
         for distance in (128, 512, 1024, 4096):
             at = [one for run in runs for one in run["recall"]["distances"] if one["distance"] == distance]
             told.append(", ".join(str(sum(one["choice"])) for one in at))
-        shown = ", ".join(f"{run['predicted']['positions']['512-4096']['perplexity']:.1f}" for run in runs)
+        predicted = [run["predicted"]["positions"]["512-4096"]["perplexity"] for run in runs if "predicted" in run]
+        shown = ", ".join(f"{one:.1f}" for one in predicted)
         lines.append(f"| {title} | {len(runs)} | {right} | {' | '.join(told)} | {shown} |\n")
     return "".join(lines)
 
@@ -361,7 +362,7 @@ def encoder_classes() -> str:
             arm, row = found["arms"][stem + end], against.get(stem + end)
             score = f"{arm['test']['mean']:.3f} ± {arm['test']['std']:.3f}"
             cells = " | "
-            if row is not None:
+            if row is not None and row["interval"] is not None:
                 low, high = row["interval"]
                 cells = f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}) | {row['p_holm']:.3f}"
             lines.append(f"| {title} | {kind} | {score} | {cells} |\n")

@@ -156,8 +156,10 @@ def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
 def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
     begin(tmp_path, transfer_tokens=0, tokens=64 * 2).run()
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
-    with pytest.raises(InputError, match="expected at least the 128 tokens of the run so far"):
+    with pytest.raises(InputError, match="expected at least the 128 tokens of the run so far, found 64"):
         begin(tmp_path, transfer_tokens=0, tokens=64)
+    begin(tmp_path / "mistyped", transfer_tokens=0, tokens=64 * 50)
+    begin(tmp_path / "mistyped", transfer_tokens=0, tokens=64)
     other = decoder()
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
@@ -166,6 +168,7 @@ def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
         Training(other, tokenizer, TEXT, few, tmp_path, quiet=True)
     with pytest.raises(InputError, match="expected the teacher of this model and text"):
         Training(other, tokenizer, TEXT, few, tmp_path / "other", teacher=tmp_path / "teacher", quiet=True)
+    assert not (tmp_path / "other").exists()
     assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
 
 
@@ -173,6 +176,7 @@ def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
     for changes, said in (
         ({"top": 41}, "top: expected at most the 40 tokens of the vocabulary"),
         ({"context": 2112, "length": 64, "transfer_length": 64}, "context: expected at most the 2,048 positions"),
+        ({"window": 70, "transfer_tokens": 0}, "context: expected more than the 72 tokens of window and sinks"),
         ({"window": 30}, "transfer_length: expected more than the 32 tokens of window and sinks, found 32"),
         ({"rate": float("nan")}, "rate: expected at least 0, found nan"),
     ):
@@ -193,7 +197,7 @@ def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
     text.write_text(TEXT["a"])
     model = decoder()
     model.save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match=r"--test: expected a text of at least 8,192 tokens, found 3,000"):
+    with pytest.raises(InputError, match=r"--test text\.txt: expected at least 8,192 tokens, found 3,000"):
         train.train_folder(tmp_path / "model", [text], SETTINGS, tmp_path / "run", test=[text])
     mnemos.linearise(model, window=8)
     model.save_pretrained(tmp_path / "linearised")

@@ -50,6 +50,7 @@ def linearise(arguments: list[str]) -> int:
         ranges = (f"{at} {one['perplexity']:.2f}" for at, one in measured["positions"].items())
         print(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
         if "recall" not in measured:  # see `plan_assessment`
+            print("  told facts were not asked for: too few positions, or places that begin with the same token")
             continue
         told = (f"{one['distance']:,}: {sum(one['choice'])}" for one in measured["recall"]["distances"])
         print(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")

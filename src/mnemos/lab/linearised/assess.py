@@ -158,6 +158,8 @@ def state_bytes(cache: Any) -> int:
         elif isinstance(value, list | tuple):
             for one in value:
                 walk(one)
+        elif isinstance(value, dict):
+            walk(list(value.values()))
         elif hasattr(value, "__dict__"):
             walk(list(vars(value).values()))
 
@@ -196,24 +198,22 @@ def assess(
     return found
 
 
-def plan_assessment(tokenizer: Any, text: str, positions: int) -> JSONObject:
+def plan_assessment(tokenizer: Any, text: str, positions: int, name: str = "text") -> JSONObject:
     """The arguments of `assess` for a decoder with so many positions, which a training asks for before it begins.
 
     Pieces have at most `positions` tokens. Recall is left out where a row does not fit, or where the tokenizer begins
-    two places alike. Raises InputError for a text that is too short.
+    two places alike. Raises InputError, with the name, for a text that is too short.
     """
     context = min(RANGES[-1][1], positions)
-    ids = _whole_pieces(tokenizer, text, 4, context)
+    ids = _whole_pieces(tokenizer, text, 4, context, name)
     fits = min(positions - _BEFORE - _TOLD, len(ids) - _BEFORE)
     distances = [distance for distance in DISTANCES if distance <= fits]
     told = distances and len(set(_first_tokens(tokenizer))) == len(PLACES)
     return {"pieces": 4, "context": context, "rows": 8 if told else 0, "distances": distances}
 
 
-def _whole_pieces(tokenizer: Any, text: str, pieces: int, context: int) -> Tensor:
+def _whole_pieces(tokenizer: Any, text: str, pieces: int, context: int, name: str = "text") -> Tensor:
     ids = _tokens(tokenizer, text)
     if len(ids) < pieces * context:
-        raise InputError(
-            f"--test: expected a text of at least {pieces * context:,} tokens, found {len(ids):,}; add text"
-        )
+        raise InputError(f"{name}: expected at least {pieces * context:,} tokens, found {len(ids):,}; add text")
     return ids

@@ -79,6 +79,10 @@ class LinearisedConfig:
                 )
 
         near = self.window + self.sinks
+        if self.state != "none" and self.context <= near:
+            raise InputError(
+                f"context: expected more than the {near} tokens of window and sinks, found {self.context}; raise it"
+            )
         if self.state != "none" and self.transfer_tokens and self.transfer_length <= near:
             raise InputError(
                 f"transfer_length: expected more than the {near} tokens of window and sinks, found "

@@ -22,6 +22,7 @@ killed and started again with the same command gives the same weights bit for bi
 """
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.lab.run.stopping import StopSignals
 from mnemos.types import InputError, JSONObject
 
-from .assess import RANGES, assess, plan_assessment
+from .assess import assess, plan_assessment
 from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
@@ -57,6 +58,7 @@ SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assesse
 FITTED = "fitted.safetensors"
 _WARMUP, _CLIP = 8, 1.0
 _GAMMA = 10.0  # the rate of ln γ, in units of that of feature maps: it starts far below what it becomes
+_NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
 _SAVED = 20.0  # seconds of training between two checkpoints, at least
 
 
@@ -65,8 +67,8 @@ class Training:
 
     model: a causal decoder of Transformers, not linearised; its weights are frozen. texts: {name: text} to train on.
     teacher: the folder of the teacher's predictions, by default in `folder`. about: what is kept with both, beside the
-    SHA-256 of weights and text. Raises InputError if the folder has a training with other settings, of another model or
-    text, or of more tokens, and for settings that the model does not allow.
+    SHA-256 of the model and the text. Raises InputError if the folder has a training with other settings, of another
+    model or text, or of more tokens, and for settings that the model does not allow.
     """
 
     def __init__(
@@ -85,8 +87,8 @@ class Training:
         self.pieces = Pieces(tokenizer, texts, settings.context, settings.seed)
         _check(settings, model.config.get_text_config())
         self.about: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
-        self.about["weights"] = _sha256(model)
-        self._open()
+        self.about["model"] = _sha256(model)
+        self._check_folder()
         self.model = model.eval().requires_grad_(False)
         torch.manual_seed(settings.seed)
         self.report = mnemos.linearise(model, **settings.arguments)
@@ -97,6 +99,7 @@ class Training:
         if settings.loss == "distil":
             about = {"context": settings.context, **self.about}
             self.teacher = Teacher(model, teacher or folder / "teacher", settings.top, about)
+        self._open()
 
     def run(self) -> JSONObject:
         """Train both stages, write result.json and the trained parameters, and return the result.
@@ -134,30 +137,37 @@ class Training:
             for name, value in weights.items():
                 value.copy_(found[name])
 
-    def _open(self) -> None:
-        """Make the folder, or check that it has a training with these settings."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path, wanted = self.folder / SETTINGS, {"settings": asdict(self.settings), "model": self.about}
-        if not path.is_file():
-            made = provenance(self.settings.seed, "cpu")
-            Provenance(**made).write(self.folder)
-            write_json(path, wanted)
+    def _check_folder(self) -> None:
+        """Raise InputError if the folder has a training with other settings, of another model, or of more tokens."""
+        if not (self.folder / SETTINGS).is_file():
             return
-        before = read_object(path)
-        for name, value in wanted["settings"].items():
+        before = read_object(self.folder / SETTINGS)
+        for name, value in asdict(self.settings).items():
             if name != "tokens" and before["settings"].get(name) != value:
                 raise InputError(
                     f"{self.folder}: expected a training with {name} {value!r}, found one with "
                     f"{before['settings'].get(name)!r}; name another folder"
                 )
-        if before["model"] != wanted["model"]:
+        if before["model"] != self.about:
             raise InputError(
                 f"{self.folder}: expected a training of this model and text, found one of others; name another folder"
             )
-        read = before["settings"]["tokens"]
-        if self.settings.tokens < read and checkpoint.newest(self.folder / "next_token") is not None:
-            raise InputError(f"{self.folder}: expected at least the {read:,} tokens of the run so far; raise tokens")
-        write_json(path, wanted)
+        found, each = checkpoint.newest(self.folder / "next_token"), self.settings.context * self.settings.rows
+        if found is not None and -(-self.settings.tokens // each) < (groups := found[1]["groups"]):
+            raise InputError(
+                f"{self.folder}: expected at least the {groups * each:,} tokens of the run so far, found "
+                f"{self.settings.tokens:,}; raise tokens"
+            )
+
+    def _open(self) -> None:
+        """Make the folder, or note that its training is continued."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, new = self.folder / SETTINGS, not (self.folder / SETTINGS).is_file()
+        write_json(path, {"settings": asdict(self.settings), "model": self.about})
+        if new:
+            made = provenance(self.settings.seed, "cpu")
+            Provenance(**made).write(self.folder)
+            return
         about = read_object(self.folder / Provenance.FILE)
         entry = {"at": now(), **source(), "command": command_line()}
         write_json(self.folder / Provenance.FILE, about | {"resumed": [*about.get("resumed", []), entry]})
@@ -360,14 +370,18 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, w
 def _check(settings: LinearisedConfig, config: Any) -> None:
     """Raise InputError for settings that a decoder with this configuration does not allow."""
     positions = getattr(config, "max_position_embeddings", None) or settings.context
-    for name, most, of in (("context", positions, "positions"), ("top", config.vocab_size, "tokens of the vocabulary")):
+    limits = [("context", positions, "positions")]
+    if settings.loss == "distil":
+        limits.append(("top", config.vocab_size, "tokens of the vocabulary"))
+    for name, most, of in limits:
         if (value := getattr(settings, name)) > most:
             raise InputError(f"{name}: expected at most the {most:,} {of} of the decoder, found {value:,}; lower it")
 
 
-def _sha256(model: nn.Module) -> str:
-    """The SHA-256 of the names and values of a model's weights."""
-    digest = hashlib.sha256()
+def _sha256(model: Any) -> str:
+    """The SHA-256 of a model's configuration, but for names and versions, and of its weights with their names."""
+    config = {name: value for name, value in model.config.to_diff_dict().items() if name not in _NAMES}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
@@ -419,12 +433,16 @@ def train_folder(
     texts, tests = read_texts(text), read_texts(test)
     _say(f"loading {model}")
     config = transformers.AutoConfig.from_pretrained(model)
-    for record, found in ((RECORD, "one that is linearised"), ("mnemos", "one with gated caches")):
-        if hasattr(config, record):
+    for has, found in (
+        (hasattr(config, RECORD), "one that is linearised"),
+        (hasattr(config, "mnemos"), "one with gated caches"),
+        (config.model_type.startswith("mnemos"), config.model_type),
+    ):
+        if has:
             raise InputError(f"{model}: expected a decoder without a memory, found {found}; name that it was made from")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or RANGES[-1][1]
-    plans = {name: plan_assessment(tokenizer, one, positions) for name, one in tests.items()}
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
     decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
     about: JSONObject = {"name": Path(model).name}
