@@ -199,8 +199,6 @@ def table(options: argparse.Namespace) -> None:
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
         row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
         row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
-        for one in runs:
-            one["state_bytes"] = row["state_bytes"]  # runs until 2026-11-26 counted a part of it
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)
