@@ -59,6 +59,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),
     "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
+    "delta-transferred": replace(BASE, state="delta", transfer_rate=3e-2, transfer_tokens=147_456),
     "hedgehog-before-rotary": replace(BASE, rotary=False),
     "hedgehog-labels": replace(BASE, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),

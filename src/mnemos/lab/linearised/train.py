@@ -57,7 +57,7 @@ from .weights import fit_weights
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
 FITTED = "fitted.safetensors"
 _WARMUP, _CLIP = 8, 1.0
-_GAMMA = 10.0  # the rate of ln γ, in units of that of feature maps: it starts far below what it becomes
+_NUMBERS, _FASTER = ("log_gamma", "rate"), 10.0  # one number a head, ln γ and β's: they have far to go at this rate
 _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
 _SAVED = 20.0  # seconds of training between two checkpoints, at least
 
@@ -188,9 +188,9 @@ class _Stage:
         self.falls = self._last_at_whole_rate(self.groups)
         self.parameters = training.maps if first else training.trained
         rate = settings.transfer_rate if first else settings.map_rate
-        split: dict[float, list[nn.Parameter]] = {rate: [], _GAMMA * rate: []}
+        split: dict[float, list[nn.Parameter]] = {rate: [], _FASTER * rate: []}
         for parameter_name, value in training.maps.items():
-            split[_GAMMA * rate if parameter_name.endswith("log_gamma") else rate].append(value)
+            split[_FASTER * rate if parameter_name.endswith(_NUMBERS) else rate].append(value)
         rates = [(settings.rate, [] if first else list(training.updates.values())), *split.items()]
         sets: list[JSONObject] = [{"params": values, "rate": one} for one, values in rates if values]
         self.optimizer = torch.optim.AdamW(sets, weight_decay=0.0, betas=(0.9, 0.99), foreach=True)
