@@ -50,6 +50,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.types import InputError
 
 BASE = LinearisedConfig()
+TRANSFERRED = replace(BASE, state="delta", transfer_rate=3e-2, transfer_tokens=147_456)
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
@@ -59,10 +60,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),
     "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
-    "delta-transferred": replace(BASE, state="delta", transfer_rate=3e-2, transfer_tokens=147_456),
-    "hedgehog-before-rotary": replace(BASE, rotary=False),
-    "hedgehog-labels": replace(BASE, loss="labels"),
-    "window-labels": replace(BASE, state="none", loss="labels"),
+    "delta-transferred": TRANSFERRED,
+    "delta-before-rotary": replace(TRANSFERRED, rotary=False),
+    "delta-labels": replace(TRANSFERRED, rotary=False, loss="labels"),
 }
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
