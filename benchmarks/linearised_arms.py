@@ -49,20 +49,19 @@ from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.types import InputError
 
-BASE = LinearisedConfig()
-TRANSFERRED = replace(BASE, state="delta", transfer_rate=3e-2, transfer_tokens=147_456)
+BASE = LinearisedConfig(state="hedgehog", rotary=True, transfer_rate=1e-2, transfer_tokens=49_152)
+BEST = LinearisedConfig()  # the delta rule, features before rotary positions, longer attention transfer at a higher rate
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
     "window-trained": replace(BASE, state="none"),
     "hedgehog": BASE,
-    "hedgehog-fitted": replace(BASE, fit_tokens=2048, transfer_tokens=0),
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),
     "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
-    "delta-transferred": TRANSFERRED,
-    "delta-before-rotary": replace(TRANSFERRED, rotary=False),
-    "delta-labels": replace(TRANSFERRED, rotary=False, loss="labels"),
+    "delta-transferred": replace(BEST, rotary=True),
+    "delta-before-rotary": BEST,
+    "delta-labels": replace(BEST, loss="labels"),
 }
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
@@ -151,7 +150,7 @@ def told(options: argparse.Namespace) -> None:
         with torch.no_grad():
             for value in parts["maps"].values():
                 value.mul_(SCALE)
-        fit_weights(model, changed, text[None, :768], less=0.0)
+        fit_weights(model, changed, text[None, :768])
     groups = [(RATES[name], found) for name, found in parts.items()]
     trained = train_told(predict, groups, rows, settings, place / "checkpoints", transfer)
     begin = Reading if reader is model else SegmentReading

@@ -256,13 +256,12 @@ def linearised_arms() -> str:
         "window": "window and sinks, not trained",
         "window-trained": "window and sinks, trained alike",
         "hedgehog": "`hedgehog`",
-        "hedgehog-fitted": "`hedgehog`, γ fitted at the start, no attention transfer",
         "elu": "`linear`",
         "delta": "`delta`",
         "delta-longer": "`delta`, longer",
-        "hedgehog-before-rotary": "`hedgehog`, `rotary=False`",
-        "hedgehog-labels": "`hedgehog`, trained on the labels",
-        "window-labels": "window and sinks, trained on the labels",
+        "delta-transferred": "`delta`, longer attention transfer at a higher rate",
+        "delta-before-rotary": "… and features before rotary positions",
+        "delta-labels": "… and stage 2 on the labels",
     }
     lines = [
         "| | tokens of stage 2 | seeds | perplexity at 0–64 | 64–512 | 512–4,096 | bits per byte | of the gap, % "

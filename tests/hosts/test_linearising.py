@@ -297,7 +297,7 @@ def test_where_and_the_report() -> None:
     assert all(known[name] is parameter for name, parameter in {**report.maps, **report.updates}.items())
     assert len(report.updates) == 8
     text = str(report)
-    assert "1 attention has a window of 7 tokens, 1 sinks and state='hedgehog' now" in text
+    assert "1 attention has a window of 7 tokens, 1 sinks and state='delta' now" in text
     x, cache = ids(), new_cache()  # a layer that keeps all keys beside one that does not
     with torch.no_grad():
         parts = [call(model, x[:, part], cache) for part in (slice(0, 5), slice(5, 20), slice(20, 21), slice(21, 33))]

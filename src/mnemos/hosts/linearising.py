@@ -81,10 +81,10 @@ def linearise(
     model: nn.Module,
     window: int = 64,
     sinks: int = 4,
-    state: StateName = "hedgehog",
+    state: StateName = "delta",
     where: Where = None,
     rank: int = 0,
-    rotary: bool = True,
+    rotary: bool = False,
 ) -> LineariseReport:
     """Give the attentions of a trained decoder of Transformers a state of constant size, in place: an RNN.
 
@@ -108,7 +108,8 @@ def linearise(
     rule on [v, 1] with a rate β per key head in place of the sums; a negative far sum counts 0 in the denominator).
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
-    keys after rotary positions; False: before.
+    keys after rotary positions; False: before, where a key is the same at all distances, and the state has w·d more
+    numbers for each key head.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all

@@ -16,7 +16,7 @@ from mnemos.lab.linearised.original import original
 from mnemos.lab.linearised.pieces import Teacher, divergence
 from mnemos.lab.linearised.settings import LinearisedConfig
 from mnemos.lab.linearised.train import Training, transfer_gradients
-from mnemos.lab.linearised.weights import GRID, LESS
+from mnemos.lab.linearised.weights import GRID, fit_weights
 
 TEXT = {"a": "".join(chr(97 + i * i % 23) for i in range(3000))}
 SETTINGS = LinearisedConfig(
@@ -246,14 +246,14 @@ def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
 
 
 def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
-    training = begin(tmp_path, fit_tokens=64, transfer_tokens=0, tokens=0)
-    training.run()
+    training = begin(tmp_path)
     ids = training.pieces[0][1][None]
+    fit_weights(training.model, {one.name: training.model.get_submodule(one.name) for one in training.report.changed}, ids)
     for layer in training.model.model.layers:
         seen = []
         hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
         own = layer.self_attn.linearised
-        fitted = own.log_gamma.detach() + LESS
+        fitted = own.log_gamma.detach().clone()
         with torch.no_grad():
             inputs = []
             keep = layer.self_attn.register_forward_pre_hook(
@@ -269,9 +269,12 @@ def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
                 errors.append((seen[-1] - seen[0])[0, 8:].unflatten(-1, (4, 6)).square().sum((0, 2)))
         hook.remove()
         assert torch.equal(fitted, torch.tensor(GRID)[torch.stack(errors).argmin(0)])
-    again = begin(tmp_path, fit_tokens=64, transfer_tokens=0, tokens=0)
-    again._fit()
-    assert torch.equal(again.model.model.layers[1].self_attn.linearised.log_gamma + LESS, fitted)
-    for wrong in (again.settings.window, again.settings.context + 1):
-        with pytest.raises(InputError, match="fit_tokens: expected 0, or more than the window"):
-            replace(again.settings, fit_tokens=wrong)
+
+
+def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(tmp_path):
+    training = begin(tmp_path, state="delta")
+    for name, rate in (("transfer", SETTINGS.transfer_rate), ("next_token", SETTINGS.map_rate)):
+        stage = train._Stage(training, name, None)
+        rates = {value: one["rate"] for one in stage.optimizer.param_groups for value in one["params"]}
+        found = {name.rpartition(".")[2]: rates[value] / rate for name, value in training.maps.items()}
+        assert found == pytest.approx({"log_gamma": 10, "rate": 10, "query_map": 1, "key_map": 1})

@@ -23,13 +23,11 @@ class LinearisedConfig:
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
         rows: pieces that are read at once.
-        fit_tokens: tokens of text on which each head's γ at the start is fitted, more than `window` and at most
-            `context`; 0: the fixed start.
         transfer_length: tokens of an update of stage 1, attention transfer; it divides the context, and is more than
             the window and the sinks.
         transfer_tokens: tokens of text in stage 1; rounded up to whole groups of pieces, as those of stage 2.
         tokens: tokens of text in stage 2, the next token.
-        transfer_rate: learning rate of stage 1.
+        transfer_rate: learning rate of feature maps in stage 1; that of γ and β is ten times as high, in both stages.
         rate: learning rate of low-rank updates in stage 2.
         map_rate: learning rate of feature maps in stage 2.
         decay: share of the updates at the end of a stage in which the learning rate falls to 0.
@@ -39,18 +37,17 @@ class LinearisedConfig:
 
     window: int = 64
     sinks: int = 4
-    state: Literal["none", "linear", "hedgehog", "delta"] = "hedgehog"
+    state: Literal["none", "linear", "hedgehog", "delta"] = "delta"
     rank: int = 8
-    rotary: bool = True
+    rotary: bool = False
     loss: Literal["distil", "labels"] = "distil"
     context: int = 4096
     length: int = 512
     rows: int = 1
-    fit_tokens: int = 0
     transfer_length: int = 2048
-    transfer_tokens: int = 49_152
+    transfer_tokens: int = 147_456
     tokens: int = 262_144
-    transfer_rate: float = 1e-2
+    transfer_rate: float = 3e-2
     rate: float = 2e-3
     map_rate: float = 2e-3
     decay: float = 0.2
@@ -59,18 +56,13 @@ class LinearisedConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, window=1, sinks=0, rank=0, context=1, length=1, rows=1, transfer_length=1, top=1)
-        check_sizes(self, fit_tokens=0, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
+        check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
         for name in ("state", "loss"):
             known = get_args(get_type_hints(type(self))[name])
             if getattr(self, name) not in known:
                 raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if not self.decay <= 1:
             raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
-        if self.fit_tokens and not self.window < self.fit_tokens <= self.context:
-            raise InputError(
-                f"fit_tokens: expected 0, or more than the window of {self.window} and at most the context of "
-                f"{self.context} tokens, found {self.fit_tokens}"
-            )
         for name in ("length", "transfer_length"):
             if self.context % getattr(self, name):
                 raise InputError(

@@ -52,10 +52,8 @@ from .assess import assess, plan_assessment
 from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
-from .weights import fit_weights
 
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
-FITTED = "fitted.safetensors"
 _WARMUP, _CLIP = 8, 1.0
 _NUMBERS, _FASTER = ("log_gamma", "rate"), 10.0  # one number a head, ln γ and β's: they have far to go at this rate
 _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
@@ -107,8 +105,6 @@ class Training:
         Raises Interrupted after SIGINT or SIGTERM, with a checkpoint, and TrainingFailed for a loss that is no number.
         """
         done: JSONObject = {}
-        if self.settings.fit_tokens and self.maps:
-            self._fit()
         with StopSignals() as signals:
             if self.maps and self.settings.transfer_tokens:
                 done["transfer"] = _Stage(self, "transfer", signals).run()
@@ -123,19 +119,6 @@ class Training:
         write_json(self.folder / "result.json", result)
         write_json(self.folder / Provenance.FILE, read_object(self.folder / Provenance.FILE) | {"finished": now()})
         return result
-
-    def _fit(self) -> None:
-        """Start from the γ of each head that suits the text; they are computed once for a folder."""
-        weights = {name: value for name, value in self.maps.items() if name.endswith("log_gamma")}
-        path = self.folder / FITTED
-        if not path.is_file():
-            changed = {one.name: self.model.get_submodule(one.name) for one in self.report.changed}
-            fit_weights(self.model, changed, self.pieces[0][1][None, : self.settings.fit_tokens])
-            checkpoint.write(path, {name: value.detach() for name, value in weights.items()})
-        found = checkpoint.read(path)
-        with torch.no_grad():
-            for name, value in weights.items():
-                value.copy_(found[name])
 
     def _check_folder(self) -> None:
         """Raise InputError if the folder has a training with other settings, of another model, or of more tokens."""

@@ -15,7 +15,6 @@ from mnemos.hosts.linearised import Linearised
 from .original import original
 
 GRID = tuple(float(g) for g in range(-12, 5, 2))  # ln γ
-LESS = 2.0  # what is taken off ln γ: errors of all layers add up, and a longer text has more far tokens
 
 
 class _Spy:
@@ -31,8 +30,8 @@ class _Spy:
 
 
 @torch.no_grad()
-def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor, less: float = LESS) -> Tensor:
-    """Set γ of every head to e^−less γ*, γ* of `GRID` with the least error of its output on `ids` [B, T], T > w.
+def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> Tensor:
+    """Set γ of every head to that of `GRID` with the least error of its output on `ids` [B, T], T > w.
 
     The error is Σ‖y − y*‖² over the tokens beyond the window, y* softmax attention over all tokens, with the queries,
     keys and values of the model before it was linearised. Only γ changes: the feature maps stay. Returns the share of
@@ -73,6 +72,6 @@ def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor, less: fl
             errors.append((y - whole)[:, sizes.window :].square().sum((0, 1, 3)))
         found = torch.stack(errors)
         least = found[1:].argmin(0)
-        own.log_gamma.copy_(torch.tensor(GRID, device=least.device)[least] - less)
+        own.log_gamma.copy_(torch.tensor(GRID, device=least.device)[least])
         left.append(found[1:].amin(0) / found[0].clamp(min=1e-30))
     return torch.stack(left)
