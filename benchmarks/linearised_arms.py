@@ -50,7 +50,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.types import InputError
 
 BASE = LinearisedConfig(state="hedgehog", rotary=True, transfer_rate=1e-2, transfer_tokens=49_152)
-BEST = LinearisedConfig()  # the delta rule, features before rotary positions, longer attention transfer at a higher rate
+BEST = LinearisedConfig()  # the delta rule on features before rotary positions, and more attention transfer
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),

@@ -248,7 +248,8 @@ def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
 def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
     training = begin(tmp_path)
     ids = training.pieces[0][1][None]
-    fit_weights(training.model, {one.name: training.model.get_submodule(one.name) for one in training.report.changed}, ids)
+    changed = {one.name: training.model.get_submodule(one.name) for one in training.report.changed}
+    fit_weights(training.model, changed, ids)
     for layer in training.model.model.layers:
         seen = []
         hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
