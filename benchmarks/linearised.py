@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--context", type=int, nargs="+", default=[2000, 8000, 32000])
-    parser.add_argument("--states", nargs="*", default=["hedgehog"])
+    parser.add_argument("--states", nargs="*", default=["delta"])
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0)

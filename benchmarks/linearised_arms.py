@@ -214,6 +214,11 @@ def table(options: argparse.Namespace) -> None:
         )
         if floor is not None and ceiling is not None:
             row["gap_closed"] = [(floor - one) / (floor - ceiling) for one in far[arm]]
+            row["gap_closed_of_texts"] = {
+                text: [(low - one) / (low - high) for one in _means(runs, text)]
+                for text in runs[0]["texts"]
+                for low, high in [[statistics.fmean(_means(found[name], text)) for name in (FLOOR, CEILING)]]
+            }
         if AGAINST in far and arm not in (AGAINST, FLOOR, CEILING):
             row["against"] = _against(found[arm], found[AGAINST])
         recall = [part["recall"] for one in runs for part in one["texts"].values() if "recall" in part]
@@ -294,6 +299,11 @@ def _told(path: Path) -> dict[str, Any]:
 
 def _pieces(run: dict[str, Any], name: str) -> list[float]:
     return [nats for text in sorted(run["texts"]) for nats in run["texts"][text]["positions"][name]["nats"]]
+
+
+def _means(runs: list[dict[str, Any]], text: str) -> list[float]:
+    """Nats a token of one text at FAR, of each run."""
+    return [statistics.fmean(one["texts"][text]["positions"][FAR]["nats"]) for one in runs]
 
 
 def _mean(run: dict[str, Any], name: str) -> float:

@@ -265,8 +265,8 @@ def linearised_arms() -> str:
     }
     lines = [
         "| | tokens of stage 2 | seeds | perplexity at 0–64 | 64–512 | 512–4,096 | bits per byte | of the gap, % "
-        "| facts of 128, 1,024, 4,096 tokens ago, % | state, KiB |\n",
-        "|---|---|---|---|---|---|---|---|---|---|\n",
+        "| of Great Expectations | Moby Dick | WikiText-2 | facts of 128, 1,024, 4,096 tokens ago, % | state, KiB |\n",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     ]
     for row in _load("linearised")["rows"]:
         title = titles[row["name"]]
@@ -277,12 +277,14 @@ def linearised_arms() -> str:
         closed = f"{share.mean:.0f}" if "gap_closed" in row else ""
         if (ends := interval(share)) is not None:
             closed += " ({:.0f} to {:.0f})".format(*ends)
+        texts = sorted(row["gap_closed_of_texts"])
+        of_texts = " | ".join(f"{100 * spread(row['gap_closed_of_texts'][text]).mean:.0f}" for text in texts)
         told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
         facts = ", ".join(told[distance] for distance in (128, 1024, 4096))
         state = f"{row['state_bytes'] / KIB:,.0f}"
         lines.append(
             f"| {title} | {row['tokens']:,} | {row['seeds']} | {places} | {row['bits_per_byte']:.3f} | {closed} "
-            f"| {facts} | {state} |\n"
+            f"| {of_texts} | {facts} | {state} |\n"
         )
     return "".join(lines)
 
@@ -316,24 +318,22 @@ def linearised_told() -> str:
 
 
 def linearised_speed() -> str:
-    """The table of docs/linearise.md: tokens a second and bytes of a linearised decoder beside its own softmax."""
+    """The table of docs/linearise.md: tokens a second and bytes of linearised decoders beside their own softmax."""
     lines = [
-        "| | tokens of context | softmax, tokens a second | `hedgehog` | times as fast | softmax, MB of cache "
-        "| `hedgehog` |\n",
-        "|---|---|---|---|---|---|---|\n",
+        "| | state | rank | tokens of context | softmax, tokens a second | linearised | times as fast "
+        "| softmax, MB of cache | linearised |\n",
+        "|---|---|---|---|---|---|---|---|---|\n",
     ]
-    rows = _load("linearised_speed")["rows"]
+    rows = {(row["part"], row["model"], row["rank"], row["context"]): row for row in _load("linearised_speed")["rows"]}
     for part in ("generate", "prefill"):
-        found = [row for row in rows if row["part"] == part]
-        for softmax in (row for row in found if row["model"] == "softmax"):
-            alike = softmax["rank"], softmax["context"]
-            (own,) = (row for row in found if row["model"] == "hedgehog" and (row["rank"], row["context"]) == alike)
-            title = f"{part}, rank {own['rank']}" if own["rank"] else part
+        for key in sorted(key for key in rows if key[0] == part and key[1] != "softmax"):
+            _, state, rank, context = key
+            own, softmax = rows[key], rows[part, "softmax", rank, context]
             times = own["times_softmax"]
             speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (softmax, own))
             sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (softmax, own))
             lines.append(
-                f"| {title} | {softmax['context']:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
+                f"| {part} | `{state}` | {rank} | {context:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
                 f"{times['high']:.2f}) | {sizes} |\n"
             )
     return "".join(lines)
