@@ -332,10 +332,8 @@ def linearised_speed() -> str:
             times = own["times_softmax"]
             speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (softmax, own))
             sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (softmax, own))
-            lines.append(
-                f"| {part} | `{state}` | {rank} | {context:,} | {speeds} | {times['median']:.2f} ({times['low']:.2f} to "
-                f"{times['high']:.2f}) | {sizes} |\n"
-            )
+            fast = f"{times['median']:.2f} ({times['low']:.2f} to {times['high']:.2f})"
+            lines.append(f"| {part} | `{state}` | {rank} | {context:,} | {speeds} | {fast} | {sizes} |\n")
     return "".join(lines)
 
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -372,6 +373,27 @@ def test_low_rank_updates_and_adapters() -> None:
     assert {p.dtype for p in mnemos.linearise(model, rank=2).updates.values()} == {torch.float32}
     names = [name for name, _ in model.named_modules() if name.endswith(".q_proj")]
     assert not any("linearised" in name for name in names)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_updates_are_merged_into_the_weights(name: str, tmp_path: Path) -> None:
+    model = decoder(name)
+    report = mnemos.linearise(model, window=7, sinks=2, rank=3)
+    for parameter in report.updates.values():
+        parameter += 0.05 * torch.randn_like(parameter)
+    x = ids()
+    before = call(model, x)
+    mnemos.hosts.merge_updates(model)
+    torch.testing.assert_close(call(model, x), before, rtol=2e-5, atol=2e-5)
+    assert not any(module._forward_hooks for module in model.modules())
+    model.save_pretrained(tmp_path)
+    loaded = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
+    assert torch.equal(call(loaded, x), call(model, x))
+    with pytest.raises(InputError, match="gave low-rank updates, found none"):
+        mnemos.hosts.merge_updates(model)
+    mnemos.unlinearise(model)
+    assert not torch.equal(call(model, x[:, :7]), call(decoder(name), x[:, :7]))
 
 
 @pytest.mark.parametrize(

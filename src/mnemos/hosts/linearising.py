@@ -1,8 +1,11 @@
-"""linearise(model) and unlinearise(model): a trained decoder with a state of constant size, and back."""
+"""linearise(model) and unlinearise(model): a trained decoder with a state of constant size, and back.
+
+`merge_updates(model)` adds the low-rank updates to the weights.
+"""
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, get_args
 
@@ -16,6 +19,7 @@ from .attach import Where, find_host, is_called_attention, list_sites, select_si
 from .host import DecoderHost, Site
 from .known_hosts import hosts as registered_hosts
 from .linearised import (
+    UPDATE,
     Linearised,
     LowRank,
     Settings,
@@ -167,6 +171,47 @@ def unlinearise(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if hasattr(config := getattr(module, "config", None), RECORD):
             delattr(config, RECORD)
+    return model
+
+
+@torch.no_grad()
+def merge_updates(model: nn.Module) -> nn.Module:
+    """Add the low-rank updates of linearised attentions to the weights of their projections, in place; returns it.
+
+        W ← W + up·down
+
+    The updates are gone: a token costs what it costs at rank 0. Outputs are the same up to rounding, and `unlinearise`
+    leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, and for weights that
+    are no matrix of floating-point numbers (quantised ones).
+    """
+    found: list[tuple[str, Any, LowRank]] = []
+    owners: list[Any] = [module for module in model.modules() if is_linearised(module)]
+    for module in owners:
+        for name, projection, _, out in list_projections(module):
+            if (own := projection.__dict__.get(UPDATE)) is None:
+                continue
+            weight: Any = projection.weight
+            update = own[0]
+            shape = (out, update.down.shape[1])
+            if not weight.is_floating_point() or tuple(weight.shape) not in (shape, shape[::-1]):
+                raise InputError(
+                    f"merge_updates: expected weights [{shape[0]}, {shape[1]}] of floating-point numbers, found {name} "
+                    f"with {tuple(weight.shape)} in {weight.dtype}; keep its updates"
+                )
+            found.append((name, projection, update))
+    if not found:
+        raise InputError(
+            "merge_updates: expected a model that mnemos.linearise() gave low-rank updates, found none; nothing to add"
+        )
+    for _, projection, update in found:
+        change = update.up.float() @ update.down.float()
+        transposed = hasattr(projection, "nf")  # Conv1D, whose weight is [in, out]
+        projection.weight.add_((change.mT if transposed else change).to(projection.weight.dtype))
+        unhook_update(projection)
+    for module in owners:
+        module.linearised.updates = nn.ModuleDict()
+        module.linearised.settings = replace(module.linearised.settings, rank=0)
+    _record(model)
     return model
 
 

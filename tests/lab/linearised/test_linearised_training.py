@@ -206,6 +206,29 @@ def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, monkeypatch):
+    class Tokenizer:
+        def __call__(self, text, **options):
+            return tokenizer(text, **options)
+
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    transformers = mnemos.libraries.transformers()
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: Tokenizer())
+    (text := tmp_path / "text.txt").write_text(TEXT["a"])
+    model, ids = decoder().eval(), torch.randint(40, (2, 30))
+    model.save_pretrained(tmp_path / "model")
+    train.train_folder(tmp_path / "model", [text], replace(SETTINGS, transfer_tokens=64), tmp_path / "run")
+    made = mnemos.hosts.from_pretrained(type(model), tmp_path / "run/model").eval()
+    assert not any(".updates." in name for name, _ in made.named_parameters())
+    assert train.load(model, tmp_path / "run").rank == SETTINGS.rank
+    with torch.no_grad():
+        torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+        mnemos.unlinearise(model)
+        assert not torch.allclose(made(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
+
+
 def test_original_is_the_model_before(tmp_path):
     model, ids = decoder().eval(), torch.randint(40, (2, 30))
     with torch.no_grad():

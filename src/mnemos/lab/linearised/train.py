@@ -406,8 +406,8 @@ def train_folder(
     """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
 
     out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
-    which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises InputError before the training for texts
-    that are too short, and for a decoder that has caches or is linearised.
+    its low-rank updates added to its weights, which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises
+    InputError before the training for texts that are too short, and for a decoder that has caches or is linearised.
     """
     transformers = mnemos.libraries.transformers()
     check_folder(str(model))
@@ -431,6 +431,8 @@ def train_folder(
     about: JSONObject = {"name": Path(model).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
     result = training.run()
+    if training.updates:
+        mnemos.hosts.merge_updates(decoder)
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
