@@ -13,7 +13,8 @@ Each part adds its figures to the JSON file under its own name:
                   layers Transformers checkpoints
     train         gated caches per stream in the upper layers of the frozen decoder, by `replay` (resumes itself)
     novel         a novel in segments: the decoder alone, with the caches carried, and with them reset at each segment;
-                  or with the last 64 tokens and 4 sinks in every layer, which needs no training
+                  or with the last 64 tokens and 4 sinks in every layer, which needs no training; or the linearised
+                  decoder of `mnemos linearise … --out RUN` (--linearised RUN/model)
 """
 
 import argparse
@@ -123,17 +124,20 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     return found | {"seconds": seconds, "losses": [round(x, 4) for x in losses]}
 
 
-ARMS = ("decoder alone", "caches carried", "caches reset", "window and sinks")
+ARMS = ("decoder alone", "caches carried", "caches reset", "window and sinks", "linearised")
 
 
 def novel(options: argparse.Namespace) -> dict[str, Any]:
     """Read a novel in segments, in one way, and add up loss, time and memory for each PART tokens."""
     ids = tokens_of(options, options.text[0], options.tokens + 1)[None]
     model: Any
-    if options.arm == "window and sinks":
-        library = mnemos.libraries.transformers()
-        decoder = library.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-        mnemos.linearise(decoder, window=options.window or 64, sinks=4, state="none")
+    if options.arm in ("window and sinks", "linearised"):
+        kind = mnemos.libraries.transformers().AutoModelForCausalLM
+        if options.arm == "linearised":
+            decoder = mnemos.hosts.from_pretrained(kind, options.linearised, dtype=torch.float32).eval()
+        else:
+            decoder = kind.from_pretrained(options.model, dtype=torch.float32).eval()
+            mnemos.linearise(decoder, window=options.window or 64, sinks=4, state="none")
         model = mnemos.functional(decoder)
     else:
         model = hosted(options, cached=options.arm.startswith("caches"))
@@ -372,7 +376,7 @@ def main() -> None:
     parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
     parser.add_argument("--prompt", choices=("summary", "page", "code"), help="of decode (all)")
     parser.add_argument("--window", type=int, default=0, help="decode: also a draft with this window; novel: 64")
-    parser.add_argument("--linearised", help="decode: the folder of a linearised decoder, also a draft")
+    parser.add_argument("--linearised", help="the folder of a linearised decoder; decode: also a draft")
     parser.add_argument("--context", type=int, default=700, help="tokens of a page or code (%(default)s)")
     parser.add_argument("--length", type=int, default=96, help="tokens that decode generates (%(default)s)")
     parser.add_argument("--layers", type=int, nargs="*", default=[6], help="of drafts of first layers (%(default)s)")
