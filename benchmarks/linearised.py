@@ -49,7 +49,8 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
 
 def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
     """The model with a state; its weight is large enough to count."""
-    report = mnemos.linearise(model, options.window, options.sinks, state, rank=options.rank)  # type: ignore[arg-type]
+    sizes = {"rank": options.rank, "rotary": options.rotary}
+    report = mnemos.linearise(model, options.window, options.sinks, state, **sizes)  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in report.maps.items():
             if name.endswith("log_gamma"):
@@ -156,7 +157,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     found = []
     for name, seconds in times.items():
-        row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "context": n}
+        row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
+        row["context"] = n
         row |= {"state_bytes": sizes[name], "tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
         if name != "softmax" and "softmax" in times:
             row["times_softmax"] = ratio(times, "softmax", name)._asdict()
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -193,7 +196,7 @@ def main() -> None:
         about = provenance(0, "cpu")
         kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command", "started")}
         rows_before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-        keys = "part", "model", "rank", "context"
+        keys = "part", "model", "rank", "rotary", "context"
         merged = {tuple(row[key] for key in keys): row for row in (*rows_before, *(row | kept for row in measured))}
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
         found = {"rows": list(merged.values()), **settings, "decoder": Path(options.model).name}

@@ -57,7 +57,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window-trained": replace(BASE, state="none"),
     "hedgehog": BASE,
     "elu": replace(BASE, state="linear"),
-    "delta": replace(BASE, state="delta"),
+    "delta": replace(BASE, state="delta"),  # what is in results/ was trained with β at the maps' rate
     "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
     "delta-transferred": replace(BEST, rotary=True),
     "delta-before-rotary": BEST,

@@ -257,9 +257,9 @@ def linearised_arms() -> str:
         "window-trained": "window and sinks, trained alike",
         "hedgehog": "`hedgehog`",
         "elu": "`linear`",
-        "delta": "`delta`",
-        "delta-longer": "`delta`, longer",
-        "delta-transferred": "`delta`, longer attention transfer at a higher rate",
+        "delta": "`delta`, the rate of β as of the maps",
+        "delta-longer": "… longer",
+        "delta-transferred": "`delta`, β at ten times the rate, three times the attention transfer at 3e-2",
         "delta-before-rotary": "… and features before rotary positions",
         "delta-labels": "… and stage 2 on the labels",
     }
@@ -277,8 +277,9 @@ def linearised_arms() -> str:
         closed = f"{share.mean:.0f}" if "gap_closed" in row else ""
         if (ends := interval(share)) is not None:
             closed += " ({:.0f} to {:.0f})".format(*ends)
-        texts = sorted(row["gap_closed_of_texts"])
-        of_texts = " | ".join(f"{100 * spread(row['gap_closed_of_texts'][text]).mean:.0f}" for text in texts)
+        shares = row.get("gap_closed_of_texts", {})
+        found = [[one for text, one in shares.items() if text.startswith(start)] for start in ("great", "moby", "wiki")]
+        of_texts = " | ".join(f"{100 * spread(one[0]).mean:.0f}" if one else "" for one in found)
         told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
         facts = ", ".join(told[distance] for distance in (128, 1024, 4096))
         state = f"{row['state_bytes'] / KIB:,.0f}"
@@ -324,16 +325,21 @@ def linearised_speed() -> str:
         "| softmax, MB of cache | linearised |\n",
         "|---|---|---|---|---|---|---|---|---|\n",
     ]
-    rows = {(row["part"], row["model"], row["rank"], row["context"]): row for row in _load("linearised_speed")["rows"]}
-    for part in ("generate", "prefill"):
-        for key in sorted(key for key in rows if key[0] == part and key[1] != "softmax"):
-            _, state, rank, context = key
-            own, softmax = rows[key], rows[part, "softmax", rank, context]
-            times = own["times_softmax"]
-            speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (softmax, own))
-            sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (softmax, own))
-            fast = f"{times['median']:.2f} ({times['low']:.2f} to {times['high']:.2f})"
-            lines.append(f"| {part} | `{state}` | {rank} | {context:,} | {speeds} | {fast} | {sizes} |\n")
+    rows = _load("linearised_speed")["rows"]
+    keys = "part", "rank", "rotary", "context"
+    softmax = {tuple(row[key] for key in keys): row for row in rows if row["model"] == "softmax"}
+    for own in sorted(rows, key=lambda row: (row["part"], row["model"], row["rank"], row["context"])):
+        other = softmax.get(tuple(own[key] for key in keys))
+        if own is other or other is None:
+            continue
+        state = f"`{own['model']}`" + (", `rotary=True`" if own["rotary"] else "")
+        times = own["times_softmax"]
+        fast = f"{times['median']:.2f} ({times['low']:.2f} to {times['high']:.2f})"
+        speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (other, own))
+        sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (other, own))
+        lines.append(
+            f"| {own['part']} | {state} | {own['rank']} | {own['context']:,} | {speeds} | {fast} | {sizes} |\n"
+        )
     return "".join(lines)
 
 

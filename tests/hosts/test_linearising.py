@@ -24,10 +24,10 @@ DIFFERENT = ("llama", "phi", "gemma3", "opt", "Cohere2", "Glm4")  # families who
 
 
 def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
-    """A decoder in float32; linearised if γ is given."""
+    """A decoder in float32; linearised if γ is given, with a state that is not the default one."""
     model = plain(name, **({"sliding_window": 20} if name == "mistral" else {})).float()
     if gamma is not None:
-        report = mnemos.linearise(model, **{"window": 7, "sinks": 2, **options})
+        report = mnemos.linearise(model, **{"window": 7, "sinks": 2, "state": "hedgehog", "rotary": True, **options})
         with torch.no_grad():
             for key, parameter in report.maps.items():
                 if key.endswith("log_gamma"):
@@ -108,8 +108,9 @@ def test_any_cut_and_left_padding(name: str, state: str, rotary: bool) -> None:
     torch.testing.assert_close(torch.cat(parts, 1)[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
 
 
-def test_gradients_flow_through_a_carried_cache() -> None:
-    model = decoder("llama", -1.0, rank=2)
+@pytest.mark.parametrize(("state", "rotary"), [("hedgehog", True), ("delta", False)])
+def test_gradients_flow_through_a_carried_cache(state: str, rotary: bool) -> None:
+    model = decoder("llama", -1.0, rank=2, state=state, rotary=rotary)
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "linearised"):
@@ -129,14 +130,19 @@ def test_gradients_flow_through_a_carried_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"do_sample": False}, {"num_beams": 3, "do_sample": False}, {"do_sample": False, "prompt_lookup_num_tokens": 3}],
-    ids=["greedy", "beams", "drafts"],
+    ("state", "options"),
+    [
+        ("hedgehog", {"do_sample": False}),
+        ("hedgehog", {"num_beams": 3, "do_sample": False}),
+        ("hedgehog", {"do_sample": False, "prompt_lookup_num_tokens": 3}),
+        ("delta", {"do_sample": False, "prompt_lookup_num_tokens": 3}),
+    ],
+    ids=["greedy", "beams", "drafts", "delta"],
 )
 @torch.no_grad()
-def test_generate(options: dict[str, Any]) -> None:
+def test_generate(state: str, options: dict[str, Any]) -> None:
     """Beyond the window, with padded rows: the tokens of a model that reads everything again for each token."""
-    model = decoder("llama", -1.0)
+    model = decoder("llama", -1.0, state=state, rotary=state == "hedgehog")
     x, mask = ids(t=12), torch.ones(2, 12, dtype=torch.bool)
     mask[1, :5] = False
     if "prompt_lookup_num_tokens" in options:  # of one row in transformers
@@ -162,6 +168,18 @@ def test_the_last_call_is_taken_back(before: int) -> None:
     assert caches[0].get_seq_length() == before + 1
     found = [call(model, x[:, before + 1 :], cache) for cache in caches]
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+@torch.no_grad()
+def test_without_rotary_positions_keys_are_kept_once() -> None:
+    model, cache = decoder("gpt2", -1.0, rotary=False), new_cache()
+    expected = call(decoder("gpt2", -1.0), x := ids())
+    assert torch.equal(call(model, x, cache), expected)
+    assert cache.layers[0].current().window.raw.numel() == 0
+    sizes = [
+        mnemos.linearise(plain("gpt2"), window=7, rotary=rotary).changed[0].state_bytes for rotary in (False, True)
+    ]
+    assert sizes[0] == sizes[1]
 
 
 @torch.no_grad()
@@ -201,7 +219,12 @@ def test_the_cache_has_constant_size_and_survives_copies() -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("llama", {"state": "delta"}), ("gemma3", {}), ("phi", {"rotary": False}), ("gpt2", {"state": "none"})],
+    [
+        ("llama", {"state": "delta", "rotary": False}),
+        ("gemma3", {}),
+        ("phi", {"rotary": False}),
+        ("gpt2", {"state": "none"}),
+    ],
 )
 def test_functional_streams_replay_and_going_back(name: str, options: dict[str, Any]) -> None:
     """A state that is an argument: any cut, any padding, drafts whose rejected tokens leave no trace."""

@@ -29,7 +29,8 @@ _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the mo
 UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
 _OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
 _KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
-# ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm (docs/linearise.md).
+# ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm, with features before
+# and after rotary positions (docs/linearise.md).
 START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
 
 
@@ -168,13 +169,17 @@ def copy_forward(kind: Any) -> Any:
     """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
     function = inspect.unwrap(kind.forward)
     names = function.__globals__
-    used = set(function.__code__.co_names)
-    if ATTENTIONS not in used or ATTENTIONS not in names:
+    if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
         return None
     others: dict[str, Any] = {ATTENTIONS: _Functions(names[ATTENTIONS])}
-    if ROTARY in used:
+    if has_rotary(kind):
         others[ROTARY] = functools.partial(_rotate, names[ROTARY])
     return with_globals(kind.forward, others)
+
+
+def has_rotary(kind: Any) -> bool:
+    """Whether the forward of a class of attentions may rotate its queries and keys."""
+    return ROTARY in inspect.unwrap(kind.forward).__code__.co_names
 
 
 def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
@@ -331,10 +336,8 @@ class Linearised(nn.Module):
         return hedgehog(x, self.key_map)
 
     def before_rotation(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor] | None:
-        """What features are computed of, [B, H, T, D]; None: of q and k."""
-        if not self.raw:
-            return None
-        return (q, k) if rotation is None else rotation.before(q, k)
+        """What features are computed of, [B, H, T, D]; None: of q and k, as where there are no rotary positions."""
+        return rotation.before(q, k) if self.raw and rotation is not None else None
 
     def read(
         self,

@@ -25,6 +25,7 @@ from .linearised import (
     Settings,
     StateName,
     copy_forward,
+    has_rotary,
     hook_update,
     list_projections,
     run,
@@ -112,8 +113,7 @@ def linearise(
     rule on [v, 1] with a rate β per key head in place of the sums; a negative far sum counts 0 in the denominator).
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
-    keys after rotary positions; False: before, where a key is the same at all distances, and the state has w·d more
-    numbers for each key head.
+    keys after rotary positions; False: before, where a key is the same at all distances.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
@@ -123,10 +123,11 @@ def linearise(
     the state; a linearised assistant is refused beyond the window: use `mnemos.speculate`. Further calls may linearise
     other attentions with other settings.
 
-    Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d + Hk·2d·d
-    numbers. Raises InputError, and leaves the model unchanged, for settings out of range and if no attention can be
-    linearised: those of encoders, across two sequences, with a sliding window of at most `window`, of a part of a
-    model, with accelerate's hooks, and of classes whose forward calls no attention function of Transformers (Falcon).
+    Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d +
+    Hk·2d·(d + 1) numbers, and Hk·w·d of keys before rotary positions. Raises InputError, and leaves the model
+    unchanged, for settings out of range and if no attention can be linearised: those of encoders, across two sequences,
+    with a sliding window of at most `window`, of a part of a model, with accelerate's hooks, and of classes whose
+    forward calls no attention function of Transformers (Falcon).
     Calls beyond the window raise it for registered decoders with another form of attention.
     """
     settings = Settings(window, sinks, state, rank, rotary)
@@ -361,7 +362,7 @@ def _apply(site: Site, own: Linearised, sizes: list[int]) -> LinearisedAttention
     module.linearised = own
     features = {"none": 0, "linear": width}.get(settings.state, 2 * width)
     size = 2 * (settings.window + settings.sinks) * width + features * (width + 1)
-    size += settings.window * width if own.raw else 0
+    size += settings.window * width if own.raw and has_rotary(kind) else 0
     return LinearisedAttention(site.name, kind.__name__, heads, kv_heads, 4 * kv_heads * size)
 
 

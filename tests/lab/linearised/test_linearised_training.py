@@ -1,5 +1,6 @@
 """The training of a linearised decoder: it learns, it resumes exactly, and its teacher is the model itself."""
 
+import json
 import re
 import signal
 from dataclasses import fields, replace
@@ -170,6 +171,13 @@ def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
         Training(other, tokenizer, TEXT, few, tmp_path / "other", teacher=tmp_path / "teacher", quiet=True)
     assert not (tmp_path / "other").exists()
     assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
+
+    old = json.loads((path := tmp_path / train.SETTINGS).read_text())
+    del old["version"]
+    path.write_text(json.dumps(old | {"settings": old["settings"] | {"fit_tokens": 0}}))
+    with pytest.raises(InputError, match="expected a training of version 2, found one of version 1"):
+        begin(tmp_path, transfer_tokens=0, tokens=64 * 3)
+    assert train.load(decoder(), tmp_path).tokens == 64 * 2
 
 
 def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):

@@ -5,7 +5,7 @@
 
 **Stage 1, attention transfer.** The frozen model reads a row of text once. Each of its attentions gives its inputs and
 its output, and the linearised attention reads the same inputs: the loss of a layer is ‖y − y*‖²/‖y*‖² of the outputs
-after the output projection. No gradient passes between layers. Feature maps and γ are trained.
+after the output projection. No gradient passes between layers. Feature maps, γ and β are trained.
 
 **Stage 2.** Low-rank updates and, at a lower rate, feature maps are trained on the next token: by distillation, KL from
 the distribution of the model before it was linearised (`pieces.divergence`), or by the labels. A piece of `context`
@@ -26,7 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -53,6 +53,7 @@ from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
 
+VERSION = 2  # of a training; 1: β learned as slowly as feature maps, and settings had fit_tokens
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
 _WARMUP, _CLIP = 8, 1.0
 _NUMBERS, _FASTER = ("log_gamma", "rate"), 10.0  # one number a head, ln γ and β's: they have far to go at this rate
@@ -125,6 +126,11 @@ class Training:
         if not (self.folder / SETTINGS).is_file():
             return
         before = read_object(self.folder / SETTINGS)
+        if (version := before.get("version", 1)) != VERSION:
+            raise InputError(
+                f"{self.folder}: expected a training of version {VERSION}, found one of version {version}, whose "
+                "learning rates differ; name another folder"
+            )
         for name, value in asdict(self.settings).items():
             if name != "tokens" and before["settings"].get(name) != value:
                 raise InputError(
@@ -146,7 +152,7 @@ class Training:
         """Make the folder, or note that its training is continued."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path, new = self.folder / SETTINGS, not (self.folder / SETTINGS).is_file()
-        write_json(path, {"settings": asdict(self.settings), "model": self.about})
+        write_json(path, {"version": VERSION, "settings": asdict(self.settings), "model": self.about})
         if new:
             made = provenance(self.settings.seed, "cpu")
             Provenance(**made).write(self.folder)
@@ -385,8 +391,9 @@ _peak = partial(peak_bytes, torch.device("cpu"))
 
 def load(model: Any, folder: Path) -> LinearisedConfig:
     """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings."""
-    found = read_object(folder / SETTINGS)
-    settings = replace(LinearisedConfig(), **found["settings"])
+    found = read_object(folder / SETTINGS)["settings"]
+    known = {one.name for one in fields(LinearisedConfig)}  # those of version 1 had more
+    settings = LinearisedConfig(**{name: value for name, value in found.items() if name in known})
     report = mnemos.linearise(model.eval().requires_grad_(False), **settings.arguments)
     saved = checkpoint.read(folder / TRAINED)
     with torch.no_grad():
