@@ -260,7 +260,7 @@ def linearised_arms() -> str:
         "delta": "`delta`, the rate of β as of the maps",
         "delta-longer": "… longer",
         "delta-transferred": "`delta`, β at ten times the rate, three times the attention transfer at 3e-2",
-        "delta-before-rotary": "… and features before rotary positions",
+        "delta-before-rotary": "… and features before rotary positions: the defaults",
         "delta-labels": "… and stage 2 on the labels",
     }
     lines = [
