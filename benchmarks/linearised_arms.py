@@ -62,6 +62,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "delta-transferred": replace(BEST, rotary=True),
     "delta-before-rotary": BEST,
     "delta-labels": replace(BEST, loss="labels"),
+    "window-labels": replace(BASE, state="none", loss="labels"),
 }
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")

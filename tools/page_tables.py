@@ -262,6 +262,7 @@ def linearised_arms() -> str:
         "delta-transferred": "`delta`, β at ten times the rate, three times the attention transfer at 3e-2",
         "delta-before-rotary": "… and features before rotary positions: the defaults",
         "delta-labels": "… and stage 2 on the labels",
+        "window-labels": "window and sinks, trained on the labels",
     }
     lines = [
         "| | tokens of stage 2 | seeds | perplexity at 0–64 | 64–512 | 512–4,096 | bits per byte | of the gap, % "
