@@ -49,8 +49,8 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
 
 def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
     """The model with a state; its weight is large enough to count."""
-    sizes = {"rank": options.rank, "rotary": options.rotary}
-    report = mnemos.linearise(model, options.window, options.sinks, state, **sizes)  # type: ignore[arg-type]
+    kind: Any = state
+    report = mnemos.linearise(model, options.window, options.sinks, kind, rank=options.rank, rotary=options.rotary)
     with torch.no_grad():
         for name, parameter in report.maps.items():
             if name.endswith("log_gamma"):
@@ -158,8 +158,12 @@ def rows(
     found = []
     for name, seconds in times.items():
         row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
-        row["context"] = n
-        row |= {"state_bytes": sizes[name], "tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
+        row |= {
+            "context": n,
+            "state_bytes": sizes[name],
+            "tokens_per_second": 1 / statistics.median(seconds),
+            "rounds": len(seconds),
+        }
         if name != "softmax" and "softmax" in times:
             row["times_softmax"] = ratio(times, "softmax", name)._asdict()
         found.append(row)

@@ -26,7 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -53,10 +53,11 @@ from .original import original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
 
-VERSION = 2  # of a training; 1: β learned as slowly as feature maps, and settings had fit_tokens
+VERSION = 2  # of a training: 1 had a lower learning rate of β, and a setting fit_tokens
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
 _WARMUP, _CLIP = 8, 1.0
-_NUMBERS, _FASTER = ("log_gamma", "rate"), 10.0  # one number a head, ln γ and β's: they have far to go at this rate
+_PER_HEAD = ("log_gamma", "rate")  # parameters of one number a head, which move farther than feature maps
+_FASTER = 10.0  # their learning rate, in units of that of feature maps
 _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
 _SAVED = 20.0  # seconds of training between two checkpoints, at least
 
@@ -125,12 +126,7 @@ class Training:
         """Raise InputError if the folder has a training with other settings, of another model, or of more tokens."""
         if not (self.folder / SETTINGS).is_file():
             return
-        before = read_object(self.folder / SETTINGS)
-        if (version := before.get("version", 1)) != VERSION:
-            raise InputError(
-                f"{self.folder}: expected a training of version {VERSION}, found one of version {version}, whose "
-                "learning rates differ; name another folder"
-            )
+        before = _read_settings(self.folder)
         for name, value in asdict(self.settings).items():
             if name != "tokens" and before["settings"].get(name) != value:
                 raise InputError(
@@ -179,7 +175,7 @@ class _Stage:
         rate = settings.transfer_rate if first else settings.map_rate
         split: dict[float, list[nn.Parameter]] = {rate: [], _FASTER * rate: []}
         for parameter_name, value in training.maps.items():
-            split[_FASTER * rate if parameter_name.endswith(_NUMBERS) else rate].append(value)
+            split[_FASTER * rate if parameter_name.endswith(_PER_HEAD) else rate].append(value)
         rates = [(settings.rate, [] if first else list(training.updates.values())), *split.items()]
         sets: list[JSONObject] = [{"params": values, "rate": one} for one, values in rates if values]
         self.optimizer = torch.optim.AdamW(sets, weight_decay=0.0, betas=(0.9, 0.99), foreach=True)
@@ -367,6 +363,17 @@ def _check(settings: LinearisedConfig, config: Any) -> None:
             raise InputError(f"{name}: expected at most the {most:,} {of} of the decoder, found {value:,}; lower it")
 
 
+def _read_settings(folder: Path) -> Any:
+    """What a training's folder says of its settings, model and text; raises InputError for one of another version."""
+    found = read_object(folder / SETTINGS)
+    if (version := found.get("version", 1)) != VERSION:
+        raise InputError(
+            f"{folder}: expected a training of version {VERSION}, found one of version {version}, whose learning rates "
+            "and settings differ; train again in another folder"
+        )
+    return found
+
+
 def _sha256(model: Any) -> str:
     """The SHA-256 of a model's configuration, but for names and versions, and of its weights with their names."""
     config = {name: value for name, value in model.config.to_diff_dict().items() if name not in _NAMES}
@@ -390,10 +397,11 @@ _peak = partial(peak_bytes, torch.device("cpu"))
 
 
 def load(model: Any, folder: Path) -> LinearisedConfig:
-    """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings."""
-    found = read_object(folder / SETTINGS)["settings"]
-    known = {one.name for one in fields(LinearisedConfig)}  # those of version 1 had more
-    settings = LinearisedConfig(**{name: value for name, value in found.items() if name in known})
+    """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings.
+
+    Raises InputError for a folder of another version.
+    """
+    settings = LinearisedConfig(**_read_settings(folder)["settings"])
     report = mnemos.linearise(model.eval().requires_grad_(False), **settings.arguments)
     saved = checkpoint.read(folder / TRAINED)
     with torch.no_grad():
