@@ -49,8 +49,8 @@ from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.types import InputError
 
-BASE = LinearisedConfig(state="hedgehog", rotary=True, transfer_rate=1e-2, transfer_tokens=49_152)
-BEST = LinearisedConfig()  # the delta rule on features before rotary positions, and more attention transfer
+BASE = LinearisedConfig(state="hedgehog", rotary=True, half_life=0, transfer_rate=1e-2, transfer_tokens=49_152)
+BEST = LinearisedConfig(half_life=0)  # the delta rule on features before rotary positions, and more attention transfer
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
@@ -61,6 +61,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "delta-longer": replace(BASE, state="delta"),  # with twice the --tokens
     "delta-transferred": replace(BEST, rotary=True),
     "delta-before-rotary": BEST,
+    "delta-forgets": LinearisedConfig(),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
 }
@@ -119,7 +120,7 @@ def told(options: argparse.Namespace) -> None:
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
     names = [f"model.layers.{i}.self_attn" for i in range(model.config.num_hidden_layers)]
     mnemos.linearise(model, state="none", where=names[:LOWER])
-    report = mnemos.linearise(model, state=state, rank=16, rotary=False, where=names[LOWER:])
+    report = mnemos.linearise(model, state=state, rank=16, half_life=0, where=names[LOWER:])
     changed = {one.name: model.get_submodule(one.name) for one in report.changed}
     parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():

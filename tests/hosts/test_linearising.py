@@ -87,10 +87,10 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", DIFFERENT)
 @pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
-@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize(("rotary", "half_life"), [(True, 0), (False, 5)])
 @torch.no_grad()
-def test_any_cut_and_left_padding(name: str, state: str, rotary: bool) -> None:
-    model = decoder(name, -1.0 if state != "delta" else 0.5, state=state, rotary=rotary)
+def test_any_cut_and_left_padding(name: str, state: str, rotary: bool, half_life: int) -> None:
+    model = decoder(name, -1.0 if state != "delta" else 0.5, state=state, rotary=rotary, half_life=half_life)
     x = ids()
     whole = call(model, x)
     cache = new_cache(model)

@@ -13,7 +13,8 @@ from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
 from mnemos.types import leaves
 
 STATES = ("none", "linear", "hedgehog", "delta")
-SCALE = 0.4
+FORGETTING = [(state, False) for state in STATES] + [("hedgehog", True), ("delta", True)]
+SCALE, DECAY = 0.4, -0.3
 
 
 def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -26,12 +27,12 @@ def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype
     return {name: x.to(dtype).requires_grad_() for name, x in found.items()}
 
 
-def far_of(state: str, x: dict[str, Tensor]) -> Far | None:
+def far_of(state: str, x: dict[str, Tensor], forgets: bool = False) -> Far | None:
     if state == "linear":
         return Far(elu, elu, x["gamma"])
-    beta = x["beta"] if state == "delta" else None
+    beta, decay = x["beta"] if state == "delta" else None, DECAY if forgets else 0.0
     maps = (lambda y: hedgehog(y, x["query_map"])), (lambda y: hedgehog(y, x["key_map"]))
-    return None if state == "none" else Far(*maps, x["gamma"], beta)
+    return None if state == "none" else Far(*maps, x["gamma"], beta, decay)
 
 
 def oracle_maps(state: str, x: dict[str, Tensor]) -> Any:
@@ -63,17 +64,17 @@ def read(
 
 
 def oracle(
-    x: dict[str, Tensor], sizes: Sizes, maps: Any, beta: Tensor | None, width: int, mask: Tensor | None
+    x: dict[str, Tensor], sizes: Sizes, maps: Any, far: Far | None, width: int, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, S and z token by token."""
     (b, t, heads, _), (kv, m) = x["q"].shape, x["v"].shape[2:]
-    outputs, rows = [], []
+    outputs, rows, rates = [], [], (None, 0.0) if far is None else (far.beta, far.decay)
     for r in range(b):
         row = ReferenceRow(sizes[:2], torch.zeros(kv, width, m), torch.zeros(kv, width))
         for i in range(t):
             valid = mask is None or bool(mask[r, i])
             token = tuple(x[n][r, i] for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k"))
-            y = row.read(token, sizes.scale, sizes.softcap, maps, beta) if valid else torch.zeros(heads, m).double()
+            y = row.read(token, sizes.scale, sizes.softcap, maps, *rates) if valid else torch.zeros(heads, m).double()
             outputs.append(y)
         rows.append(row)
     y = torch.stack(outputs).unflatten(0, (b, t))
@@ -81,7 +82,7 @@ def oracle(
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("state", "forgets"), FORGETTING)
 @pytest.mark.parametrize(
     ("sizes", "t", "cuts", "padded"),
     [
@@ -90,12 +91,14 @@ def oracle(
         (Sizes(1, 0, SCALE), 9, (4,), True),
     ],
 )
-def test_blocks_are_the_oracle(state: str, sizes: Sizes, t: int, cuts: tuple[int, ...], padded: bool) -> None:
+def test_blocks_are_the_oracle(
+    state: str, forgets: bool, sizes: Sizes, t: int, cuts: tuple[int, ...], padded: bool
+) -> None:
     x = draw(2, t, 4, 2, 3, 2)
     mask = torch.rand(2, t, generator=torch.Generator().manual_seed(1)) > 0.35 if padded else None
-    beta, maps = (x["beta"] if state == "delta" else None), oracle_maps(state, x)
-    y, end = read(x, sizes, far_of(state, x), cuts, mask)
-    expected, s, z = oracle(x, sizes, maps, beta, end.s.shape[2], mask)
+    far = far_of(state, x, forgets)
+    y, end = read(x, sizes, far, cuts, mask)
+    expected, s, z = oracle(x, sizes, oracle_maps(state, x), far, end.s.shape[2], mask)
     torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close((end.s, end.z), (s, z), rtol=1e-11, atol=1e-11)
     weight, upstream = torch.randn_like(expected), torch.randn_like(s)
@@ -109,23 +112,25 @@ def test_blocks_are_the_oracle(state: str, sizes: Sizes, t: int, cuts: tuple[int
             torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_the_recurrence_is_the_equation_of_double_sums() -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_recurrence_is_the_equation_of_double_sums(forgets: bool) -> None:
     x = draw(1, 17, 4, 2, 3, 2)
     x |= {"raw_q": x["q"], "raw_k": x["k"]}
     sizes, maps = Sizes(5, 2, SCALE), oracle_maps("hedgehog", x)
-    y, _, _ = oracle(x, sizes, maps, None, 6, None)
-    found = reference_sums(x["q"][0], x["k"][0], x["v"][0], sizes[:2], SCALE, None, maps, x["sink_q"][0])
+    far = far_of("hedgehog", x, forgets)
+    y, _, _ = oracle(x, sizes, maps, far, 6, None)
+    decay = DECAY if forgets else 0.0
+    found = reference_sums(x["q"][0], x["k"][0], x["v"][0], sizes[:2], SCALE, None, maps, x["sink_q"][0], decay)
     torch.testing.assert_close(y[0], found)
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_many_blocks_and_single_tokens_in_float32(state: str) -> None:
+@pytest.mark.parametrize(("state", "forgets"), FORGETTING)
+def test_many_blocks_and_single_tokens_in_float32(state: str, forgets: bool) -> None:
     """Blocks of 64, far more tokens than a window, and the buffers that change in place."""
     x = {name: value.detach() for name, value in draw(1, 140, 2, 1, 5, 3, torch.float32).items()}
-    sizes, far = Sizes(9, 2, SCALE), far_of(state, x)
-    beta, maps = (x["beta"] if state == "delta" else None), oracle_maps(state, x)
+    sizes, far = Sizes(9, 2, SCALE), far_of(state, x, forgets)
     y, end = read(x, sizes, far, (), None)
-    expected, s, _ = oracle(x, sizes, maps, beta, end.s.shape[2], None)
+    expected, s, _ = oracle(x, sizes, oracle_maps(state, x), far, end.s.shape[2], None)
     torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(end.s.double(), s, rtol=2e-5, atol=2e-5)
     first = {name: value[:, :31] if value.dim() == 4 else value for name, value in x.items()}

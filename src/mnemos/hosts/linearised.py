@@ -6,6 +6,7 @@ Transformers for attention and rotary positions are those of this file.
 
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Settings:
     state: StateName
     rank: int
     rotary: bool
+    half_life: int
 
 
 class LinearisedState(NamedTuple):
@@ -324,10 +326,11 @@ class Linearised(nn.Module):
         if state == "none":
             return None
         gamma = self.log_gamma.exp()
+        decay = -math.log(2) / self.settings.half_life if self.settings.half_life else 0.0
         if state == "linear":
-            return Far(elu, elu, gamma)
+            return Far(elu, elu, gamma, None, decay)
         beta = torch.sigmoid(self.rate) if state == "delta" else None
-        return Far(self._map_queries, self._map_keys, gamma, beta)
+        return Far(self._map_queries, self._map_keys, gamma, beta, decay)
 
     def _map_queries(self, x: Tensor) -> Tensor:
         return hedgehog(x, self.query_map)

@@ -90,6 +90,7 @@ def linearise(
     where: Where = None,
     rank: int = 0,
     rotary: bool = False,
+    half_life: int = 1024,
 ) -> LineariseReport:
     """Give the attentions of a trained decoder of Transformers a state of constant size, in place: an RNN.
 
@@ -113,7 +114,8 @@ def linearise(
     rule on [v, 1] with a rate β per key head in place of the sums; a negative far sum counts 0 in the denominator).
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
-    keys after rotary positions; False: before, where a key is the same at all distances.
+    keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
+    S and z hold half of a token; 0: they never forget, and their gain is lost beyond some 30,000 tokens.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
@@ -130,7 +132,7 @@ def linearise(
     forward calls no attention function of Transformers (Falcon).
     Calls beyond the window raise it for registered decoders with another form of attention.
     """
-    settings = Settings(window, sinks, state, rank, rotary)
+    settings = Settings(window, sinks, state, rank, rotary, half_life)
     _check(model, settings)
     sites = list(list_sites(model))
     chosen, left = _plan(sites, settings, where, model)
@@ -226,7 +228,7 @@ def _check(model: nn.Module, settings: Settings) -> None:
         raise InputError(
             f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
         )
-    for name, least in (("window", 1), ("sinks", 0), ("rank", 0)):
+    for name, least in (("window", 1), ("sinks", 0), ("rank", 0), ("half_life", 0)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")

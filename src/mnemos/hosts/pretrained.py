@@ -50,7 +50,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         apply_record(model, record, folder)
     names = [name for name, _ in model.named_modules()]
     for one in states:
-        linearise(model, **one["settings"], where=[_find_module(name, names, folder) for name in one["names"]])
+        settings = {"half_life": 0, **one["settings"]}  # 0: as decoders were saved before there was one
+        linearise(model, **settings, where=[_find_module(name, names, folder) for name in one["names"]])
     stored = _read_stored(Path(folder))
     for name, module in model.named_modules():
         if isinstance(module, HostBranch | Linearised) and module.state_dict():

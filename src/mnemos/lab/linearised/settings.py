@@ -19,6 +19,7 @@ class LinearisedConfig:
         state: what holds the tokens between them; none: window and sinks alone.
         rank: rank of the low-rank updates of the projections; 0: no updates.
         rotary: whether feature maps read queries and keys after rotary positions.
+        half_life: tokens after which the state holds half of a token; 0: it never forgets.
         loss: targets of stage 2: the decoder's own next-token distribution (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
@@ -40,6 +41,7 @@ class LinearisedConfig:
     state: Literal["none", "linear", "hedgehog", "delta"] = "delta"
     rank: int = 8
     rotary: bool = False
+    half_life: int = 1024
     loss: Literal["distil", "labels"] = "distil"
     context: int = 4096
     length: int = 512
@@ -55,7 +57,7 @@ class LinearisedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self, window=1, sinks=0, rank=0, context=1, length=1, rows=1, transfer_length=1, top=1)
+        check_sizes(self, window=1, sinks=0, rank=0, half_life=0, context=1, length=1, rows=1, transfer_length=1, top=1)
         check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
         for name in ("state", "loss"):
             known = get_args(get_type_hints(type(self))[name])
@@ -84,5 +86,5 @@ class LinearisedConfig:
     @property
     def arguments(self) -> JSONObject:
         """The arguments of `mnemos.linearise`."""
-        names = ("window", "sinks", "state", "rank", "rotary")
+        names = ("window", "sinks", "state", "rank", "rotary", "half_life")
         return {name: getattr(self, name) for name in names}

@@ -371,6 +371,7 @@ def _read_settings(folder: Path) -> Any:
             f"{folder}: expected a training of version {VERSION}, found one of version {version}, whose learning rates "
             "and settings differ; train again in another folder"
         )
+    found["settings"].setdefault("half_life", 0)  # as trainings were before there was one
     return found
 
 

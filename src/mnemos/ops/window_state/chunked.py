@@ -4,6 +4,7 @@ Key columns are those of the window that the state brings, then those of the cal
 i + 1 … i + w near; columns up to i are far, of which those of earlier blocks are in sums S and z at the block's start.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -167,16 +168,26 @@ def _read_far(
         fk = fk * torch.rsqrt(fk.square().sum(-1, keepdim=True) + KEY_EPS)
     fk = fk.masked_fill(still, 0)
     if far.beta is not None:
-        added, one = _correct(fk, added, far.beta.to(wide), state, moved)
+        added, one = _correct(fk, added, far.beta.to(wide), far.decay, state, moved)
         one = _pad(one[..., None], pad).unflatten(-2, (blocks, size))
     fk, added = (_pad(x, pad).unflatten(-2, (blocks, size)) for x in (fk, added))
     fq = far.query((tokens.q if tokens.raw_q is None else tokens.raw_q).flatten(1, 2).to(wide))
     fq = _pad(fq, pad).unflatten(1, (-1, group)).unflatten(-2, (blocks, size))
     fq = fq.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, F]
-    sums = torch.cat([state.s[:, :, None], fk.mT @ added], 2).cumsum(2)
-    norms = fk.sum(-2) if one is None else (fk * one).sum(-2)
-    norms = torch.cat([state.z[:, :, None], norms], 2).cumsum(2)
-    inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_().flatten(3, 4)  # [B, Hk, blocks, G·size, size]
+    inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_()  # [B, Hk, blocks, G, size, size]
+    end = fk  # features with what is left at the block's end
+    if far.decay:
+        age, fade = _fade(moved, far.decay, (blocks, size), wide)
+        inside = inside * (age[..., None] - age[..., None, :]).clamp(max=0).exp()[:, :, :, None]
+        fq = fq * age.exp().repeat(1, 1, 1, group)[..., None]
+        end = fk * (age[..., -1:] - age).exp()[..., None]
+    inside = inside.flatten(3, 4)
+    sums = torch.cat([state.s[:, :, None], end.mT @ added], 2)
+    norms = torch.cat([state.z[:, :, None], end.sum(-2) if one is None else (end * one).sum(-2)], 2)
+    if far.decay:
+        sums, norms = (fade @ sums.flatten(3)).view_as(sums), fade @ norms
+    else:
+        sums, norms = sums.cumsum(2), norms.cumsum(2)
     y = fq @ sums[:, :, :-1] + inside @ added
     norm = fq @ norms[:, :, :-1, :, None] + (inside.sum(-1, keepdim=True) if one is None else inside @ one)
     norm = norm if one is None else norm.clamp(min=0)
@@ -185,8 +196,23 @@ def _read_far(
     return gamma * y, gamma * norm, sums[:, :, -1].clone(), norms[:, :, -1].clone()
 
 
-def _correct(fk: Tensor, v: Tensor, beta: Tensor, state: WindowState, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """What the delta rule adds for every token, u_t = β (v_t − S_{t−1}ᵀ k_t), and the same of a value of 1.
+def _fade(moved: Tensor, decay: float, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """ln of what is left at each token of what S had when its block began, and what is left of block sums later.
+
+    moved [B, T] -> [B, 1, blocks, size] and [B, 1, blocks + 1, blocks + 1]: of row n + 1, what is left after block n of
+    the first state, and of what the blocks before added.
+    """
+    blocks, size = shape
+    count = F.pad(moved, (0, blocks * size - moved.shape[1])).unflatten(1, shape).cumsum(2)  # [B, blocks, size]
+    age = decay * count[:, None].to(dtype)
+    whole = F.pad(age[..., -1].cumsum(2), (1, 0))
+    return age, (whole[..., None] - whole[..., None, :]).clamp(max=0).exp().tril()
+
+
+def _correct(
+    fk: Tensor, v: Tensor, beta: Tensor, decay: float, state: WindowState, moved: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the delta rule adds for every token, u_t = β (v_t − e^g S_{t−1}ᵀ k_t), and the same of a value of 1.
 
     The kernel's outputs for queries that are the next keys are what those keys read.
     """
@@ -196,8 +222,9 @@ def _correct(fk: Tensor, v: Tensor, beta: Tensor, state: WindowState, moved: Ten
     first = (keys[:, 0, :, None] @ start).transpose(1, 2)  # [B, 1, Hk, M + 1]
     ahead = F.pad(keys[:, 1:], (0, 0, 0, 0, 0, 1))
     rate = beta.expand(*keys.shape[:3])
-    read, _ = delta_rule(ahead, keys, values, rate, None, start, moved, scale=1.0)
-    found = torch.cat([first, read[:, :-1]], 1)
+    every = torch.full_like(rate, decay) if decay else None
+    read, _ = delta_rule(ahead, keys, values, rate, every, start, moved, scale=1.0)
+    found = math.exp(decay) * torch.cat([first, read[:, :-1]], 1)
     u = (rate[..., None] * (values - found)).transpose(1, 2)
     u = u.masked_fill(~moved[:, None, :, None], 0)
     return u[..., :-1], u[..., -1]

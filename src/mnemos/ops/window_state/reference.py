@@ -8,6 +8,7 @@ score of near(i):
     y_i = [Σ_near e^{score − m_i} v_j + γ Σ_far φ_q(q_i)·φ_k(k_j) v_j] / [the same sums without v]
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -30,10 +31,12 @@ def reference_sums(
     softcap: float | None = None,
     far: tuple[Map, Map, Tensor] | None = None,
     sink_q: Tensor | None = None,
+    decay: float = 0.0,
 ) -> Tensor:
     """The equation above for one row of n tokens, as double sums: q [n, H, D], k [n, Hk, D], v [n, Hk, M] -> [n, H, M].
 
-    sizes: (w, s). far: (φ_q, φ_k, γ [H]).
+    sizes: (w, s). far: (φ_q, φ_k, γ [H]). The weight of a far token is e^decay to the power of the tokens that have
+    left the window since.
     """
     q, k, v = q.double(), k.double(), v.double()
     meeting = q if sink_q is None else sink_q.double()
@@ -52,6 +55,7 @@ def reference_sums(
             for j in range(i + 1):
                 if far is not None and j not in near:
                     weight = far[2][h].double() * (far[0](q[i, h], h) * far[1](k[j, c], c)).sum()
+                    weight = weight * math.exp(decay * (i - window - j))
                     top, bottom = top + weight * v[j, c], bottom + weight
             outputs.append(top / bottom)
         rows.append(torch.stack(outputs))
@@ -63,6 +67,7 @@ class ReferenceRow:
 
     window, sinks: lists of (number of the token, key [Hk, D], value [Hk, M], what its features are computed of
     [Hk, D]). s [Hk, F, M], z [Hk, F]. beta [Hk]: the state follows the delta rule on [v, 1] with keys of length 1.
+    decay: S and z are multiplied by e^decay before a token enters them.
     """
 
     def __init__(self, sizes: tuple[int, int], s: Tensor, z: Tensor, seen: int = 0) -> None:
@@ -77,6 +82,7 @@ class ReferenceRow:
         softcap: float | None,
         far: tuple[Map, Map, Tensor] | None,
         beta: Tensor | None = None,
+        decay: float = 0.0,
     ) -> Tensor:
         """y [H, M] of one token: q [H, D], k [Hk, D], v [Hk, M], the query that meets the sinks, raw q and raw k."""
         q, k, v, meeting, raw_q, raw_k = (x.double() for x in tokens)
@@ -86,7 +92,7 @@ class ReferenceRow:
         if token[0] < self.sizes[1]:
             self.sinks.append(token)
         if len(self.window) > self.sizes[0]:
-            self._leave(*self.window.pop(0), far, beta)
+            self._leave(*self.window.pop(0), far, beta, decay)
         first = self.window[0][0]
         group, outputs = q.shape[0] // k.shape[0], []
         for h in range(q.shape[0]):
@@ -118,6 +124,7 @@ class ReferenceRow:
         raw: Tensor,
         far: tuple[Map, Map, Tensor] | None,
         beta: Tensor | None,
+        decay: float,
     ) -> None:
         """A token leaves the window: a sink stays beside the window, another enters the sums."""
         if far is None or number < self.sizes[1]:
@@ -125,10 +132,11 @@ class ReferenceRow:
         states, norms = [], []
         for c in range(len(k)):
             features, value, one = far[1](raw[c], c), v[c], torch.ones((), dtype=torch.float64)
+            s, z = math.exp(decay) * self.s[c], math.exp(decay) * self.z[c]
             if beta is not None:
                 features = features / torch.sqrt((features * features).sum() + 1e-6)
-                value = beta[c].double() * (value - features @ self.s[c])
-                one = beta[c].double() * (one - features @ self.z[c])
-            states.append(self.s[c] + torch.outer(features, value))
-            norms.append(self.z[c] + features * one)
+                value = beta[c].double() * (value - features @ s)
+                one = beta[c].double() * (one - features @ z)
+            states.append(s + torch.outer(features, value))
+            norms.append(z + features * one)
         self.s, self.z = torch.stack(states), torch.stack(norms)

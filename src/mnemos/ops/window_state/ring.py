@@ -1,5 +1,6 @@
 """One token at a time without gradients: `Ring` keeps a state in buffers that it changes in place."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -91,6 +92,9 @@ class Ring:
     def _leave(self, fk: Tensor, v: Tensor, far: Far) -> None:
         """The token with features fk [B, Hk, 1, F] and value v [B, Hk, M] leaves the window."""
         fk = fk[:, :, 0]
+        if far.decay:
+            self.s *= math.exp(far.decay)
+            self.z *= math.exp(far.decay)
         if far.beta is None:
             self.s.addcmul_(fk[..., None], v[:, :, None])
             self.z += fk

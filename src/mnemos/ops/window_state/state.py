@@ -21,13 +21,14 @@ class Far(NamedTuple):
 
     query, key: the feature maps [B, H, T, D] -> [B, H, T, F] of H query and of Hk key heads. gamma [H]: the weight γ of
     the far tokens, ≥ 0. beta [Hk]: the rate of the delta rule on [v, 1], with features of keys divided by their length;
-    None: sums.
+    None: sums. decay: the natural logarithm, ≤ 0, of the factor of S and z for each token that enters them.
     """
 
     query: Callable[[Tensor], Tensor]
     key: Callable[[Tensor], Tensor]
     gamma: Tensor
     beta: Tensor | None = None
+    decay: float = 0.0
 
 
 class WindowState(NamedTuple):
