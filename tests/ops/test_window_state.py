@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from mnemos import InputError
-from mnemos.ops.linear.feature_maps import elu, hedgehog
-from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, window_attention
+from mnemos.native import instruction_set, instruction_sets
+from mnemos.ops.linear.feature_maps import Hedgehog, elu
+from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, native, window_attention
 from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
-from mnemos.types import leaves
+from mnemos.types import leaves, map_state
 
 STATES = ("none", "linear", "hedgehog", "delta")
 FORGETTING = [(state, False) for state in STATES] + [("hedgehog", True), ("delta", True)]
@@ -31,7 +32,7 @@ def far_of(state: str, x: dict[str, Tensor], forgets: bool = False) -> Far | Non
     if state == "linear":
         return Far(elu, elu, x["gamma"])
     beta, decay = x["beta"] if state == "delta" else None, DECAY if forgets else 0.0
-    maps = (lambda y: hedgehog(y, x["query_map"])), (lambda y: hedgehog(y, x["key_map"]))
+    maps = Hedgehog(x["query_map"]), Hedgehog(x["key_map"])
     return None if state == "none" else Far(*maps, x["gamma"], beta, decay)
 
 
@@ -197,3 +198,38 @@ def test_sizes_that_do_not_fit() -> None:
         window_attention(x["q"], x["k"], x["v"], Sizes(0, 0, 1.0))
     with pytest.raises(InputError, match="multiple of Hk"):
         window_attention(x["k"], x["q"], x["v"], Sizes(1, 0, 1.0))
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="needs the native kernels")
+@pytest.mark.each_value
+@pytest.mark.parametrize(("state", "forgets"), FORGETTING)
+@pytest.mark.parametrize("name", instruction_sets())
+@pytest.mark.parametrize(("d", "m", "softcap", "sinks"), [(20, 35, None, 3), (16, 64, 0.7, 0), (3, 5, None, 1)])
+@torch.no_grad()
+def test_the_kernel_of_single_tokens(
+    state: str, forgets: bool, name: str, d: int, m: int, softcap: float | None, sinks: int
+) -> None:
+    """Against PyTorch's operations in float64, in every buffer, also where the state is shared between threads."""
+    x = {name: value.detach() for name, value in draw(7, 60, 6, 2, d, m).items()}
+    sizes, far = Sizes(11, sinks, SCALE, softcap), far_of(state, x, forgets)
+    narrow = {name: value.float() for name, value in x.items()}
+    before = read(
+        {name: value[:, :21] if value.dim() == 4 else value for name, value in x.items()}, sizes, far, (), None
+    )[1]
+    rings = [
+        Ring(before, sizes),
+        Ring(map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, before), sizes),
+    ]
+    with instruction_set(name):
+        for i in range(21, 60):
+            found = []
+            for ring, values in zip(rings, (x, narrow), strict=True):
+                q, k, v, sink_q, raw_q, raw_k = (
+                    values[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")
+                )
+                found.append(ring.step(q, k, v, far_of(state, values, forgets), sink_q, (raw_q, raw_k)))
+            torch.testing.assert_close(found[1].double(), found[0], rtol=2e-5, atol=2e-5)
+    for a, b in zip(*(leaves(ring.state()) for ring in rings), strict=True):
+        torch.testing.assert_close(b.to(a.dtype), a, rtol=2e-5, atol=2e-5)
+    q, k, v, sink_q = (narrow[n][:, :1].transpose(1, 2) for n in ("q", "k", "v", "sink_q"))
+    assert native.step(rings[1], q, k, v, far_of(state, narrow), sink_q, (q, k)) is not None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.libraries import CACHE_NAMES
-from mnemos.ops.linear.feature_maps import elu, hedgehog
+from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import note
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError, leaves
@@ -330,13 +330,7 @@ class Linearised(nn.Module):
         if state == "linear":
             return Far(elu, elu, gamma, None, decay)
         beta = torch.sigmoid(self.rate) if state == "delta" else None
-        return Far(self._map_queries, self._map_keys, gamma, beta, decay)
-
-    def _map_queries(self, x: Tensor) -> Tensor:
-        return hedgehog(x, self.query_map)
-
-    def _map_keys(self, x: Tensor) -> Tensor:
-        return hedgehog(x, self.key_map)
+        return Far(Hedgehog(self.query_map), Hedgehog(self.key_map), gamma, beta, decay)
 
     def before_rotation(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor] | None:
         """What features are computed of, [B, H, T, D]; None: of q and k, as where there are no rotary positions."""

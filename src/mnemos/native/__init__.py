@@ -47,6 +47,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_token.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
     loaded.mnemos_norm.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
     loaded.mnemos_norm.restype = None
+    loaded.mnemos_window.argtypes = [ctypes.c_int, ctypes.c_void_p, *[ctypes.c_double] * 3]
     loaded.mnemos_activate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64]
     loaded.mnemos_activate.restype = None
     return loaded, ""

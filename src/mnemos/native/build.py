@@ -38,6 +38,7 @@ PER_PROCESSOR = (
     "convolution",
     "selective",
     "token",
+    "window",
 )  # sources that are compiled once for each
 WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)
 

@@ -14,6 +14,7 @@
 #include "flush.h"
 #include "selective.h"
 #include "token.h"
+#include "window.h"
 
 namespace mnemos {
 
@@ -57,6 +58,12 @@ extern const TokenKernel baseline;
 extern const TokenKernel avx2, avx512;
 #endif
 }  // namespace passing
+namespace streaming {
+extern const WindowKernel baseline;
+#ifdef X86_VARIANTS
+extern const WindowKernel avx2, avx512;
+#endif
+}  // namespace streaming
 namespace attending {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
@@ -230,6 +237,14 @@ const mnemos::TokenKernel& passing(int variant) {
     return mnemos::passing::baseline;
 }
 
+const mnemos::WindowKernel& streaming(int variant) {
+#ifdef X86_VARIANTS
+    if (variant >= 2) return mnemos::streaming::avx512;
+    if (variant == 1) return mnemos::streaming::avx2;
+#endif
+    return mnemos::streaming::baseline;
+}
+
 const mnemos::Bidirectional& attending(int variant) {
 #ifdef BFLOAT16_VARIANT
     if (variant == 3) return mnemos::attending::avx512bf16;
@@ -349,6 +364,11 @@ int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps
 void mnemos_norm(int variant, const mnemos::Norm* call, double offset, double eps) {
     mnemos::Flush flush;
     passing(variant).norm(*call, offset, eps);
+}
+
+int mnemos_window(int variant, const mnemos::WindowToken* call, double scale, double softcap, double kept) {
+    mnemos::Flush flush;
+    return streaming(variant).step(*call, scale, softcap, kept);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }

@@ -77,6 +77,17 @@ def hedgehog(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([y - largest, -y - largest], -1).exp_()
 
 
+@dataclass(frozen=True, eq=False)
+class Hedgehog:
+    """The map `hedgehog` with its weight [H, D', D]."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """φ(x)."""
+        return hedgehog(x, self.weight)
+
+
 def random_projection(features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     """Rows [F, D] for `favor`: orthogonal in blocks of D, for less variance than independent rows."""
     blocks = [torch.empty(0, dim, dtype=torch.float64)]

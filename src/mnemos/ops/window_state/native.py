@@ -1,0 +1,63 @@
+"""A single token of attention with a window, sinks and a state: one call of a kernel that changes a ring's buffers.
+
+In decoding, the time of such a layer is mostly the overhead of some fifty operations of PyTorch on a few numbers.
+"""
+
+import math
+import struct
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mnemos import native as kernels
+from mnemos.ops.kernel_call import eager, loaded_kernels, pointers, runs_here
+from mnemos.ops.linear.feature_maps import Hedgehog, elu
+
+from .state import Far
+
+if TYPE_CHECKING:
+    from .ring import Ring
+
+CALL = struct.Struct("28q")  # `struct WindowToken` of native/window.h
+NO_STATE, EXPONENTIAL, HEDGEHOG = range(3)
+
+
+def step(
+    ring: "Ring", q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor, raw: tuple[Tensor, Tensor] | None
+) -> Tensor | None:
+    """y [B, H, 1, M] of a token, the ring's buffers are changed; None: PyTorch has to compute it, nothing is changed.
+
+    q, sink_q and raw[0] [B, H, 1, D], k and raw[1] [B, Hk, 1, D], v [B, Hk, 1, M]. That is so for float64, other
+    devices than a CPU, unknown feature maps, and where a compiler or tracer has to see the operations.
+    """
+    if ring.s.dtype is not torch.float32 or ring.s.device.type != "cpu" or not runs_here() or not eager(q):
+        return None
+    features: int = NO_STATE
+    maps: tuple[Tensor | None, Tensor | None] = (None, None)
+    if far is not None:
+        if isinstance(far.query, Hedgehog) and isinstance(far.key, Hedgehog):
+            features, maps = HEDGEHOG, (far.query.weight, far.key.weight)
+        elif far.query is elu and far.key is elu:
+            features = EXPONENTIAL
+        else:
+            return None
+    (b, heads, _, d), (kv_heads, _, m), sinks = q.shape, v.shape[1:], ring.sizes.sinks
+    weights = (*maps, None, None) if far is None else (*maps, far.gamma, far.beta)
+    from_q, from_k = (q, k) if raw is None else raw
+    given = [_as_float(x) for x in (q, sink_q, k, v, from_q, from_k, *weights)]
+    y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
+    call = CALL.pack(
+        b, kv_heads, heads // kv_heads, d, m, ring.s.shape[2], ring.sizes.window, sinks, ring.place,
+        torch.get_num_threads(), features, *pointers(*given), *pointers(ring.keys, ring.values),
+        0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
+    )  # fmt: skip
+    kept = 1.0 if far is None else math.exp(far.decay)
+    loaded = loaded_kernels()
+    if loaded.mnemos_window(kernels.variant(loaded), call, ring.sizes.scale, ring.sizes.softcap or 0.0, kept):
+        raise MemoryError("not enough memory for a token; use fewer rows")
+    return y
+
+
+def _as_float(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.to(torch.float32).contiguous()
