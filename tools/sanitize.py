@@ -37,6 +37,7 @@ TESTS = [
     "tests/ops/test_short_convolution_native.py",
     "tests/ops/test_selective_scan_native.py",
     "tests/ops/test_gated_cache_native.py",
+    "tests/ops/test_window_state.py",
     "tests/hugging_face/test_fast.py",
     "tests/generate/test_fused.py",
     "tests/generate/test_fused_keys.py",
