@@ -322,14 +322,14 @@ def linearised_told() -> str:
 def linearised_speed() -> str:
     """The table of docs/linearise.md: tokens a second and bytes of linearised decoders beside their own softmax."""
     lines = [
-        "| | state | rank | tokens of context | softmax, tokens a second | linearised | times as fast "
+        "| | processor | state | rank | tokens of context | softmax, tokens a second | linearised | times as fast "
         "| softmax, MB of cache | linearised |\n",
-        "|---|---|---|---|---|---|---|---|---|\n",
+        "|---|---|---|---|---|---|---|---|---|---|\n",
     ]
     rows = _load("linearised_speed")["rows"]
     keys = "part", "rank", "rotary", "context"
     softmax = {tuple(row[key] for key in keys): row for row in rows if row["model"] == "softmax"}
-    for own in sorted(rows, key=lambda row: (row["part"], row["model"], row["rank"], row["context"])):
+    for own in sorted(rows, key=lambda row: (row["part"], row["cpu"], row["model"], row["context"])):
         other = softmax.get(tuple(own[key] for key in keys))
         if own is other or other is None:
             continue
@@ -339,7 +339,8 @@ def linearised_speed() -> str:
         speeds = " | ".join(f"{row['tokens_per_second']:,.1f}" for row in (other, own))
         sizes = " | ".join(f"{row['state_bytes'] / 1e6:,.1f}" for row in (other, own))
         lines.append(
-            f"| {own['part']} | {state} | {own['rank']} | {own['context']:,} | {speeds} | {fast} | {sizes} |\n"
+            f"| {own['part']} | {own['cpu'].removesuffix(' Processor').replace('(R)', '')} | {state} | {own['rank']} "
+            f"| {own['context']:,} | {speeds} | {fast} | {sizes} |\n"
         )
     return "".join(lines)
 
