@@ -223,7 +223,7 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=30, num_key_value_heads=1, **sizes)).eval()
-    mnemos.linearise(model, window=5, sinks=0, state="hedgehog", rotary=rotary)
+    mnemos.linearise(model, window=5, sinks=0, state="hedgehog", rotary=rotary, half_life=4)
     own = model.model.layers[0].self_attn.linearised
     own.log_gamma.fill_(-1.0)
     step = mnemos.functional(model)
@@ -236,7 +236,8 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     distance = torch.arange(21)[:, None] - torch.arange(21)
     scores = (q @ k.T * call.sizes.scale).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
     near = torch.exp(scores - scores.amax(-1, keepdim=True))
-    sums = (far.query(raw_q)[0] @ far.key(raw_k)[0, 0].T).masked_fill(distance < 5, 0).sum(-1) * far.gamma[:, None]
+    kernel = (far.query(raw_q)[0] @ far.key(raw_k)[0, 0].T) * 2 ** ((5 - distance) / 4)
+    sums = kernel.masked_fill(distance < 5, 0).sum(-1) * far.gamma[:, None]
     share = (sums / (sums + near.sum(-1))).mean(0)
     assert found.length == 5
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 3]), share, rtol=1e-3, atol=1e-5)

@@ -164,6 +164,8 @@ class LinearisedReader(SumsReader):
                 left = slice(0, count)  # the words that left the window in this call
                 raw = old.raw if old.raw.shape[-1] else old.k
                 k, v = far.key(raw[:, :, left].float())[0], old.v[0, :, left].float()
+                later = torch.arange(count - 1, -1, -1, device=k.device)  # words that leave after each
+                k = k * torch.exp(far.decay * later)[:, None]
                 found = (k @ u.mT) * (v @ w.mT) / sigma[:, None].clamp(min=1e-12)
                 loads = found.abs().clamp(max=1).transpose(1, 2).flatten(0, 1)
             q = call.q if not self.layer.raw or call.rotation is None else call.rotation.before(call.q, call.k)[0]
@@ -219,12 +221,14 @@ def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
     weights = weights.masked_fill(~near, 0)
     far = torch.zeros_like(first)
     if (maps := layer.far()) is not None:
-        mapped = maps.query(raw_q.float())[0]
+        mapped, gone = maps.query(raw_q.float())[0], left & (number >= sizes.sinks)  # what left the window in this call
         if state is not None:
             far = (mapped * state.z[0].float().repeat_interleave(group, 0)[:, None]).sum(-1)
-        if maps.beta is None:  # what left the window in this call
+            far = far * torch.exp(maps.decay * gone.sum(-1))
+        if maps.beta is None:
             kernel = mapped @ maps.key(features[None])[0].repeat_interleave(group, 0).mT
-            far = far + kernel.masked_fill(~(left & (number >= sizes.sinks)), 0).sum(-1)
+            kernel = kernel * torch.exp(maps.decay * (distance - w).clamp(min=0))
+            far = far + kernel.masked_fill(~gone, 0).sum(-1)
         far = maps.gamma.float()[:, None] * far.clamp(min=0)
     masses = torch.stack([weights[..., held:].sum(-1), weights[..., :held].sum(-1), first, far])
     return list((masses / masses.sum(0)).mean(1))
