@@ -297,6 +297,8 @@ def test_what_is_refused_and_left() -> None:
         mnemos.linearise(model, window=7)
     with pytest.raises(InputError, match="a state of none"):
         mnemos.linearise(plain("llama"), state="mamba")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"half_life, at most 1,048,576, found 1000000000; 0 never"):
+        mnemos.linearise(plain("llama"), half_life=10**9)
     with pytest.raises(InputError, match="window, a whole number"):
         mnemos.linearise(plain("llama"), window=0)
     with pytest.raises(InputError, match="nothing to undo"):
@@ -321,7 +323,7 @@ def test_where_and_the_report() -> None:
     assert all(known[name] is parameter for name, parameter in {**report.maps, **report.updates}.items())
     assert len(report.updates) == 8
     text = str(report)
-    assert "1 attention has a window of 7 tokens, 1 sinks and state='delta' now" in text
+    assert "1 attention has a window of 7 tokens, 1 sinks and state='delta' (half_life=1024) now" in text
     x, cache = ids(), new_cache()  # a layer that keeps all keys beside one that does not
     with torch.no_grad():
         parts = [call(model, x[:, part], cache) for part in (slice(0, 5), slice(5, 20), slice(20, 21), slice(21, 33))]

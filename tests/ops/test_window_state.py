@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mnemos import InputError
 from mnemos.native import instruction_set, instruction_sets
@@ -14,7 +15,7 @@ from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
 from mnemos.types import leaves, map_state
 
 STATES = ("none", "linear", "hedgehog", "delta")
-FORGETTING = [(state, False) for state in STATES] + [("hedgehog", True), ("delta", True)]
+FORGETTING = [(state, False) for state in STATES] + [(state, True) for state in STATES[1:]]
 SCALE, DECAY = 0.4, -0.3
 
 
@@ -29,9 +30,9 @@ def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype
 
 
 def far_of(state: str, x: dict[str, Tensor], forgets: bool = False) -> Far | None:
-    if state == "linear":
-        return Far(elu, elu, x["gamma"])
     beta, decay = x["beta"] if state == "delta" else None, DECAY if forgets else 0.0
+    if state == "linear":
+        return Far(elu, elu, x["gamma"], None, decay)
     maps = Hedgehog(x["query_map"]), Hedgehog(x["key_map"])
     return None if state == "none" else Far(*maps, x["gamma"], beta, decay)
 
@@ -62,6 +63,11 @@ def read(
         start = end
     assert state is not None
     return torch.cat(outputs, 1), state
+
+
+def token_of(x: dict[str, Tensor], i: int) -> list[Tensor]:
+    """What `Ring.step` gets of column i, but features: q, k, v, the query that meets the sinks, raw q and raw k."""
+    return [x[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")]
 
 
 def oracle(
@@ -139,9 +145,7 @@ def test_many_blocks_and_single_tokens_in_float32(state: str, forgets: bool) -> 
     kept = [leaf.clone() for leaf in leaves(before)]
     ring = Ring(before, sizes)
     for i in range(31, 60):
-        q, k, v, sink_q, raw_q, raw_k = (
-            x[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")
-        )
+        q, k, v, sink_q, raw_q, raw_k = token_of(x, i)
         one = ring.step(q, k, v, far, sink_q, (raw_q, raw_k))
         torch.testing.assert_close(one.transpose(1, 2), y[:, i : i + 1], rtol=2e-5, atol=2e-5)
     first = {name: value[:, :60] if value.dim() == 4 else value for name, value in x.items()}
@@ -209,7 +213,7 @@ def test_sizes_that_do_not_fit() -> None:
 def test_the_kernel_of_single_tokens(
     state: str, forgets: bool, name: str, d: int, m: int, softcap: float | None, sinks: int
 ) -> None:
-    """Against PyTorch's operations in float64, in every buffer, also where the state is shared between threads."""
+    """Against PyTorch's operations in float64, in every buffer."""
     x = {name: value.detach() for name, value in draw(7, 60, 6, 2, d, m).items()}
     sizes, far = Sizes(11, sinks, SCALE, softcap), far_of(state, x, forgets)
     narrow = {name: value.float() for name, value in x.items()}
@@ -224,12 +228,67 @@ def test_the_kernel_of_single_tokens(
         for i in range(21, 60):
             found = []
             for ring, values in zip(rings, (x, narrow), strict=True):
-                q, k, v, sink_q, raw_q, raw_k = (
-                    values[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")
-                )
+                q, k, v, sink_q, raw_q, raw_k = token_of(values, i)
                 found.append(ring.step(q, k, v, far_of(state, values, forgets), sink_q, (raw_q, raw_k)))
             torch.testing.assert_close(found[1].double(), found[0], rtol=2e-5, atol=2e-5)
     for a, b in zip(*(leaves(ring.state()) for ring in rings), strict=True):
         torch.testing.assert_close(b.to(a.dtype), a, rtol=2e-5, atol=2e-5)
     q, k, v, sink_q = (narrow[n][:, :1].transpose(1, 2) for n in ("q", "k", "v", "sink_q"))
     assert native.step(rings[1], q, k, v, far_of(state, narrow), sink_q, (q, k)) is not None
+
+
+@torch.no_grad()
+def test_threads_share_a_state_and_the_result_is_the_same() -> None:
+    x = {name: value.float() for name, value in draw(8, 30, 8, 4, 32, 64).items()}
+    sizes, far, threads = Sizes(9, 2, SCALE), far_of("delta", x, True), torch.get_num_threads()
+    assert x["k"].shape[0] * 4 * 64 * 64 >= 2**16  # SERIAL of native/window.cpp
+    ends = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            ring = Ring(read(x, sizes, far, (), None)[1], sizes)
+            for i in range(5):
+                q, k, v, sink_q, raw_q, raw_k = token_of(x, i)
+                y = ring.step(q, k, v, far, sink_q, (raw_q, raw_k))
+        finally:
+            torch.set_num_threads(threads)
+        ends.append((y, *leaves(ring.state())))
+    assert all(map(torch.equal, *ends))
+
+
+@torch.no_grad()
+def test_what_the_kernel_of_single_tokens_leaves_to_pytorch() -> None:
+    """Other rows than the state's are refused, shapes may broadcast, tangents are kept; buffers may be any views."""
+    x = {name: value.float() for name, value in draw(3, 30, 4, 2, 5, 6).items()}
+    sizes, far = Sizes(9, 2, SCALE), far_of("delta", x)
+    state = read(x, sizes, far, (), None)[1]
+    q, k, v, sink_q, raw_q, raw_k = token_of(x, 3)
+    one = Ring(map_state(lambda leaf: leaf[:1], state), sizes)
+    with pytest.raises(RuntimeError, match="must match"):
+        one.step(q, k, v, far, sink_q, (raw_q, raw_k))
+    expected = Ring(state, sizes).step(q, k, v, far._replace(gamma=torch.full((4,), 0.5)), sink_q, (raw_q, raw_k))
+    found = Ring(state, sizes).step(q, k, v, far._replace(gamma=torch.full((1,), 0.5)), sink_q, (raw_q, raw_k))
+    torch.testing.assert_close(found, expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        y = Ring(state, sizes).step(dual, k, v, far, sink_q, (raw_q, raw_k))
+        assert forward_ad.unpack_dual(y).tangent is not None
+    permuted = state._replace(k=state.k.mT.contiguous().mT, s=state.s.mT.contiguous().mT)
+    rings = Ring(permuted, sizes), Ring(map_state(lambda leaf: leaf[::2], state), sizes)
+    for ring in rings[:1]:
+        ring.map(lambda leaf: leaf[::2])
+    for ring in rings:
+        assert ring.s.is_contiguous()
+        assert ring.keys.is_contiguous()
+    ends = [ring.step(q[::2], k[::2], v[::2], far, sink_q[::2], (raw_q[::2], raw_k[::2])) for ring in rings]
+    wanted = Ring(state, sizes).step(q, k, v, far, sink_q, (raw_q, raw_k))[::2]
+    for end in ends:
+        torch.testing.assert_close(end, wanted)
+
+
+def test_a_value_that_is_no_number_reaches_no_earlier_block() -> None:
+    x = {name: value.detach() for name, value in draw(1, 300, 2, 1, 5, 3).items()}
+    x["v"][0, 290] = torch.nan
+    y, _ = read(x, Sizes(9, 2, SCALE), far_of("delta", x, True), (), None)
+    assert bool(y[:, :256].isfinite().all())
+    assert bool(y[:, 290].isnan().all())

@@ -44,7 +44,7 @@ class Settings:
     state: StateName
     rank: int
     rotary: bool
-    half_life: int
+    half_life: int = 0  # 0: pickles made before there was one
 
 
 class LinearisedState(NamedTuple):

@@ -33,6 +33,7 @@ from .linearised import (
 )
 from .report import LeftLayer
 
+LONGEST = 2**20  # half-life in tokens; beyond it float32 has hardly a digit for the factor of a token
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
 
 
@@ -67,9 +68,10 @@ class LineariseReport:
             key = f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads"
             kinds[key] = kinds.get(key, 0) + 1
         count, own = len(self.changed), self.settings
+        forgets = f" (half_life={own.half_life})" if own.state != "none" else ""
         lines = [
             f"{count} attention{'s have' if count > 1 else ' has'} a window of {own.window} tokens, {own.sinks} sinks "
-            f"and state={own.state!r} now:"
+            f"and state={own.state!r}{forgets} now:"
         ]
         lines += [f"  {n} x {key}" for key, n in kinds.items()]
         lines += [f"  left {one.name} ({one.kind}): {one.reason}" for one in self.left]
@@ -115,7 +117,7 @@ def linearise(
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
     keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
-    S and z hold half of a token; 0: they never forget, and their gain is lost beyond some 30,000 tokens.
+    S and z hold half of a token; 0: they never forget, and what they gain is lost within some 60,000 tokens.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
@@ -232,6 +234,10 @@ def _check(model: nn.Module, settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
+    if settings.half_life > LONGEST:
+        raise InputError(
+            f"linearise: expected half_life, at most {LONGEST:,}, found {settings.half_life}; 0 never forgets"
+        )
     if not isinstance(settings.rotary, bool):
         raise InputError(f"linearise: expected rotary, True or False, found {settings.rotary!r}")
     if settings.state not in (known := get_args(StateName)):

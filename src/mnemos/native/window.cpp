@@ -1,7 +1,7 @@
 // A token of attention with a window, sinks and a state, for one kind of processor (WIDTH floats a vector, table VARIANT).
 //
 // The oldest token of the window enters S and z by its features, and gives its place to the new one. A worker takes a key
-// head of a row with its query heads; S is read and written once for the update and all of their reads.
+// head of a row with its query heads; S is written once, in the loop in which they read it.
 #include "window.h"
 
 #include <cmath>

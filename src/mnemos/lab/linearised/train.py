@@ -131,7 +131,7 @@ class Training:
             if name != "tokens" and before["settings"].get(name) != value:
                 raise InputError(
                     f"{self.folder}: expected a training with {name} {value!r}, found one with "
-                    f"{before['settings'].get(name)!r}; name another folder"
+                    f"{before['settings'].get(name)!r}; set that, or name another folder"
                 )
         if before["model"] != self.about:
             raise InputError(

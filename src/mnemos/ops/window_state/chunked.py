@@ -177,7 +177,7 @@ def _read_far(
     inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_()  # [B, Hk, blocks, G, size, size]
     end = fk  # features with what is left at the block's end
     if far.decay:
-        age, fade = _fade(moved, far.decay, (blocks, size), wide)
+        age = _age(moved, far.decay, (blocks, size), wide)
         inside = inside * (age[..., None] - age[..., None, :]).clamp(max=0).exp()[:, :, :, None]
         fq = fq * age.exp().repeat(1, 1, 1, group)[..., None]
         end = fk * (age[..., -1:] - age).exp()[..., None]
@@ -185,7 +185,8 @@ def _read_far(
     sums = torch.cat([state.s[:, :, None], end.mT @ added], 2)
     norms = torch.cat([state.z[:, :, None], end.sum(-2) if one is None else (end * one).sum(-2)], 2)
     if far.decay:
-        sums, norms = (fade @ sums.flatten(3)).view_as(sums), fade @ norms
+        kept = age[..., -1].exp().unbind(2)
+        sums, norms = _carry(sums, [x[..., None, None] for x in kept]), _carry(norms, [x[..., None] for x in kept])
     else:
         sums, norms = sums.cumsum(2), norms.cumsum(2)
     y = fq @ sums[:, :, :-1] + inside @ added
@@ -196,17 +197,23 @@ def _read_far(
     return gamma * y, gamma * norm, sums[:, :, -1].clone(), norms[:, :, -1].clone()
 
 
-def _fade(moved: Tensor, decay: float, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """ln of what is left at each token of what S had when its block began, and what is left of block sums later.
+def _age(moved: Tensor, decay: float, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """ln of what is left at each token of what S had when its block began: moved [B, T] -> [B, 1, blocks, size]."""
+    count = F.pad(moved, (0, shape[0] * shape[1] - moved.shape[1])).unflatten(1, shape).cumsum(2)
+    return decay * count[:, None].to(dtype)
 
-    moved [B, T] -> [B, 1, blocks, size] and [B, 1, blocks + 1, blocks + 1]: of row n + 1, what is left after block n of
-    the first state, and of what the blocks before added.
+
+def _carry(x: Tensor, kept: list[Tensor]) -> Tensor:
+    """A state and what blocks add to it [B, Hk, 1 + blocks, ...] -> the state before each block and after the last.
+
+    kept: of each block, what it leaves of the state before it.
     """
-    blocks, size = shape
-    count = F.pad(moved, (0, blocks * size - moved.shape[1])).unflatten(1, shape).cumsum(2)  # [B, blocks, size]
-    age = decay * count[:, None].to(dtype)
-    whole = F.pad(age[..., -1].cumsum(2), (1, 0))
-    return age, (whole[..., None] - whole[..., None, :]).clamp(max=0).exp().tril()
+    found, *added = x.unbind(2)
+    states = [found]
+    for factor, one in zip(kept, added, strict=True):
+        found = factor * found + one
+        states.append(found)
+    return torch.stack(states, 2)
 
 
 def _correct(

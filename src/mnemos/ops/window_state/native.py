@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
+from mnemos._compat import forward_differentiated
 from mnemos.ops.kernel_call import eager, loaded_kernels, pointers, runs_here
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 
@@ -28,10 +29,11 @@ def step(
 ) -> Tensor | None:
     """y [B, H, 1, M] of a token, the ring's buffers are changed; None: PyTorch has to compute it, nothing is changed.
 
-    q, sink_q and raw[0] [B, H, 1, D], k and raw[1] [B, Hk, 1, D], v [B, Hk, 1, M]. That is so for float64, other
-    devices than a CPU, unknown feature maps, and where a compiler or tracer has to see the operations.
+    q, sink_q and raw[0] [B, H, 1, D], k and raw[1] [B, Hk, 1, D], v [B, Hk, 1, M]. None where the kernels were not
+    built, for float64, other devices than a CPU, other feature maps than `Hedgehog` and `elu`, gradients, shapes that
+    PyTorch may broadcast or refuse, and where a compiler or tracer has to see the operations.
     """
-    if ring.s.dtype is not torch.float32 or ring.s.device.type != "cpu" or not runs_here() or not eager(q):
+    if ring.s.dtype is not torch.float32 or not runs_here():
         return None
     features: int = NO_STATE
     maps: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -42,13 +44,25 @@ def step(
             features = EXPONENTIAL
         else:
             return None
-    (b, heads, _, d), (kv_heads, _, m), sinks = q.shape, v.shape[1:], ring.sizes.sinks
+    (b, heads, _, d), (kv_heads, _, m), sinks, window = q.shape, v.shape[1:], ring.sizes.sinks, ring.sizes.window
+    width, f = 0 if raw is None else d, 0 if far is None else ring.s.shape[2]
     weights = (*maps, None, None) if far is None else (*maps, far.gamma, far.beta)
+    every = (q, sink_q, k, v, *weights, ring.keys, ring.values, ring.raw, ring.s, *(raw or ()))
+    few, many = (b, kv_heads, 1, d), (b, heads, 1, d)
+    shapes = (
+        many, many, few, (b, kv_heads, 1, m), (heads, f // 2, d), (kv_heads, f // 2, d), (heads,), (kv_heads,),
+        (b, kv_heads, window, d), (b, kv_heads, sinks + window, m), (b, kv_heads, window, width),
+        (b, kv_heads, f, m), many, few,
+    )  # fmt: skip
+    if any([x is not None and (x.shape != shape or not x.is_cpu) for x, shape in zip(every, shapes, strict=False)]):
+        return None
+    if not _is_computed_here(every):
+        return None
     from_q, from_k = (q, k) if raw is None else raw
     given = [_as_float(x) for x in (q, sink_q, k, v, from_q, from_k, *weights)]
     y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
     call = CALL.pack(
-        b, kv_heads, heads // kv_heads, d, m, ring.s.shape[2], ring.sizes.window, sinks, ring.place,
+        b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.place,
         torch.get_num_threads(), features, *pointers(*given), *pointers(ring.keys, ring.values),
         0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
     )  # fmt: skip
@@ -57,6 +71,15 @@ def step(
     if loaded.mnemos_window(kernels.variant(loaded), call, ring.sizes.scale, ring.sizes.softcap or 0.0, kept):
         raise MemoryError("not enough memory for a token; use fewer rows")
     return y
+
+
+def _is_computed_here(given: tuple[Tensor | None, ...]) -> bool:
+    """Whether no derivative, compiler, tracer or transform has to see the operations."""
+    if torch.jit.is_tracing() or forward_differentiated():
+        return False
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in given]):
+        return False
+    return eager(*given[:4])
 
 
 def _as_float(x: Tensor | None) -> Tensor | None:

@@ -26,10 +26,10 @@ class Ring:
         wide = state.s.dtype
         self._sinks, self._types = state.sink_k, (state.k.dtype, state.v.dtype)
         # As large as its state and no view of what a longer call kept.
-        self.keys, self.raw = state.k.to(wide, copy=True), state.raw.to(wide, copy=True)
+        self.keys, self.raw = (_own(x.to(wide)) for x in (state.k, state.raw))
         self.values = torch.cat([state.sink_v.to(wide), state.v.to(wide)], -2)
-        self.sink_k = (state.sink_k if sink_k is None else sink_k).to(wide, copy=True)
-        self.s, self.z, self.seen = state.s.clone(), state.z.clone(), state.seen.clone()
+        self.sink_k = _own((state.sink_k if sink_k is None else sink_k).to(wide))
+        self.s, self.z, self.seen = _own(state.s), _own(state.z), state.seen.clone()
         self.steps = 0
 
     def state(self) -> WindowState:
@@ -43,7 +43,7 @@ class Ring:
     def map(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply `fn` to every tensor, as to select rows."""
         for name in ("keys", "raw", "values", "sink_k", "s", "z", "seen", "_sinks"):
-            setattr(self, name, fn(getattr(self, name)))
+            setattr(self, name, fn(getattr(self, name)).contiguous())
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
@@ -109,3 +109,8 @@ class Ring:
         one = rate * (1 - (fk * self.z).sum(-1, keepdim=True))
         self.s.addcmul_(fk[..., None], u[:, :, None])
         self.z.addcmul_(fk, one)
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy without gaps, as the kernel reads buffers."""
+    return x.clone(memory_format=torch.contiguous_format)
