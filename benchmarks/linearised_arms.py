@@ -62,7 +62,6 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "delta-transferred": replace(BEST, rotary=True),
     "delta-before-rotary": BEST,
     "delta-forgets": LinearisedConfig(),
-    "delta-forgets-longer": LinearisedConfig(transfer_tokens=294_912),
     "delta-forgets-wiki": LinearisedConfig(),  # with WikiText-2's training split in --train, and another --out
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),

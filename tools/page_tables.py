@@ -260,8 +260,10 @@ def linearised_arms() -> str:
         "delta": "`delta`, the rate of β as of the maps",
         "delta-longer": "… longer",
         "delta-transferred": "`delta`, β at ten times the rate, three times the attention transfer at 3e-2",
-        "delta-before-rotary": "… and features before rotary positions: the defaults",
-        "delta-labels": "… and stage 2 on the labels",
+        "delta-before-rotary": "… and features before rotary positions",
+        "delta-forgets": "… and a half-life of 1,024 tokens: the defaults",
+        "delta-forgets-wiki": "the defaults, WikiText-2's training split among the texts",
+        "delta-labels": "`delta` that never forgets, stage 2 on the labels",
         "window-labels": "window and sinks, trained on the labels",
     }
     lines = [

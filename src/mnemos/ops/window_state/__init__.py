@@ -30,7 +30,7 @@ def window_attention(
 
     a_ij = q_i·k_j·scale, m_i the largest a_ij of near(i), near(i) = {j : i − w < j ≤ i} ∪ {j < s}, far(i) the other
     j ≤ i. far None: no far tokens. With `far.beta` the far sums follow the delta rule on [v, 1], and a negative far sum
-    counts 0 in the denominator.
+    counts 0 in the denominator. With `far.decay` the far sums are multiplied by e^decay before a token enters them.
 
     q [B, T, H, D], k [B, T, Hk, D], v [B, T, Hk, M], T ≥ 1; y [B, T, H, M]. Hk divides H: query head h reads the keys,
     values and state of head h // (H / Hk), without copies of them. state: never changed; None: new rows. Gradients flow
