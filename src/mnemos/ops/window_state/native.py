@@ -46,24 +46,26 @@ def step(
             return None
     (b, heads, _, d), (kv_heads, _, m), sinks, window = q.shape, v.shape[1:], ring.sizes.sinks, ring.sizes.window
     width, f = 0 if raw is None else d, 0 if far is None else ring.s.shape[2]
-    weights = (*maps, None, None) if far is None else (*maps, far.gamma, far.beta)
-    every = (q, sink_q, k, v, *weights, ring.keys, ring.values, ring.raw, ring.s, *(raw or ()))
-    few, many = (b, kv_heads, 1, d), (b, heads, 1, d)
-    shapes = (
-        many, many, few, (b, kv_heads, 1, m), (heads, f // 2, d), (kv_heads, f // 2, d), (heads,), (kv_heads,),
-        (b, kv_heads, window, d), (b, kv_heads, sinks + window, m), (b, kv_heads, window, width),
-        (b, kv_heads, f, m), many, few,
-    )  # fmt: skip
-    if any([x is not None and (x.shape != shape or not x.is_cpu) for x, shape in zip(every, shapes, strict=False)]):
-        return None
-    if not _is_computed_here(every):
-        return None
+    gamma, beta = (None, None) if far is None else (far.gamma, far.beta)
     from_q, from_k = (q, k) if raw is None else raw
-    given = [_as_float(x) for x in (q, sink_q, k, v, from_q, from_k, *weights)]
+    few, many, value = (b, kv_heads, 1, d), (b, heads, 1, d), (b, kv_heads, 1, m)
+    given = (
+        (q, many), (sink_q, many), (k, few), (v, value), (from_q, many), (from_k, few), (maps[0], (heads, f // 2, d)),
+        (maps[1], (kv_heads, f // 2, d)), (gamma, (heads,)), (beta, (kv_heads,)),
+    )  # fmt: skip
+    buffers = (
+        (ring.keys, (b, kv_heads, window, d)), (ring.values, (b, kv_heads, sinks + window, m)),
+        (ring.raw, (b, kv_heads, window, width)), (ring.s, (b, kv_heads, f, m)),
+    )  # fmt: skip
+    if any([x is not None and (x.shape != shape or not x.is_cpu) for x, shape in (*given, *buffers)]):
+        return None
+    if not _is_computed_here([x for x, _ in given]):
+        return None
+    floats = [x if x is None else x.to(torch.float32).contiguous() for x, _ in given]
     y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
     call = CALL.pack(
         b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.place,
-        torch.get_num_threads(), features, *pointers(*given), *pointers(ring.keys, ring.values),
+        torch.get_num_threads(), features, *pointers(*floats), *pointers(ring.keys, ring.values),
         0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
     )  # fmt: skip
     kept = 1.0 if far is None else math.exp(far.decay)
@@ -73,14 +75,10 @@ def step(
     return y
 
 
-def _is_computed_here(given: tuple[Tensor | None, ...]) -> bool:
+def _is_computed_here(given: list[Tensor | None]) -> bool:
     """Whether no derivative, compiler, tracer or transform has to see the operations."""
     if torch.jit.is_tracing() or forward_differentiated():
         return False
     if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in given]):
         return False
     return eager(*given[:4])
-
-
-def _as_float(x: Tensor | None) -> Tensor | None:
-    return x if x is None else x.to(torch.float32).contiguous()
