@@ -62,7 +62,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "delta-transferred": replace(BEST, rotary=True),
     "delta-before-rotary": BEST,
     "delta-forgets": LinearisedConfig(),
-    "delta-forgets-wiki": LinearisedConfig(),  # with WikiText-2's training split in --train, and another --out
+    # With WikiText-2's training split in --train, and another --out:
+    "delta-forgets-wiki": LinearisedConfig(),
+    "window-wiki": replace(BASE, state="none"),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
 }

@@ -263,6 +263,7 @@ def linearised_arms() -> str:
         "delta-before-rotary": "… and features before rotary positions",
         "delta-forgets": "… and a half-life of 1,024 tokens: the defaults",
         "delta-forgets-wiki": "the defaults, WikiText-2's training split among the texts",
+        "window-wiki": "window and sinks, trained so",
         "delta-labels": "`delta` that never forgets, stage 2 on the labels",
         "window-labels": "window and sinks, trained on the labels",
     }
