@@ -110,24 +110,25 @@ def test_it_learns_and_continues_bit_for_bit_after_a_kill_and_with_more_tokens(t
     assert all(map(torch.equal, weights(whole), weights(longer)))
 
 
-def test_a_signal_ends_it_after_the_update_and_it_continues(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("at", "kept"), [(7, 6), (10, 10)])  # the first of two updates of a group; the last of all
+def test_a_signal_ends_it_after_the_update_and_it_continues(at, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "_SAVED", 0.0)
     update, done = train._Stage._update, []
 
     def signalled(self, number):
         done.append(number)
-        if len(done) == 7:  # the first of two updates of a group
+        if len(done) == at:
             signal.raise_signal(signal.SIGTERM)
         return update(self, number)
 
     monkeypatch.setattr(train._Stage, "_update", signalled)
     few = {"tokens": 0, "transfer_tokens": 64 * 5}
-    with pytest.raises(Interrupted, match="continues from update 6 of 10"):
+    with pytest.raises(Interrupted, match=f"continues from update {kept} of 10"):
         begin(tmp_path / "ended", **few).run()
-    assert done == [1, 2, 3, 4, 5, 6, 7]
+    assert done == [*range(1, at + 1)]
     ended, whole = begin(tmp_path / "ended", **few), begin(tmp_path / "whole", **few)
     ended.run()
-    assert done[7:] == [7, 8, 9, 10]
+    assert done[at:] == [*range(kept + 1, 11)]
     whole.run()
     assert all(map(torch.equal, weights(whole), weights(ended)))
 

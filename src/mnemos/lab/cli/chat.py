@@ -62,8 +62,12 @@ def chat(arguments: list[str]) -> int:
 
     model, tokenizer = language_model(options.folder)
     if options.window is not None:
-        from mnemos.hosts.linearising import linearise
+        from mnemos.hosts.linearising import RECORD, linearise
 
+        if hasattr(model.config, RECORD):
+            raise InputError(
+                f"--window: expected a decoder without a state, found {options.folder} linearised; omit it"
+            )
         linearise(model, window=options.window, sinks=sinks, state="none")
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     drawn["generator"] = torch.Generator().manual_seed(options.seed)

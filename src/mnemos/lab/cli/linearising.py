@@ -18,7 +18,13 @@ def linearise(arguments: list[str]) -> int:
     parser.add_argument(
         "--text", nargs="+", type=Path, required=True, metavar="PATH", help="files or folders to train on"
     )
-    parser.add_argument("--test", nargs="+", type=Path, metavar="PATH", help="files that are measured afterwards")
+    parser.add_argument(
+        "--test",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="files that are measured afterwards, each of at least 16,384 tokens",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="RUN", help="the run's folder; RUN/model: the result"
     )
@@ -59,10 +65,10 @@ def linearise(arguments: list[str]) -> int:
 
 
 def _meanings(config: type) -> dict[str, str]:
-    """The meanings of a configuration's fields, from "Attributes:" of its docstring, a line each; "" with -OO."""
+    """The meanings of a configuration's fields, from "Attributes:" of its docstring; "" with -OO."""
     found = dict.fromkeys((one.name for one in fields(config)), "")
     _, _, lines = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
-    for line in lines.splitlines():
-        name, _, meaning = line.strip().partition(": ")
+    for line in inspect.cleandoc(lines).replace("\n    ", " ").splitlines():  # a line for each field
+        name, _, meaning = line.partition(": ")
         found[name] = meaning.removesuffix(".")
     return found

@@ -19,7 +19,7 @@ class LinearisedConfig:
         state: what holds the tokens between them; none: window and sinks alone.
         rank: rank of the low-rank updates of the projections; 0: no updates.
         rotary: whether feature maps read queries and keys after rotary positions.
-        half_life: tokens after which the state holds half of a token; 0: it never forgets.
+        half_life: tokens after which the state holds half of a token, at most 1,048,576; 0: it never forgets.
         loss: targets of stage 2: the decoder's own next-token distribution (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
         length: tokens of an update of stage 2, through which the gradient passes; it divides the context.
