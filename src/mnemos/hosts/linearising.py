@@ -117,7 +117,7 @@ def linearise(
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
     keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
-    S and z hold half of a token, at most 2²⁰; 0: they never forget, and lose what they gain within 60,000 tokens.
+    S and z hold half of a token, at most 2²⁰; 0: they never forget; their gain was lost after 60,000 tokens.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all

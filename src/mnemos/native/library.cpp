@@ -18,52 +18,32 @@
 
 namespace mnemos {
 
+// The tables of a source that is compiled once for each kind of processor, and that of a number of `mnemos_best`.
+#ifdef X86_VARIANTS
+#define VARIANTS(TABLE, SPACE)                                                                           \
+    namespace SPACE {                                                                                    \
+    extern const TABLE baseline, avx2, avx512;                                                           \
+    static const TABLE& of(int variant) { return variant >= 2 ? avx512 : variant == 1 ? avx2 : baseline; } \
+    }
+#else
+#define VARIANTS(TABLE, SPACE)                            \
+    namespace SPACE {                                     \
+    extern const TABLE baseline;                          \
+    static const TABLE& of(int) { return baseline; }      \
+    }
+#endif
+
 extern const Kernels baseline;
 #ifdef X86_VARIANTS
 extern const Kernels avx2, avx512;
 #endif
-namespace decoding {
-extern const Decoder baseline;
-#ifdef X86_VARIANTS
-extern const Decoder avx2, avx512;
-#endif
-}  // namespace decoding
-namespace caching {
-extern const Cache baseline;
-#ifdef X86_VARIANTS
-extern const Cache avx2, avx512;
-#endif
-}  // namespace caching
-namespace correcting {
-extern const DeltaRule baseline;
-#ifdef X86_VARIANTS
-extern const DeltaRule avx2, avx512;
-#endif
-}  // namespace correcting
-namespace convolving {
-extern const ShortConvolution baseline;
-#ifdef X86_VARIANTS
-extern const ShortConvolution avx2, avx512;
-#endif
-}  // namespace convolving
-namespace selecting {
-extern const SelectiveScan baseline;
-#ifdef X86_VARIANTS
-extern const SelectiveScan avx2, avx512;
-#endif
-}  // namespace selecting
-namespace passing {
-extern const TokenKernel baseline;
-#ifdef X86_VARIANTS
-extern const TokenKernel avx2, avx512;
-#endif
-}  // namespace passing
-namespace streaming {
-extern const WindowKernel baseline;
-#ifdef X86_VARIANTS
-extern const WindowKernel avx2, avx512;
-#endif
-}  // namespace streaming
+VARIANTS(Decoder, decoding)
+VARIANTS(Cache, caching)
+VARIANTS(DeltaRule, correcting)
+VARIANTS(ShortConvolution, convolving)
+VARIANTS(SelectiveScan, selecting)
+VARIANTS(TokenKernel, passing)
+VARIANTS(WindowKernel, streaming)
 namespace attending {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
@@ -197,54 +177,6 @@ const mnemos::Kernels& kernels(int variant) {
     return mnemos::baseline;
 }
 
-const mnemos::Cache& caching(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::caching::avx512;
-    if (variant == 1) return mnemos::caching::avx2;
-#endif
-    return mnemos::caching::baseline;
-}
-
-const mnemos::DeltaRule& correcting(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::correcting::avx512;
-    if (variant == 1) return mnemos::correcting::avx2;
-#endif
-    return mnemos::correcting::baseline;
-}
-
-const mnemos::ShortConvolution& convolving(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::convolving::avx512;
-    if (variant == 1) return mnemos::convolving::avx2;
-#endif
-    return mnemos::convolving::baseline;
-}
-
-const mnemos::SelectiveScan& selecting(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::selecting::avx512;
-    if (variant == 1) return mnemos::selecting::avx2;
-#endif
-    return mnemos::selecting::baseline;
-}
-
-const mnemos::TokenKernel& passing(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::passing::avx512;
-    if (variant == 1) return mnemos::passing::avx2;
-#endif
-    return mnemos::passing::baseline;
-}
-
-const mnemos::WindowKernel& streaming(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::streaming::avx512;
-    if (variant == 1) return mnemos::streaming::avx2;
-#endif
-    return mnemos::streaming::baseline;
-}
-
 const mnemos::Bidirectional& attending(int variant) {
 #ifdef BFLOAT16_VARIANT
     if (variant == 3) return mnemos::attending::avx512bf16;
@@ -254,14 +186,6 @@ const mnemos::Bidirectional& attending(int variant) {
     if (variant == 1) return mnemos::attending::avx2;
 #endif
     return mnemos::attending::baseline;
-}
-
-const mnemos::Decoder& decoder(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::decoding::avx512;
-    if (variant == 1) return mnemos::decoding::avx2;
-#endif
-    return mnemos::decoding::baseline;
 }
 
 }  // namespace
@@ -316,13 +240,13 @@ int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* ca
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
                   const mnemos::Memory* memory, const mnemos::Numbers* numbers) {
     mnemos::Flush flush;
-    return decoder(variant).decode(*stack, layers, *step, memory, *numbers);
+    return mnemos::decoding::of(variant).decode(*stack, layers, *step, memory, *numbers);
 }
 
 // Of a gated cache: what 0 the update, 1 its backward, 2 the read, 3 its backward.
 int mnemos_cache(int variant, int what, const void* call) {
     mnemos::Flush flush;
-    const mnemos::Cache& found = caching(variant);
+    const mnemos::Cache& found = mnemos::caching::of(variant);
     if (what < 2) return (what ? found.update_backward : found.update)(*(const mnemos::Update*)call);
     return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);
 }
@@ -334,18 +258,18 @@ int mnemos_delta(int variant, int backward, const mnemos::Delta* call, double sc
         in_large_pages(c.dv.data, c.B * c.T * c.H * c.M * (c.type == mnemos::FLOAT32 ? 4 : 2));
         i64 size = c.type == mnemos::FLOAT32 || c.heads < c.H ? 4 : 2;
         for (const void* x : {c.dq.data, c.dk.data}) in_large_pages(x, c.B * c.T * c.heads * c.D * size);
-        return correcting(variant).backward(c, scale);
+        return mnemos::correcting::of(variant).backward(c, scale);
     }
     in_large_pages(c, c.y, c.T, c.M);
     if (c.states) in_large_pages(c.states, c.B * c.H * ((c.T - 1) / c.keep) * c.D * c.M * (i64)sizeof(float));
-    return correcting(variant).forward(c, scale);
+    return mnemos::correcting::of(variant).forward(c, scale);
 }
 
 int mnemos_convolution(int variant, int backward, const mnemos::Convolution* call) {
     mnemos::Flush flush;
     const mnemos::Convolution& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
-    return (backward ? convolving(variant).backward : convolving(variant).forward)(c);
+    return (backward ? mnemos::convolving::of(variant).backward : mnemos::convolving::of(variant).forward)(c);
 }
 
 int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
@@ -353,25 +277,27 @@ int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
     const mnemos::Selective& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     if (backward) in_large_pages(c.d_dt, c.B * c.T * c.C * (i64)sizeof(float));
-    return (backward ? selecting(variant).backward : selecting(variant).forward)(c);
+    return (backward ? mnemos::selecting::of(variant).backward : mnemos::selecting::of(variant).forward)(c);
 }
 
 int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {
     mnemos::Flush flush;
-    return passing(variant).run(*call, beta, eps);
+    return mnemos::passing::of(variant).run(*call, beta, eps);
 }
 
 void mnemos_norm(int variant, const mnemos::Norm* call, double offset, double eps) {
     mnemos::Flush flush;
-    passing(variant).norm(*call, offset, eps);
+    mnemos::passing::of(variant).norm(*call, offset, eps);
 }
 
 int mnemos_window(int variant, const mnemos::WindowToken* call, double scale, double softcap, double kept) {
     mnemos::Flush flush;
-    return streaming(variant).step(*call, scale, softcap, kept);
+    return mnemos::streaming::of(variant).step(*call, scale, softcap, kept);
 }
 
-void mnemos_activate(int variant, int activation, float* x, i64 n) { decoder(variant).activate(activation, x, n); }
+void mnemos_activate(int variant, int activation, float* x, i64 n) {
+    mnemos::decoding::of(variant).activate(activation, x, n);
+}
 
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
 }

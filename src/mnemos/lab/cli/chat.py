@@ -66,7 +66,7 @@ def chat(arguments: list[str]) -> int:
 
         if hasattr(model.config, RECORD):
             raise InputError(
-                f"--window: expected a decoder without a state, found {options.folder} linearised; omit it"
+                f"--window: expected a decoder without a state, found {options.folder} linearised; leave it out"
             )
         linearise(model, window=options.window, sinks=sinks, state="none")
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}

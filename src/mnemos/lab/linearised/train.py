@@ -452,7 +452,7 @@ def train_folder(
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
-        _say(f"measuring on {', '.join(tests)}: perplexity of four pieces each, and recall, which takes minutes")
+        _say(f"measuring on {', '.join(tests)}: perplexity and recall, some minutes a text")
         measured = {name: assess(decoder, tokenizer, one, **plans[name]) for name, one in tests.items()}
         write_json(out / ASSESSED, measured)
         result |= {"test": measured}
