@@ -37,7 +37,7 @@ from mnemos.atomic import write_json
 from mnemos.hosts.remembering import Segmented
 from mnemos.lab.compare.significance import interval, paired, spread, welch
 from mnemos.lab.linearised.assess import DISTANCES, Reading, SegmentReading, assess, recall, state_bytes
-from mnemos.lab.linearised.pieces import read_texts
+from mnemos.lab.linearised.pieces import groups, read_texts
 from mnemos.lab.linearised.settings import LinearisedConfig
 from mnemos.lab.linearised.told import TellingConfig, ToldRow, ToldRows, train_told
 from mnemos.lab.linearised.train import Training, transfer_gradients
@@ -67,12 +67,17 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window-wiki": replace(BASE, state="none"),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
+    # The window with another memory than a state, in or around all attentions; stage 2 alone:
+    "window-cache": replace(BASE, state="none", transfer_tokens=0),
+    "window-cache-unwritten": replace(BASE, state="none", transfer_tokens=0),
+    "window-remember": replace(BASE, state="none", transfer_tokens=0),
 }
+MEMORIES = ("cache", "cache-unwritten", "remember")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
 ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
-SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has 64 − 2·TOKENS tokens
+SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
 RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 TRANSFER = 0.4  # share of the updates of a state that are attention transfer
 ASKED = 14  # tokens up to the answer, which weigh most in attention transfer
@@ -87,22 +92,62 @@ def run(options: argparse.Namespace) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     place = options.out / options.arm / f"seed-{options.seed}"
     place.mkdir(parents=True, exist_ok=True)
-    settings = ARMS[options.arm]
+    settings, reader = ARMS[options.arm], model
     if settings is not None:
         settings = replace(settings, seed=options.seed)
         if settings.tokens:
             settings = replace(settings, tokens=options.tokens)
         texts = read_texts(options.train)
         about = {"name": options.model.name}
-        Training(model, tokenizer, texts, settings, place, teacher=options.out / "teacher", about=about).run()
+        kind = options.arm.removeprefix("window-")
+        training = MemoryTraining(
+            kind, model, tokenizer, texts, settings, place, teacher=options.out / "teacher", about=about
+        )
+        training.run()
+        reader = training.reader
+    begin = Reading if reader is model else SegmentReading
     folder = place / f"assessed-{settings.tokens if settings is not None else 0}"
     folder.mkdir(exist_ok=True)
     for i, (name, text) in enumerate(read_texts(options.test).items()):
         path = folder / f"{name}.json"
         if not path.is_file():
-            write_json(path, assess(model, tokenizer, text, pieces=options.pieces, rows=0 if i else options.rows))
+            rows = 0 if i else options.rows
+            write_json(path, assess(reader, tokenizer, text, pieces=options.pieces, rows=rows, begin_reading=begin))
             print(f"{options.arm} seed {options.seed}: {name} measured", flush=True)
-    write_json(folder / "run.json", provenance(options.seed, "cpu") | _costs(model) | {"finished": now()})
+    write_json(folder / "run.json", provenance(options.seed, "cpu") | _costs(begin(reader)) | {"finished": now()})
+
+
+class MemoryTraining(Training):
+    """`Training`, of a kind in MEMORIES with that memory beside the window; it learns at the feature maps' rate.
+
+    `reader` is what has the memory: the decoder itself, or the wrapper with its memory tokens.
+    """
+
+    reader: Any
+
+    def __init__(self, kind: str, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.reader = self.model
+        if kind in MEMORIES:
+            if self.teacher is not None:
+                for numbers, ids in groups(self.pieces, 1, 0, -(-self.settings.tokens // self.settings.context)):
+                    self.teacher.of(numbers, ids)  # while the decoder has no memory
+            names = [one.name for one in self.report.changed]
+            self.reader, self.maps = add_memory(self.model, kind, names, self.settings.window)
+            self.trained = self.maps | self.updates
+            self.step = mnemos.functional(self.model) if self.reader is self.model else self.reader
+
+
+def add_memory(model: Any, kind: str, where: list[str], window: int) -> tuple[Any, dict[str, Any]]:
+    """Add a memory to a decoder with a window: what reads with it, and its new parameters; none of other kinds."""
+    if kind.startswith("cache"):
+        grc = mnemos.GRC(scope="stream", length=SLOTS, block=BLOCK)
+        mnemos.cache(model, grc.unwritten() if kind == "cache-unwritten" else grc, where=where)
+        return model, {name: value for name, value in model.named_parameters() if ".grc." in name}
+    if kind == "remember":
+        remembering = mnemos.remember(model, tokens=TOKENS)
+        return Segmented(remembering, window - 2 * TOKENS), dict(remembering.memory.named_parameters())
+    return model, {}
 
 
 def told(options: argparse.Namespace) -> None:
@@ -128,15 +173,7 @@ def told(options: argparse.Namespace) -> None:
     parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():
         parts["weights" if name.endswith(("log_gamma", "rate")) else "maps"][name] = value
-    reader: Any = model
-    if kind.startswith("cache"):
-        grc = mnemos.GRC(scope="stream", length=SLOTS, block=BLOCK)
-        mnemos.cache(model, grc.unwritten() if kind == "cache-unwritten" else grc, where=names[LOWER:])
-        parts["memory"] = {name: value for name, value in model.named_parameters() if ".grc." in name}
-    elif kind == "remember":
-        remembering = mnemos.remember(model, tokens=TOKENS)
-        reader = Segmented(remembering, report.settings.window - 2 * TOKENS)
-        parts["memory"] = dict(remembering.memory.named_parameters())
+    reader, parts["memory"] = add_memory(model, kind, names[LOWER:], report.settings.window)
 
     def predict(row: ToldRow) -> Any:
         if reader is model:
@@ -156,8 +193,8 @@ def told(options: argparse.Namespace) -> None:
             for value in parts["maps"].values():
                 value.mul_(SCALE)
         fit_weights(model, changed, text[None, :768])
-    groups = [(RATES[name], found) for name, found in parts.items()]
-    trained = train_told(predict, groups, rows, settings, place / "checkpoints", transfer)
+    rates = [(RATES[name], found) for name, found in parts.items()]
+    trained = train_told(predict, rates, rows, settings, place / "checkpoints", transfer)
     begin = Reading if reader is model else SegmentReading
     about = provenance(options.seed, "cpu") | {"command": command_line()}
     if not (place / "told.json").is_file():
@@ -167,14 +204,15 @@ def told(options: argparse.Namespace) -> None:
     write_json(place / "predicted.json", found | {"about": about | {"finished": now()}})
 
 
-def _costs(model: Any) -> dict[str, int]:
-    """Bytes of the cache's tensors after 4,096 tokens, which count for the original, and FLOPs of a token there."""
-    reading, ids = Reading(model), torch.zeros(1024, dtype=torch.int64)
+def _costs(reading: Reading) -> dict[str, int]:
+    """Bytes of the state after 4,096 tokens and FLOPs of a token there, of a whole segment's where there are some."""
+    ids, n = torch.zeros(1024, dtype=torch.int64), getattr(reading.model, "segment", 1)
     with torch.no_grad():
         for _ in range(4):
             reading.read(ids)
-        flops = count_flops(lambda: reading.read(ids[:1]))
-    return {"state_bytes": state_bytes(reading.cache), "token_flops": flops}
+        size = state_bytes(reading.cache)
+        flops = count_flops(lambda: reading.read(ids[:n]))
+    return {"state_bytes": size, "token_flops": flops // n}
 
 
 def table(options: argparse.Namespace) -> None:
@@ -203,7 +241,9 @@ def table(options: argparse.Namespace) -> None:
         nats = spread(far[arm])
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
         row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
-        row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
+        memory = arm.removeprefix("window-") in MEMORIES
+        computed = None if memory else _state_bytes(ARMS[arm], options.model)
+        row["state_bytes"] = computed or runs[0]["state_bytes"]
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)

@@ -149,7 +149,7 @@ def _tokens(tokenizer: Any, text: str) -> Tensor:
 
 
 def state_bytes(cache: Any) -> int:
-    """Bytes of the tensors that a cache of Transformers holds, each storage once."""
+    """Bytes of the tensors that a cache of Transformers or a state holds, each storage once."""
     seen: dict[int, int] = {}
 
     def walk(value: Any) -> None:
@@ -163,7 +163,7 @@ def state_bytes(cache: Any) -> int:
         elif hasattr(value, "__dict__"):
             walk(list(vars(value).values()))
 
-    walk(cache.layers)
+    walk(getattr(cache, "layers", cache))
     return sum(seen.values())
 
 
