@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mnemos.types import InputError
 from .attach import Known, apply
 from .branch import HostBranch
 from .hooks import RECORD
-from .linearised import Linearised
+from .linearised import Linearised, Settings
 from .linearising import RECORD as LINEARISED
 from .linearising import linearise
 
@@ -51,6 +52,11 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     names = [name for name, _ in model.named_modules()]
     for one in states:
         settings = {"half_life": 0, **one["settings"]}  # 0: as decoders were saved before there was one
+        if new := {*settings} - {field.name for field in fields(Settings)}:
+            raise InputError(
+                f"{folder}: expected the settings of linearise that this version knows, found {', '.join(sorted(new))} "
+                "in config.json; update mnemos"
+            )
         linearise(model, **settings, where=[_find_module(name, names, folder) for name in one["names"]])
     stored = _read_stored(Path(folder))
     for name, module in model.named_modules():

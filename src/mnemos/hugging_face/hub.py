@@ -105,9 +105,11 @@ def check_folder(source: str) -> None:
     """Raise InputError if a source is neither hf:NAME nor the folder of a saved model."""
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
         found = "a folder without its config.json" if Path(source).is_dir() else "no such folder"
+        made = Path(source) / "model"  # of a run of `mnemos linearise`
+        hint = f"name {made}" if "model_type" in _saved_config(made) else "check the path"
         raise InputError(
             f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}; "
-            "check the path"
+            f"{hint}"
         )
 
 

@@ -135,10 +135,14 @@ def test_a_signal_ends_it_after_the_update_and_it_continues(at, kept, tmp_path, 
 
 def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "trained/model").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "trained/model"):
+        (folder / "config.json").write_text('{"model_type": "llama"}')
     for words, said in (
         ("nowhere --text x", "nowhere: expected the folder of a saved model of Transformers, or hf:NAME of the hub"),
+        (f"{tmp_path}/trained --text x", f"found a folder without its config.json; name {tmp_path}/trained/model"),
         ("nowhere --text x --window 0", "window: expected at least 1, found 0"),
+        ("nowhere --text x --half-life 1048577", "half_life: expected at most 1,048,576 tokens, found 1,048,577"),
         ("nowhere --text x --length 100", "length: expected a divisor of the context of 4096 tokens, found 100"),
         (f"{tmp_path} --text {tmp_path}/no", "found no such file or folder; check --text"),
         (f"{tmp_path} --text {tmp_path}/empty.txt", "found none in it; check --text"),
@@ -171,6 +175,8 @@ def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
     with pytest.raises(InputError, match="expected the teacher of this model and text"):
         Training(other, tokenizer, TEXT, few, tmp_path / "other", teacher=tmp_path / "teacher", quiet=True)
     assert not (tmp_path / "other").exists()
+    with pytest.raises(InputError, match="expected a training with window 9, found one with 8"):
+        train.train_folder("hf:not-loaded", [], replace(few, window=9), tmp_path)
     assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
 
     old = json.loads((path := tmp_path / train.SETTINGS).read_text())

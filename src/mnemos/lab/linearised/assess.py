@@ -6,7 +6,7 @@ goes on from part to part.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ DISTANCES = (128, 256, 512, 1024, 2048, 4096)
 _READ = 1024  # tokens that are read at once
 _BEFORE = 64  # tokens before a fact
 _TOLD = 64  # more than the tokens of a fact and its question
+
+Show = Callable[[str, Sequence[Any]], Iterable[Any]]  # (unit, items) -> the items, as their progress is shown
 
 
 class Reading:
@@ -44,6 +46,10 @@ class Reading:
         return Reading(self.model, copy.deepcopy(self.cache))
 
 
+def _hide(unit: str, items: Sequence[Any]) -> Iterable[Any]:
+    return items
+
+
 class SegmentReading(Reading):
     """The same of a decoder with memory tokens in segments, `mnemos.hosts.remembering.Segmented`."""
 
@@ -59,12 +65,16 @@ class SegmentReading(Reading):
 
 
 def nats_by_position(
-    model: Any, pieces: Sequence[Tensor], read: int = _READ, begin_reading: Callable[[Any], Reading] = Reading
+    model: Any,
+    pieces: Sequence[Tensor],
+    read: int = _READ,
+    begin_reading: Callable[[Any], Reading] = Reading,
+    show: Show = _hide,
 ) -> Tensor:
     """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
     found = []
     with torch.no_grad(), evaluating(model):
-        for ids in pieces:
+        for ids in show("pieces", pieces):
             reading, nats = begin_reading(model), []
             targets = F.pad(ids[1:], (0, 1), value=-100)
             for part, wanted in zip(ids.split(read), targets.split(read), strict=True):
@@ -101,6 +111,7 @@ def recall(
     distances: Sequence[int] = DISTANCES,
     seed: int = 0,
     begin_reading: Callable[[Any], Reading] = Reading,
+    show: Show = _hide,
 ) -> JSONObject:
     """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
 
@@ -119,7 +130,7 @@ def recall(
         raise InputError(f"recall: expected at least {length:,} tokens of text, found {len(text):,}; add text")
     found: list[JSONObject] = [{"distance": d, "choice": [], "own_words": [], "nats": []} for d in sorted(distances)]
     with torch.no_grad(), evaluating(model):
-        for row in range(rows):
+        for row in show("told facts", range(rows)):
             random = generator(seed, row)
             begin = int(random.integers(len(text) - length + 1))
             person, place = str(random.choice(PEOPLE)), int(random.integers(len(PLACES)))
@@ -177,16 +188,18 @@ def assess(
     rows: int = 8,
     distances: Sequence[int] = DISTANCES,
     begin_reading: Callable[[Any], Reading] = Reading,
+    show: Show = _hide,
 ) -> JSONObject:
     """Perplexity by position, bits per byte and recall of told facts in one text.
 
-    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. Raises InputError for a text
+    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. show: is given the pieces
+    and then the rows, and yields them as they are read. Raises InputError for a text
     of fewer than `pieces` pieces.
     """
     ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context
     chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
-    nats = nats_by_position(model, chosen, begin_reading=begin_reading)
+    nats = nats_by_position(model, chosen, begin_reading=begin_reading, show=show)
     found: JSONObject = {
         "tokens": pieces * context,
         "positions": by_position(nats),
@@ -194,7 +207,7 @@ def assess(
         "bits_per_byte_of_pieces": [bits_per_byte(n, [p], tokenizer) for n, p in zip(nats, chosen, strict=True)],
     }
     if rows:
-        found["recall"] = recall(model, tokenizer, ids, rows, distances, begin_reading=begin_reading)
+        found["recall"] = recall(model, tokenizer, ids, rows, distances, begin_reading=begin_reading, show=show)
     return found
 
 

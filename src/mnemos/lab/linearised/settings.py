@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
+from mnemos.hosts.linearising import LONGEST
 from mnemos.models.fields import check_sizes
 from mnemos.types import InputError, JSONObject
 
@@ -63,6 +64,8 @@ class LinearisedConfig:
             known = get_args(get_type_hints(type(self))[name])
             if getattr(self, name) not in known:
                 raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.half_life > LONGEST:
+            raise InputError(f"half_life: expected at most {LONGEST:,} tokens, found {self.half_life:,}; lower it")
         if not self.decay <= 1:
             raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
         for name in ("length", "transfer_length"):

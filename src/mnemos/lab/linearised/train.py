@@ -25,7 +25,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,7 @@ class Training:
         _check(settings, model.config.get_text_config())
         self.about: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
         self.about["model"] = _sha256(model)
+        check_settings(folder, settings)
         self._check_folder()
         self.model = model.eval().requires_grad_(False)
         torch.manual_seed(settings.seed)
@@ -123,17 +124,10 @@ class Training:
         return result
 
     def _check_folder(self) -> None:
-        """Raise InputError if the folder has a training with other settings, of another model, or of more tokens."""
+        """Raise InputError if the folder has a training of another model or text, or of more tokens."""
         if not (self.folder / SETTINGS).is_file():
             return
-        before = _read_settings(self.folder)
-        for name, value in asdict(self.settings).items():
-            if name != "tokens" and before["settings"].get(name) != value:
-                raise InputError(
-                    f"{self.folder}: expected a training with {name} {value!r}, found one with "
-                    f"{before['settings'].get(name)!r}; set {name} to that of the folder, or name another"
-                )
-        if before["model"] != self.about:
+        if _read_settings(self.folder)["model"] != self.about:
             raise InputError(
                 f"{self.folder}: expected a training of this model and text, found one of others; name another folder"
             )
@@ -352,6 +346,19 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, w
     return total / len(changed)
 
 
+def check_settings(folder: Path, settings: LinearisedConfig) -> None:
+    """Raise InputError if a folder has a training with other settings; one of fewer tokens may go on."""
+    if not (folder / SETTINGS).is_file():
+        return
+    before = _read_settings(folder)["settings"]
+    for name, value in asdict(settings).items():
+        if name != "tokens" and before.get(name) != value:
+            raise InputError(
+                f"{folder}: expected a training with {name} {value!r}, found one with {before.get(name)!r}; set {name} "
+                "to that of the folder, or name another"
+            )
+
+
 def _check(settings: LinearisedConfig, config: Any) -> None:
     """Raise InputError for settings that a decoder with this configuration does not allow."""
     positions = getattr(config, "max_position_embeddings", None) or settings.context
@@ -427,6 +434,7 @@ def train_folder(
     """
     transformers = mnemos.libraries.transformers()
     check_folder(str(model))
+    check_settings(out, settings)
     model = str(model).removeprefix(HF)
     _say(f"reading the text of {', '.join(map(str, text))}")
     texts, tests = read_texts(text), read_texts(test)
@@ -452,8 +460,14 @@ def train_folder(
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
-        _say(f"measuring on {', '.join(tests)}: perplexity and recall, some minutes a text")
-        measured = {name: assess(decoder, tokenizer, one, **plans[name]) for name, one in tests.items()}
+        measured = {}
+        with progress(False, out.name, 0, 0) as display:
+            for name, one in tests.items():
+
+                def show(unit: str, items: Sequence[Any], name: str = name) -> Iterable[Any]:
+                    return display.evaluation(name, len(items), items, lambda _: 1, unit)
+
+                measured[name] = assess(decoder, tokenizer, one, show=show, **plans[name])
         write_json(out / ASSESSED, measured)
         result |= {"test": measured}
     return result
