@@ -55,6 +55,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
     "window-trained": replace(BASE, state="none"),
+    "window-longer": replace(BASE, state="none"),  # with --tokens 212992, as many as both stages of a state have
     "hedgehog": BASE,
     "elu": replace(BASE, state="linear"),
     "delta": replace(BASE, state="delta"),  # what is in results/ was trained with β at the maps' rate

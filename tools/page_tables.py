@@ -255,6 +255,7 @@ def linearised_arms() -> str:
         "original": "original: softmax over all tokens",
         "window": "window and sinks, not trained",
         "window-trained": "window and sinks, trained alike",
+        "window-longer": "… on as many tokens as both stages of the defaults read",
         "hedgehog": "`hedgehog`",
         "elu": "`linear`",
         "delta": "`delta`, the rate of β as of the maps",
@@ -266,11 +267,15 @@ def linearised_arms() -> str:
         "window-wiki": "window and sinks, trained so",
         "delta-labels": "`delta` that never forgets, stage 2 on the labels",
         "window-labels": "window and sinks, trained on the labels",
+        "window-cache": "window and sinks with a gated cache of each stream",
+        "window-cache-unwritten": "… the same, never written",
+        "window-remember": "window with memory tokens, which take 32 of its 64",
     }
     lines = [
         "| | tokens of stage 2 | seeds | perplexity at 0–64 | 64–512 | 512–4,096 | bits per byte | of the gap, % "
-        "| of Great Expectations | Moby Dick | WikiText-2 | facts of 128, 1,024, 4,096 tokens ago, % | state, KiB |\n",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| of Great Expectations | Moby Dick | WikiText-2 | facts of 128, 1,024, 4,096 tokens ago, % | state, KiB "
+        "| MFLOPs a token |\n",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     ]
     for row in _load("linearised")["rows"]:
         title = titles[row["name"]]
@@ -289,7 +294,7 @@ def linearised_arms() -> str:
         state = f"{row['state_bytes'] / KIB:,.0f}"
         lines.append(
             f"| {title} | {row['tokens']:,} | {row['seeds']} | {places} | {row['bits_per_byte']:.3f} | {closed} "
-            f"| {of_texts} | {facts} | {state} |\n"
+            f"| {of_texts} | {facts} | {state} | {row['token_flops'] / 1e6:.0f} |\n"
         )
     return "".join(lines)
 
@@ -300,6 +305,7 @@ def linearised_told() -> str:
         "told-window": "window and sinks alone",
         "told-hedgehog": "`hedgehog`",
         "told-delta": "`delta`",
+        "told-delta-forgets": "`delta` with a half-life of 1,024 tokens",
         "told-cache": "gated cache of each stream",
         "told-cache-unwritten": "gated cache, never written",
         "told-remember": "memory tokens",
