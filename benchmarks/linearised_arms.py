@@ -248,6 +248,9 @@ def table(options: argparse.Namespace) -> None:
         memory = arm.removeprefix("window-") in MEMORIES
         computed = None if memory else _state_bytes(ARMS[arm], options.model)
         row["state_bytes"] = computed or runs[0]["state_bytes"]
+        if computed:  # what a run measured has the spare columns of its buffers
+            for one in runs:
+                one.pop("state_bytes", None)
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)

@@ -21,6 +21,7 @@ from mnemos.types import leaves
 
 SERVED = [name for name in (*FAMILIES, *FURTHER) if not name.startswith("falcon")]
 DIFFERENT = ("llama", "phi", "gemma3", "opt", "Cohere2", "Glm4")  # families whose rotary positions or layers differ
+ALIKE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in SERVED if name not in DIFFERENT]
 
 
 def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
@@ -85,7 +86,7 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", [*DIFFERENT, *ALIKE])
 @pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
 @pytest.mark.parametrize(("rotary", "half_life"), [(True, 0), (False, 5)])
 @torch.no_grad()
