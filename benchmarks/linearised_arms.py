@@ -27,6 +27,7 @@ import json
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from mnemos.lab.linearised.told import TellingConfig, ToldRow, ToldRows, train_t
 from mnemos.lab.linearised.train import Training, transfer_gradients
 from mnemos.lab.linearised.weights import fit_weights
 from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.measure.gradients import state_bytes as bytes_of
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
@@ -116,7 +118,8 @@ def run(options: argparse.Namespace) -> None:
             rows = 0 if i else options.rows
             write_json(path, assess(reader, tokenizer, text, pieces=options.pieces, rows=rows, begin_reading=begin))
             print(f"{options.arm} seed {options.seed}: {name} measured", flush=True)
-    write_json(folder / "run.json", provenance(options.seed, "cpu") | _costs(begin(reader)) | {"finished": now()})
+    costs = _costs(model) if options.arm.removeprefix("window-") not in MEMORIES else {}  # of those see `table`
+    write_json(folder / "run.json", provenance(options.seed, "cpu") | costs | {"finished": now()})
 
 
 class MemoryTraining(Training):
@@ -132,7 +135,10 @@ class MemoryTraining(Training):
         self.reader = self.model
         if kind in MEMORIES:
             if self.teacher is not None:
-                for numbers, ids in groups(self.pieces, 1, 0, -(-self.settings.tokens // self.settings.context)):
+                rows = self.settings.rows
+                for numbers, ids in groups(
+                    self.pieces, rows, 0, -(-self.settings.tokens // (rows * self.settings.context))
+                ):
                     self.teacher.of(numbers, ids)  # while the decoder has no memory
             names = [one.name for one in self.report.changed]
             self.reader, self.maps = add_memory(self.model, kind, names, self.settings.window)
@@ -208,15 +214,14 @@ def told(options: argparse.Namespace) -> None:
     write_json(place / "predicted.json", found | {"about": about | {"finished": now()}})
 
 
-def _costs(reading: Reading) -> dict[str, int]:
-    """Bytes of the state after 4,096 tokens and FLOPs of a token there, of a whole segment's where there are some."""
-    ids, n = torch.zeros(1024, dtype=torch.int64), getattr(reading.model, "segment", 1)
+def _costs(model: Any) -> dict[str, int]:
+    """Bytes of the cache's tensors after 4,096 tokens, which count for the original, and FLOPs of a token there."""
+    reading, ids = Reading(model), torch.zeros(1024, dtype=torch.int64)
     with torch.no_grad():
         for _ in range(4):
             reading.read(ids)
-        size = state_bytes(reading.cache)
-        flops = count_flops(lambda: reading.read(ids[:n]))
-    return {"state_bytes": size, "token_flops": flops // n}
+        flops = count_flops(lambda: reading.read(ids[:1]))
+    return {"state_bytes": state_bytes(reading.cache), "token_flops": flops}
 
 
 def table(options: argparse.Namespace) -> None:
@@ -244,13 +249,13 @@ def table(options: argparse.Namespace) -> None:
             raise InputError(f"{arm}: expected runs of equal tokens, found {sorted(read)}; train the others as long")
         nats = spread(far[arm])
         row |= {"mean": nats.mean, "std": nats.std if len(runs) > 1 else None, "interval": interval(nats)}
-        row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
-        memory = arm.removeprefix("window-") in MEMORIES
-        computed = None if memory else _state_bytes(ARMS[arm], options.model)
-        row["state_bytes"] = computed or runs[0]["state_bytes"]
-        if computed:  # what a run measured has the spare columns of its buffers
-            for one in runs:
-                one.pop("state_bytes", None)
+        if (kind := arm.removeprefix("window-")) in MEMORIES:
+            row |= _memory_costs(kind, ARMS[arm], options.model)
+        else:
+            row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
+            row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
+        for one in runs if ARMS[arm] is not None else ():
+            one.pop("state_bytes", None)  # what a run measured has the spare columns of its buffers
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)
@@ -314,6 +319,23 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
     with torch.device("meta"):
         decoder = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))
     return sum(one.state_bytes for one in mnemos.linearise(decoder, **settings.arguments).changed)
+
+
+def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> dict[str, float]:
+    """Bytes of state, and FLOPs of a token that is read alone, the mean of a block; of a model with random weights."""
+    assert settings is not None
+    transformers = mnemos.libraries.transformers()
+    decoder = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model)).eval()
+    report = mnemos.linearise(decoder, **settings.arguments)
+    reader, _ = add_memory(decoder, kind, [one.name for one in report.changed], settings.window)
+    step: Any = mnemos.functional(decoder) if reader is decoder else reader
+    ids, flops = torch.zeros(1, 1024, dtype=torch.int64), 0.0
+    with torch.no_grad():
+        _, state = step(ids)
+        for _ in range(BLOCK):
+            flops += count_flops(partial(step, ids[:, :1], state))
+            _, state = step(ids[:, :1], state)
+    return {"state_bytes": bytes_of(state), "token_flops": flops / BLOCK}
 
 
 def _read(place: Path, folder: Path) -> dict[str, Any]:

@@ -167,6 +167,12 @@ def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_pa
     assert said(monkeypatch, capsys, plain, [], "--system", "be")[0] == 2
 
 
+def test_the_folder_of_a_training_names_the_model_in_it(monkeypatch, capsys, folder, tmp_path):
+    copytree(folder, tmp_path / "run/model")
+    _, _, err = said(monkeypatch, capsys, tmp_path / "run", ["so"])
+    assert err[0].endswith(f"found a folder without its config.json; name {tmp_path}/run/model")
+
+
 @pytest.mark.parametrize("missing", ["tokenizer", "config.json", "a folder"])
 def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_path, missing):
     other = copytree(folder, tmp_path / "other") if missing != "a folder" else tmp_path / "none"

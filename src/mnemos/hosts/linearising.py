@@ -136,7 +136,6 @@ def linearise(
     """
     settings = Settings(window, sinks, state, rank, rotary, half_life)
     _check(model, settings)
-    _check_record(model)
     sites = list(list_sites(model))
     chosen, left = _plan(sites, settings, where, model)
     made = [_make(site.module, host, settings, model) for site, host in chosen]
@@ -243,17 +242,6 @@ def _check(model: nn.Module, settings: Settings) -> None:
         raise InputError(f"linearise: expected rotary, True or False, found {settings.rotary!r}")
     if settings.state not in (known := get_args(StateName)):
         raise InputError(f"linearise: expected a state of {', '.join(known)}, found {settings.state!r}")
-
-
-def _check_record(model: Any) -> None:
-    """Raise InputError for a decoder of a linearised one's folder that was read without its states."""
-    config = getattr(model, "config", None)
-    folder = getattr(config, "_name_or_path", "")
-    if folder and hasattr(config, RECORD) and not any(map(is_linearised, model.modules())):
-        raise InputError(
-            f"linearise: expected a decoder that has no state, found one of {folder} that was read without its "
-            "states; read it with mnemos.hosts.from_pretrained"
-        )
 
 
 def _plan(

@@ -89,7 +89,7 @@ def language_model(source: str) -> tuple[nn.Module, Any]:
 
     from .registration import register
 
-    check_folder(source)
+    check_folder(source, "model")  # of a run of `mnemos linearise`
     register()
     library: Any = transformers()
     with _from_hub(source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"):
@@ -101,12 +101,15 @@ def language_model(source: str) -> tuple[nn.Module, Any]:
     return model.eval(), tokenizer
 
 
-def check_folder(source: str) -> None:
-    """Raise InputError if a source is neither hf:NAME nor the folder of a saved model."""
+def check_folder(source: str, inside: str = "") -> None:
+    """Raise InputError if a source is neither hf:NAME nor the folder of a saved model.
+
+    inside: the name of a folder in it that is named where it has one.
+    """
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
         found = "a folder without its config.json" if Path(source).is_dir() else "no such folder"
-        made = Path(source) / "model"  # of a run of `mnemos linearise`
-        hint = f"name {made}" if "model_type" in _saved_config(made) else "check the path"
+        model = Path(source) / inside
+        hint = f"name {model}" if inside and "model_type" in _saved_config(model) else "check the path"
         raise InputError(
             f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}; "
             f"{hint}"

@@ -135,12 +135,9 @@ def test_a_signal_ends_it_after_the_update_and_it_continues(at, kept, tmp_path, 
 
 def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "trained/model").mkdir(parents=True)
-    for folder in (tmp_path, tmp_path / "trained/model"):
-        (folder / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for words, said in (
         ("nowhere --text x", "nowhere: expected the folder of a saved model of Transformers, or hf:NAME of the hub"),
-        (f"{tmp_path}/trained --text x", f"found a folder without its config.json; name {tmp_path}/trained/model"),
         ("nowhere --text x --window 0", "window: expected at least 1, found 0"),
         ("nowhere --text x --half-life 1048577", "half_life: expected at most 1,048,576 tokens, found 1,048,577"),
         ("nowhere --text x --length 100", "length: expected a divisor of the context of 4096 tokens, found 100"),
@@ -221,8 +218,11 @@ def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, monkeypatch):
+def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, monkeypatch, capsys):
     class Tokenizer:
+        def decode(self, ids):
+            return "".join(chr(97 + int(i) % 26) for i in ids)
+
         def __call__(self, text, **options):
             return tokenizer(text, **options)
 
@@ -234,7 +234,12 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
     (text := tmp_path / "text.txt").write_text(TEXT["a"])
     model, ids = decoder().eval(), torch.randint(40, (2, 30))
     model.save_pretrained(tmp_path / "model")
-    train.train_folder(tmp_path / "model", [text], replace(SETTINGS, transfer_tokens=64), tmp_path / "run")
+    monkeypatch.setattr(train, "plan_assessment", lambda *_: {"pieces": 2, "context": 64, "rows": 0, "distances": []})
+    settings = replace(SETTINGS, transfer_tokens=64)
+    found = train.train_folder(tmp_path / "model", [text], settings, tmp_path / "run", test=[text])
+    assert found["test"] == json.loads((tmp_path / "run/assessed.json").read_text())
+    assert found["test"]["text.txt"]["tokens"] == 128
+    assert "measuring on text.txt" in capsys.readouterr().err
     made = mnemos.hosts.from_pretrained(type(model), tmp_path / "run/model").eval()
     assert not any(".updates." in name for name, _ in made.named_parameters())
     assert train.load(model, tmp_path / "run").rank == SETTINGS.rank

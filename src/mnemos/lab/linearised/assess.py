@@ -46,7 +46,7 @@ class Reading:
         return Reading(self.model, copy.deepcopy(self.cache))
 
 
-def _hide(unit: str, items: Sequence[Any]) -> Iterable[Any]:
+def _unshown(unit: str, items: Sequence[Any]) -> Iterable[Any]:
     return items
 
 
@@ -69,7 +69,7 @@ def nats_by_position(
     pieces: Sequence[Tensor],
     read: int = _READ,
     begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _hide,
+    show: Show = _unshown,
 ) -> Tensor:
     """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
     found = []
@@ -111,7 +111,7 @@ def recall(
     distances: Sequence[int] = DISTANCES,
     seed: int = 0,
     begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _hide,
+    show: Show = _unshown,
 ) -> JSONObject:
     """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
 
@@ -160,7 +160,7 @@ def _tokens(tokenizer: Any, text: str) -> Tensor:
 
 
 def state_bytes(cache: Any) -> int:
-    """Bytes of the tensors that a cache of Transformers or a state holds, each storage once."""
+    """Bytes of the tensors that a cache of Transformers holds, each storage once."""
     seen: dict[int, int] = {}
 
     def walk(value: Any) -> None:
@@ -174,7 +174,7 @@ def state_bytes(cache: Any) -> int:
         elif hasattr(value, "__dict__"):
             walk(list(vars(value).values()))
 
-    walk(getattr(cache, "layers", cache))
+    walk(cache.layers)
     return sum(seen.values())
 
 
@@ -188,13 +188,12 @@ def assess(
     rows: int = 8,
     distances: Sequence[int] = DISTANCES,
     begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _hide,
+    show: Show = _unshown,
 ) -> JSONObject:
     """Perplexity by position, bits per byte and recall of told facts in one text.
 
     pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. show: is given the pieces
-    and then the rows, and yields them as they are read. Raises InputError for a text
-    of fewer than `pieces` pieces.
+    and then the rows, and yields them as they are read. Raises InputError for a text of fewer than `pieces` pieces.
     """
     ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context

@@ -347,15 +347,16 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, w
 
 
 def check_settings(folder: Path, settings: LinearisedConfig) -> None:
-    """Raise InputError if a folder has a training with other settings; one of fewer tokens may go on."""
+    """Raise InputError if a folder has a training with other settings than these; `tokens` may differ."""
     if not (folder / SETTINGS).is_file():
         return
     before = _read_settings(folder)["settings"]
-    for name, value in asdict(settings).items():
-        if name != "tokens" and before.get(name) != value:
+    here = asdict(settings)
+    for name in {**here, **before}:
+        if name != "tokens" and before.get(name) != here.get(name):
             raise InputError(
-                f"{folder}: expected a training with {name} {value!r}, found one with {before.get(name)!r}; set {name} "
-                "to that of the folder, or name another"
+                f"{folder}: expected a training with {name} {here.get(name)!r}, found one with {before.get(name)!r}; "
+                f"set {name} to that of the folder, or name another"
             )
 
 
@@ -460,6 +461,7 @@ def train_folder(
     decoder.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     if test:
+        _say(f"measuring on {', '.join(tests)}")
         measured = {}
         with progress(False, out.name, 0, 0) as display:
             for name, one in tests.items():
