@@ -74,8 +74,10 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window-cache": replace(BASE, state="none", transfer_tokens=0),
     "window-cache-unwritten": replace(BASE, state="none", transfer_tokens=0),
     "window-remember": replace(BASE, state="none", transfer_tokens=0),
+    # As benchmarks/trained_decoder.py has it: in the upper layers alone, with a gate that begins nearly closed.
+    "window-cache-few": replace(BASE, state="none", transfer_tokens=0, map_rate=1e-3),
 }
-MEMORIES = ("cache", "cache-unwritten", "remember")
+MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
 TOLD = ("told-window", "told-hedgehog", "told-delta", "told-delta-forgets")
 TOLD += ("told-cache", "told-cache-unwritten", "told-remember")
@@ -150,6 +152,8 @@ def add_memory(model: Any, kind: str, where: list[str], window: int) -> tuple[An
     """Add a memory to a decoder with a window: what reads with it, and its new parameters; none of other kinds."""
     if kind.startswith("cache"):
         grc = mnemos.GRC(scope="stream", length=SLOTS, block=BLOCK)
+        if kind == "cache-few":
+            grc, where = mnemos.GRC(scope="stream", length=SLOTS, block=2 * BLOCK, gate_init=-4.0), where[14::3]
         mnemos.cache(model, grc.unwritten() if kind == "cache-unwritten" else grc, where=where)
         return model, {name: value for name, value in model.named_parameters() if ".grc." in name}
     if kind == "remember":
