@@ -73,9 +73,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
     # The window with another memory than a state, in or around all attentions; stage 2 alone:
     "window-cache": replace(BASE, state="none", transfer_tokens=0),
     "window-cache-unwritten": replace(BASE, state="none", transfer_tokens=0),
-    "window-remember": replace(BASE, state="none", transfer_tokens=0),
     # As benchmarks/trained_decoder.py has it: in the upper layers alone, with a gate that begins nearly closed.
     "window-cache-few": replace(BASE, state="none", transfer_tokens=0, map_rate=1e-3),
+    "window-remember": replace(BASE, state="none", transfer_tokens=0),
 }
 MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.

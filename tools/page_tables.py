@@ -269,7 +269,7 @@ def linearised_arms() -> str:
         "window-labels": "window and sinks, trained on the labels",
         "window-cache": "window and sinks with a gated cache of each stream",
         "window-cache-unwritten": "… the same, never written",
-        "window-cache-few": "… in six upper layers, with a gate that begins nearly closed",
+        "window-cache-few": "window and sinks with gated caches in six upper layers alone",
         "window-remember": "window with memory tokens, which take 32 of its 64",
     }
     lines = [
