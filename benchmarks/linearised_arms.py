@@ -79,8 +79,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
 }
 MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
-TOLD = ("told-window", "told-hedgehog", "told-delta", "told-delta-forgets")
-TOLD += ("told-cache", "told-cache-unwritten", "told-remember")
+TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
 ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
@@ -177,12 +176,10 @@ def told(options: argparse.Namespace) -> None:
     settings = TellingConfig(updates=options.updates, seed=options.seed, language=float(not options.answers))
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
-    forgets = "-forgets"  # the default half-life; other states never forget
-    state: Any = kind.removesuffix(forgets) if kind.startswith(("hedgehog", "delta")) else "none"
-    half_life = LinearisedConfig().half_life if kind.endswith(forgets) else 0
+    state: Any = kind if kind in ("hedgehog", "delta") else "none"
     names = [f"model.layers.{i}.self_attn" for i in range(model.config.num_hidden_layers)]
     mnemos.linearise(model, state="none", where=names[:LOWER])
-    report = mnemos.linearise(model, state=state, rank=16, half_life=half_life, where=names[LOWER:])
+    report = mnemos.linearise(model, state=state, rank=16, half_life=0, where=names[LOWER:])
     changed = {one.name: model.get_submodule(one.name) for one in report.changed}
     parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():

@@ -372,7 +372,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200_000, help="of each text (%(default)s)")
     parser.add_argument("--updates", type=int, default=160, help="of train (%(default)s)")
     parser.add_argument("--arm", choices=ARMS, default=ARMS[1], help="of novel (%(default)s)")
-    parser.add_argument("--named", help="the arm's name in the result of novel (--arm)")
     parser.add_argument("--way", choices=GRADIENTS, default="replay", help="of gradients (%(default)s)")
     parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
     parser.add_argument("--prompt", choices=("summary", "page", "code"), help="of decode (all)")
@@ -394,7 +393,7 @@ def main() -> None:
     options.tokenizer = library.AutoTokenizer.from_pretrained(options.model)
     found = PARTS[options.part](options) | {"provenance": provenance(0, "cpu")}
     name = options.part
-    name += f", {options.named or options.arm}" if name == "novel" else ""
+    name += f", {options.arm}" if name == "novel" else ""
     if name == "decode" and options.prompt:
         name += f", {options.prompt}"
     if name == "gradients":

@@ -306,7 +306,6 @@ def linearised_told() -> str:
         "told-window": "window and sinks alone",
         "told-hedgehog": "`hedgehog`",
         "told-delta": "`delta`",
-        "told-delta-forgets": "`delta` with a half-life of 1,024 tokens",
         "told-cache": "gated cache of each stream",
         "told-cache-unwritten": "gated cache, never written",
         "told-remember": "memory tokens",

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from mnemos import libraries
 from mnemos.generators import generator
+from mnemos.lab.run.progress import NoProgress
 from mnemos.lab.tasks.haystack import PEOPLE, PLACES
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
@@ -24,8 +25,7 @@ DISTANCES = (128, 256, 512, 1024, 2048, 4096)
 _READ = 1024  # tokens that are read at once
 _BEFORE = 64  # tokens before a fact
 _TOLD = 64  # more than the tokens of a fact and its question
-
-Show = Callable[[str, Sequence[Any]], Iterable[Any]]  # (unit, items) -> the items, as their progress is shown
+_SILENT = NoProgress()
 
 
 class Reading:
@@ -46,10 +46,6 @@ class Reading:
         return Reading(self.model, copy.deepcopy(self.cache))
 
 
-def _unshown(unit: str, items: Sequence[Any]) -> Iterable[Any]:
-    return items
-
-
 class SegmentReading(Reading):
     """The same of a decoder with memory tokens in segments, `mnemos.hosts.remembering.Segmented`."""
 
@@ -65,16 +61,12 @@ class SegmentReading(Reading):
 
 
 def nats_by_position(
-    model: Any,
-    pieces: Sequence[Tensor],
-    read: int = _READ,
-    begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _unshown,
+    model: Any, pieces: Iterable[Tensor], read: int = _READ, begin_reading: Callable[[Any], Reading] = Reading
 ) -> Tensor:
     """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
     found = []
     with torch.no_grad(), evaluating(model):
-        for ids in show("pieces", pieces):
+        for ids in pieces:
             reading, nats = begin_reading(model), []
             targets = F.pad(ids[1:], (0, 1), value=-100)
             for part, wanted in zip(ids.split(read), targets.split(read), strict=True):
@@ -111,7 +103,8 @@ def recall(
     distances: Sequence[int] = DISTANCES,
     seed: int = 0,
     begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _unshown,
+    display: NoProgress = _SILENT,
+    name: str = "text",
 ) -> JSONObject:
     """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
 
@@ -130,7 +123,7 @@ def recall(
         raise InputError(f"recall: expected at least {length:,} tokens of text, found {len(text):,}; add text")
     found: list[JSONObject] = [{"distance": d, "choice": [], "own_words": [], "nats": []} for d in sorted(distances)]
     with torch.no_grad(), evaluating(model):
-        for row in show("told facts", range(rows)):
+        for row in display.evaluation(name, rows, range(rows), _one, "told facts"):
             random = generator(seed, row)
             begin = int(random.integers(len(text) - length + 1))
             person, place = str(random.choice(PEOPLE)), int(random.integers(len(PLACES)))
@@ -149,6 +142,10 @@ def recall(
                 entry["own_words"].append(bool(scores.argmax() == first_of[place]))
                 entry["nats"].append(-float(scores[first_of[place]]))
     return {"rows": rows, "seed": seed, "distances": found}
+
+
+def _one(_: object) -> int:
+    return 1
 
 
 def _first_tokens(tokenizer: Any) -> list[int]:
@@ -188,17 +185,19 @@ def assess(
     rows: int = 8,
     distances: Sequence[int] = DISTANCES,
     begin_reading: Callable[[Any], Reading] = Reading,
-    show: Show = _unshown,
+    display: NoProgress = _SILENT,
+    name: str = "text",
 ) -> JSONObject:
     """Perplexity by position, bits per byte and recall of told facts in one text.
 
-    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. show: is given the pieces
-    and then the rows, and yields them as they are read. Raises InputError for a text of fewer than `pieces` pieces.
+    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. display: shows the
+    progress, under the text's name. Raises InputError for a text of fewer than `pieces` pieces.
     """
     ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context
     chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
-    nats = nats_by_position(model, chosen, begin_reading=begin_reading, show=show)
+    shown = display.evaluation(name, pieces, chosen, _one, "pieces")
+    nats = nats_by_position(model, shown, begin_reading=begin_reading)
     found: JSONObject = {
         "tokens": pieces * context,
         "positions": by_position(nats),
@@ -206,7 +205,8 @@ def assess(
         "bits_per_byte_of_pieces": [bits_per_byte(n, [p], tokenizer) for n, p in zip(nats, chosen, strict=True)],
     }
     if rows:
-        found["recall"] = recall(model, tokenizer, ids, rows, distances, begin_reading=begin_reading, show=show)
+        options: JSONObject = {"begin_reading": begin_reading, "display": display, "name": name}
+        found["recall"] = recall(model, tokenizer, ids, rows, distances, **options)
     return found
 
 

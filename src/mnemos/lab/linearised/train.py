@@ -25,7 +25,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -465,11 +465,7 @@ def train_folder(
         measured = {}
         with progress(False, out.name, 0, 0) as display:
             for name, one in tests.items():
-
-                def show(unit: str, items: Sequence[Any], name: str = name) -> Iterable[Any]:
-                    return display.evaluation(name, len(items), items, lambda _: 1, unit)
-
-                measured[name] = assess(decoder, tokenizer, one, show=show, **plans[name])
+                measured[name] = assess(decoder, tokenizer, one, display=display, name=name, **plans[name])
         write_json(out / ASSESSED, measured)
         result |= {"test": measured}
     return result
