@@ -1,14 +1,23 @@
-"""The tables of the pages that are made from results/*.json as a whole; tools/page_numbers.py writes them."""
+"""Write the tables of the pages that are made whole from results/*.json: `python tools/page_tables.py [--check]`.
 
+A table stands between `<!--table NAME-->` and `<!--/table-->`. `--check` writes nothing; it fails where a page has
+other lines than its table, and prints both.
+"""
+
+import argparse
 import json
+import re
+import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from mnemos.lab.compare.significance import Spread, correct, interval, spread, welch
 
 ROOT = Path(__file__).parents[1]
+TABLE = re.compile(r"<!--table (\S+)-->\n(.*?)<!--/table-->", re.DOTALL)
 KIB = 2.0**10
 _FUSED = "com.microsoft.GatedDeltaNet", "com.microsoft.LinearAttention"
 Value = Any  # what JSON holds
@@ -455,3 +464,40 @@ TABLES: dict[str, Callable[[], str]] = {
     "encoder-classes": encoder_classes,
     "state-bits": state_bits,
 }
+
+
+def render(text: str, page: str) -> tuple[str, list[str]]:
+    """The page with its tables written anew, and a line for each line of a table that was another."""
+    wrong: list[str] = []
+
+    def table(match: re.Match[str]) -> str:
+        name, before = match.groups()
+        made = TABLES[name]()
+        first = text.count("\n", 0, match.start()) + 2
+        for number, (ours, theirs) in enumerate(
+            zip_longest(before.splitlines(), made.splitlines(), fillvalue=""), first
+        ):
+            if ours != theirs:
+                wrong.append(f"{page}:{number}: the page says {ours!r}, the table {name} {theirs!r}")
+        return f"<!--table {name}-->\n{made}<!--/table-->"
+
+    return TABLE.sub(table, text), wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the tables, or with `--check` compare them; 1 where a page has another one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page and its table differ")
+    check, failed = parser.parse_args(argv).check, False
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text, wrong = render(page.read_text(), str(page.relative_to(ROOT)))
+        if check:
+            failed |= bool(wrong)
+            print(*wrong, sep="\n", end="\n" * bool(wrong), file=sys.stderr)
+        elif wrong:
+            page.write_text(text)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
