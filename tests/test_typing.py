@@ -23,7 +23,6 @@ from torch import Tensor
 
 import mnemos
 from mnemos.attention import (
-    BucketUnionAttention,
     GatedCacheAttention,
     LinearAttention,
     ReformerAttention,
@@ -32,7 +31,7 @@ from mnemos.attention import (
 )
 from mnemos.attention.gated import GatedState
 from mnemos.attention.linear import PlacedSums
-from mnemos.memory import HashedKeys, KeyValues, Segments
+from mnemos.memory import KeyValues, Segments
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
 from mnemos.ops.linear import CompensatedState, LinearState
@@ -44,7 +43,6 @@ ids = torch.zeros(1, 3, dtype=torch.int64)
 softmax = SoftmaxAttention(8, 2, causal=True)
 assert_type(softmax(x), tuple[Tensor, KeyValues | BranchedKeyValues | None])
 assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | PlacedSums | None])
-assert_type(BucketUnionAttention(8, 2)(x), tuple[Tensor, HashedKeys | None])
 assert_type(ReformerAttention(8, 2)(x), tuple[Tensor, KeyValues | None])
 assert_type(RelativeAttention(8, 2)(x), tuple[Tensor, Segments | None])
 gated = GatedCacheAttention(8, 2, softmax, mnemos.GRC(length=4), causal=True)

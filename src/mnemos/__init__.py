@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from . import trainers as trainers
     from . import types as types
     from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
-    from .attention.bucket_union import BucketUnionConfig as BucketUnionConfig
     from .attention.compressive import CompressiveConfig as CompressiveConfig
     from .attention.decayed import GLAConfig as GLAConfig
     from .attention.decayed import RetentionConfig as RetentionConfig
@@ -115,7 +114,6 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "attention.block_sparse": "BlockSparseConfig",
-    "attention.bucket_union": "BucketUnionConfig",
     "attention.compressive": "CompressiveConfig",
     "attention.decayed": "GLAConfig RetentionConfig",
     "attention.delta": "DeltaConfig GatedDeltaConfig KimiDeltaConfig",

@@ -42,7 +42,6 @@ GROUP = "mnemos.plugins"
 _CLASSES = {
     "attention": {
         "block-sparse": "attention.block_sparse:BlockSparseConfig",
-        "bucket-union": "attention.bucket_union:BucketUnionConfig",
         "compressive": "attention.compressive:CompressiveConfig",
         "delta": "attention.delta:DeltaConfig",
         "gated-delta": "attention.delta:GatedDeltaConfig",

@@ -3,20 +3,9 @@
 import pytest
 import torch
 
-from mnemos.memory import HashedKeys, Segments, SlotsConfig
+from mnemos.memory import Segments, SlotsConfig
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError
-
-
-def test_an_empty_state_has_no_tokens():
-    keys = HashedKeys.empty(2, 3, 4, rounds=5, buckets=6)
-    assert [tuple(x.shape) for x in (keys.k, keys.v, keys.place, keys.held)] == [
-        (2, 0, 3, 4),
-        (2, 0, 3, 4),
-        (2, 0, 3, 5),
-        (2, 3, 5, 6),
-    ]
-    assert not keys.held.any()
 
 
 def test_detached_segments_have_the_values_and_no_graph():

@@ -135,7 +135,6 @@ HUGE = [
     (small(), ["vocab_size"], 2**70),
     (small(), ["mlp"], 10**10),
     (small(cache=GRC(length=3)), ["cache", "length"], 10**12),
-    (small(attention="bucket-union"), ["attention", "buckets"], 10**12),
     (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["max_distance"], 10**12),
     (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["encoder_layers"], 100_000),
     (LSTMConfig(vocab_size=11, dim=16).build(), ["layers"], 10**9),

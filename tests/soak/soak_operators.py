@@ -21,7 +21,6 @@ from mnemos import ops
 from mnemos.ops.associative.reference import reference_associative_read, reference_associative_write, reference_dpfp
 from mnemos.ops.block_sparse import draw_random_blocks
 from mnemos.ops.block_sparse.reference import reference_block_sparse
-from mnemos.ops.bucket_union.reference import reference_bucket_union
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
 from mnemos.ops.linear import LinearState
@@ -323,17 +322,6 @@ def reformer_attention(c: Case) -> None:
     compare(n, (found,), (expected,))
 
 
-def bucket_union_attention(c: Case) -> None:
-    n = Numbers(c)
-    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
-    qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
-    heads = h if c["shared"] else 1
-    rotations = torch.randn(c["rounds"], heads, d, 2, generator=n.g, dtype=torch.float64)
-    rest = c["chunk"], c["causal"], mask, c["scale"]
-    expected = reference_bucket_union(qk, v, rotations, *rest)
-    compare(n, (ops.bucket_union_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest),), (expected,))
-
-
 def block_sparse_attention(c: Case) -> None:
     n = Numbers(c)
     b, t, h, d, m = c["b"], c["t"] + 1, c["h"], c["d"], c["m"]
@@ -478,7 +466,6 @@ def _fill() -> None:
             lsh
             | {"factors": st.sampled_from([(2,), (4,), (4, 2)]), "back": st.integers(0, 2), "ahead": st.integers(0, 1)},
         ),
-        (bucket_union_attention, lsh | {"scale": st.sampled_from([None, 2.0]), "shared": st.booleans()}),
         (
             block_sparse_attention,
             {

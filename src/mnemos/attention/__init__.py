@@ -1,7 +1,6 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
 from .block_sparse import BlockSparseAttention, BlockSparseConfig
-from .bucket_union import BucketUnionAttention, BucketUnionConfig
 from .compressive import CompressiveAttention, CompressiveConfig
 from .cross import CrossAttention
 from .decayed import GatedLinearAttention, GLAConfig, Retention, RetentionConfig
@@ -18,8 +17,6 @@ from .softmax import SoftmaxAttention, SoftmaxConfig
 __all__ = [
     "BlockSparseAttention",
     "BlockSparseConfig",
-    "BucketUnionAttention",
-    "BucketUnionConfig",
     "CompressiveAttention",
     "CompressiveConfig",
     "CrossAttention",

@@ -4,7 +4,7 @@ from .associations import AssociationsConfig, AssociationState, AssociativeMemor
 from .compressive import CompressedSegments
 from .gated_cache import GatedCache, accumulate_caches, caches, clear_caches, hold_caches, traced
 from .grc import GRC
-from .key_values import HashedKeys, KeyValues, Segments
+from .key_values import KeyValues, Segments
 from .memory_tokens import TokenMemory, TokensConfig, TokenState
 from .slots import SlotMemory, SlotsConfig, SlotState
 
@@ -15,7 +15,6 @@ __all__ = [
     "AssociativeMemory",
     "CompressedSegments",
     "GatedCache",
-    "HashedKeys",
     "KeyValues",
     "Segments",
     "SlotMemory",

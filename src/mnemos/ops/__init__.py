@@ -7,7 +7,6 @@ from mnemos.types import InputError
 
 from .associative import associative_read, associative_write, dpfp
 from .block_sparse import block_sparse_attention
-from .bucket_union import bucket_union_attention
 from .convolution import short_convolution
 from .delta import decayed_attention, delta_rule
 from .linear import linear_attention, linear_attention_varlen
@@ -23,7 +22,6 @@ __all__ = [
     "backends",
     "biased_memory_norm",
     "block_sparse_attention",
-    "bucket_union_attention",
     "decayed_attention",
     "delta_rule",
     "dpfp",

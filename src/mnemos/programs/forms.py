@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import with_children
-from mnemos.attention.bucket_union import BucketUnionAttention
 from mnemos.attention.compressive import CompressiveAttention
 from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedCacheAttention, Walk
@@ -35,7 +34,6 @@ from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.models.memformer_blocks import DecoderCache, Read
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
-from mnemos.ops.bucket_union.dense import attend_to_all
 from mnemos.ops.linear import CompensatedState, LinearState
 from mnemos.ops.linear.compensated import add
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, zero_invalid
@@ -123,27 +121,10 @@ def _softmax(
     return F.scaled_dot_product_attention(q, k, v, visible, 0.0, causal, scale=d**-0.5).transpose(1, 2)
 
 
-def _bucket_union(
-    self: BucketUnionAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    place: Tensor,
-    chunk: int,
-    causal: bool = True,
-    scale: float | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """`mnemos.ops.bucket_union.attend` by comparing all places. Cost: O(T·N)."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    wide = torch.float64 if torch.float64 in (q.dtype, v.dtype) else torch.float32
-    return attend_to_all(q.to(wide), k.to(wide), v.to(wide), place, causal, scale, 0.0).to(v.dtype)
-
-
 def _no_reformer(self: ReformerAttention, *given: object) -> None:
     raise InputError(
         "Reformer attention draws rotations for the number of tokens, which an exported program leaves open; use "
-        "another attention, such as bucket-union"
+        "another attention"
     )
 
 
@@ -534,7 +515,6 @@ def _after(own: KeyValues, ends: Tensor) -> KeyValues:
 
 
 FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
-    BucketUnionAttention: {"attend": _bucket_union},
     CompressiveAttention: {"measure_attention": _measure_attention},
     CrossAttention: {"attend": _softmax},
     GatedBranch: {"attend": _branch},

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, Memformer, SlotsConfig, Transformer
-from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
+from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate import controls
 from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE, control_lines
 from mnemos.lab.evaluate.recorded import Left, StateControls
@@ -40,7 +40,6 @@ def memformer(**slots):
 
 MODELS = {
     "keys and values": lambda: transformer(attention=SoftmaxConfig(window=6)),
-    "hashed": lambda: transformer(attention=BucketUnionConfig(buckets=2)),
     "sums": lambda: transformer(attention=LinearConfig()),
     "compensated": lambda: transformer(attention=LinearConfig(compensated=True)),
     "segments": lambda: transformer(attention=RelativeConfig(memory=6), position="none"),
@@ -49,7 +48,6 @@ MODELS = {
     "slots": memformer,
 }
 NAMES = {
-    "hashed": ["keys and values"],
     "compensated": ["sums"],
     "cache": [WHOLE, "sums", "cache"],
     "slots": [WHOLE, "slots"],

@@ -12,7 +12,7 @@ from test_run import one_thread  # noqa: F401
 from train_standins import Toy, Toys, train
 
 from mnemos import GRC, Transformer, TransformerConfig
-from mnemos.attention import BucketUnionConfig, LinearConfig, RelativeConfig, SoftmaxConfig
+from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run.checks import check_settings, check_state, check_task
 from mnemos.lab.tasks.batch import Batch, pieces
@@ -99,7 +99,6 @@ def test_settings_that_do_not_fit_are_named(toys_, words):
     [
         (SoftmaxConfig(), True),
         (SoftmaxConfig(window=8), False),
-        (BucketUnionConfig(), True),
         (LinearConfig(), False),
         (RelativeConfig(memory=8), False),
     ],
@@ -119,7 +118,7 @@ def test_a_state_that_grows_is_refused_where_streams_have_no_end(attention, grow
 def test_training_refuses_a_growing_state_before_it_writes(tmp_path):
     recipe = toys(False, segments=2).recipe()
     size = recipe.data.build().sizes["vocab_size"]
-    model = TransformerConfig(vocab_size=size, dim=8, num_heads=2, layers=1, mlp=8, attention=BucketUnionConfig())
+    model = TransformerConfig(vocab_size=size, dim=8, num_heads=2, layers=1, mlp=8, attention=SoftmaxConfig())
     with pytest.raises(InputError, match=r"model\.attention\.window"):
         train(dataclasses.replace(recipe, model=model), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
