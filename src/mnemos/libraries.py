@@ -107,16 +107,6 @@ def tokenizers() -> ModuleType:
     return _import("tokenizers", "text")
 
 
-def sentencepiece() -> ModuleType:
-    """The module `sentencepiece.sentencepiece_model_pb2`, which reads .model files, of the library sentencepiece.
-
-    Raises InputError with the install command if it, or protobuf, is missing.
-    """
-    _import("sentencepiece", "sentencepiece")
-    _import("google.protobuf", "sentencepiece")
-    return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-
-
 def onnx() -> ModuleType:
     """The module `onnx`. Raises InputError with the install command if it is missing."""
     return _import("onnx", "onnx")
@@ -145,11 +135,6 @@ def sacremoses() -> ModuleType:
 def tensorboard() -> ModuleType:
     """The module `tensorboard`. Raises InputError with the install command if it is missing."""
     return _import("tensorboard", "tensorboard")
-
-
-def trackio() -> ModuleType:
-    """The module `trackio`. Raises InputError with the install command if it is missing."""
-    return _import("trackio", "trackio")
 
 
 def vl_convert() -> ModuleType:

@@ -96,7 +96,6 @@ _CLASSES = {
         "told": "lab.tasks.told:ToldConfig",
         "shapes": "lab.vision.detection.shapes:ShapesConfig",
         "coco": "lab.vision.detection.files:COCOConfig",
-        "voc": "lab.vision.detection.files:VOCConfig",
         "translation": "lab.translation.translation:TranslationConfig",
         "spoken": "lab.speech.spoken:SpokenConfig",
     },

@@ -5,7 +5,6 @@ import multiprocessing
 import shutil
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,26 +263,12 @@ class Sized(list):
         return super().__iter__()
 
 
-@pytest.mark.parametrize("kind", ["notebook", "terminal", "log"])
-def test_progress_is_a_bar_on_a_terminal_and_in_a_notebook(tmp_path, capsys, monkeypatch, kind):
-    outputs = []  # of the notebook: what each place of it shows
-
-    def display(shown, raw, display_id):
-        outputs.append(shown)
-        return SimpleNamespace(update=lambda shown, raw: outputs.__setitem__(-1, shown))
-
-    if kind == "notebook":
-        shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
-        monkeypatch.setitem(sys.modules, "IPython", shell)
-        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    elif kind == "terminal":
+@pytest.mark.parametrize("kind", ["terminal", "log"])
+def test_progress_is_a_bar_on_a_terminal(tmp_path, capsys, monkeypatch, kind):
+    if kind == "terminal":
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "a", 2, train=SETTINGS)
-    said = capsys.readouterr()
-    bar = said.err
-    if kind == "notebook":  # one bar, of the last update; what was printed stays below it
-        ((bar,),) = (shown.values() for shown in outputs)
-        assert "█" not in said.out
+    bar = capsys.readouterr().err
     assert "2/2" in bar
     assert "loss" in bar
     assert any(mark in bar for mark in "█━") == (kind != "log")

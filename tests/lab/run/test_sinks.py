@@ -1,14 +1,11 @@
-"""`train.log`: TensorBoard and trackio have what metrics.jsonl has, once, also after a run was killed and resumed."""
+"""`train.log`: TensorBoard has what metrics.jsonl has, once, also after a run was killed and resumed."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import processes
 import pytest
 import torch
-from trackio_standin import work_with_trackio
 from train_standins import Toys
 
 from mnemos import InputError
@@ -45,25 +42,8 @@ def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
     assert [one[2] for one in sorted(found)] == pytest.approx([one[2] for one in rounded], nan_ok=True)
 
 
-@pytest.mark.slow
-def test_trackio_has_the_metrics_of_a_resumed_run(forks, tmp_path):
-    file = tmp_path / "rows.jsonl"
-
-    def run(folder: Path, *arguments: object) -> int:
-        return processes.run(work_with_trackio, str(file), str(folder), *arguments, timeout=120).returncode
-
-    kills = [("mid-update", 7), ("half-a-line", 8), ("saved", 8)]
-    wanted = killed_and_finished(run, tmp_path / "run", "trackio", kills)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    name = json.loads((tmp_path / "run/trackio.json").read_text())["name"]
-    assert {row["run"] for row in rows} == {name}
-    assert rows.pop()["step"] is None  # finished
-    found = [(name, row["step"], value) for row in rows for name, value in row["metrics"].items()]
-    assert sorted(found) == sorted(wanted)
-
-
-@pytest.mark.parametrize("log", ["tensorboard", "trackio"])
-def test_a_missing_library_is_one_line_before_the_run(monkeypatch, log):
+def test_a_missing_library_is_one_line_before_the_run(monkeypatch):
+    log = "tensorboard"
     monkeypatch.setitem(sys.modules, log, None)  # as if it were not installed
     with pytest.raises(InputError, match=rf"library {log}, .*; run: pip install 'mnemos-torch\[{log}\]'"):
         check_settings(Toys(train={"log": log}).recipe(), 1)

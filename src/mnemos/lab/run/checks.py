@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.lab.tasks.metrics import LOSS, Metric, SumMetric
 from mnemos.lab.tasks.task import Task
 from mnemos.types import Declared, InputError, leaves
 
-from . import optim, sinks
+from . import optim
 from .recipe import Recipe, RolloutConfig, TrainConfig
 from .scored_batches import limited
 
@@ -82,7 +83,8 @@ def check_settings(recipe: Recipe, processes: int) -> None:
         raise InputError(
             f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
         )
-    sinks.check_library(train.log)
+    if train.log == "tensorboard":
+        libraries.tensorboard()
     _check_split(train, processes)
     optim.check(recipe.optim)
 

@@ -3,7 +3,7 @@
 runs/NAME/recipe.json      the resolved recipe
           run.json         provenance: commit, versions, machine, threads, seed, data, command, times
           metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
-          tensorboard/     or trackio.json: copies of these lines, with `TrainConfig.log`
+          tensorboard/     a copy of these lines, with `TrainConfig.log`
           checkpoints/     step-00000100.safetensors ..., and best-00000080.safetensors with `TrainConfig.keep_best`
           result.json      written last: a run that has it is finished
 """
@@ -41,7 +41,7 @@ from .provenance import (
 )
 from .recipe import Recipe, as_json, as_written, differing
 from .recipe_files import read_recipe
-from .sinks import Sink, open_sink
+from .sinks import TensorBoard
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
 
@@ -55,7 +55,7 @@ class RunFolder:
         self._lock = _lock(folder)
         self._metrics: FileIO | None = None
         self._trimmed = 0  # the step after which the run continues
-        self._sink: Sink | None = None
+        self._sink: TensorBoard | None = None
         self._made_with: JSONObject = {}
         self._new = False
 
@@ -173,8 +173,8 @@ class RunFolder:
         Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
         """
         if self._metrics is None:
-            if self._recipe is not None:
-                self._sink = open_sink(self.folder, self._recipe, self._trimmed)
+            if self._recipe is not None and self._recipe.train.log == "tensorboard":
+                self._sink = TensorBoard(self.folder, self._trimmed)
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
         with self._writing_metrics():
             append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())

@@ -1,11 +1,11 @@
 """Progress of a run: a bar on a terminal or in a notebook, a line every few seconds in a log, or nothing."""
 
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
@@ -143,44 +143,10 @@ class BarProgress(NoProgress):
         self.bar.console.print(text, markup=False, highlight=False)
 
 
-class NotebookProgress(LogProgress):
-    """A bar at one place of a notebook's output, replaced up to five times a second; a saved notebook has the last."""
-
-    REPLACED, WIDTH = 0.2, 24  # seconds, characters
-
-    def __init__(self, name: str, steps: int, step: int) -> None:
-        super().__init__(name, steps, step)
-        self._shown: Any = None  # IPython's handle of the bar
-
-    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
-        """Replace the bar, with loss, speed and time left."""
-        now = time.monotonic() - self.began
-        if now - self.last_line < self.REPLACED and step < self.steps:
-            return
-        self.last_line = now
-        rate, full = (step - self.first) / max(now, 1e-9), round(self.WIDTH * step / max(self.steps, 1))
-        bar = "█" * full + "░" * (self.WIDTH - full)
-        self._replace(
-            f"{self.name} {bar} {step}/{self.steps} loss {update['loss']:.4f} {rate:.1f}/s "
-            f"{clock((self.steps - step) / rate)} of training left"
-        )
-
-    def message(self, text: str) -> None:
-        """Print a line; the bar stays at its place."""
-        print(text, flush=True)
-
-    def _replace(self, line: str) -> None:
-        shown = {"text/plain": line}
-        if self._shown is None:
-            self._shown = importlib.import_module("IPython.display").display(shown, raw=True, display_id=True)
-        else:
-            self._shown.update(shown, raw=True)
-
-
 def in_notebook() -> bool:
-    """Whether this is the process of a notebook: IPython is loaded and belongs to a kernel."""
+    """Whether rich can draw a bar in this process's notebook: it belongs to a kernel, and ipywidgets is installed."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
+    return hasattr(shell, "kernel") and importlib.util.find_spec("ipywidgets") is not None
 
 
 class FirstRun(NoProgress):
@@ -238,7 +204,7 @@ def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
         name = f"[{place.number}/{place.of}] {name}"
     display = NoProgress()
     if not quiet:
-        bar = NotebookProgress if in_notebook() else BarProgress if sys.stderr.isatty() else LogProgress
+        bar = BarProgress if sys.stderr.isatty() or in_notebook() else LogProgress
         display = bar(name, steps, step)
     return FirstRun(display, place, steps) if place is not None and place.first and steps > step else display
 

@@ -50,9 +50,9 @@ class TranslationConfig(DataConfig):
     the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
     scripts take every 23rd. 0: none.
-    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, or a .model of sentencepiece, for both languages, or
-    for the source where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned
-    from the training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
+    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages, or for the source
+    where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the
+    training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
     tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
     `bpe_dropout`: the share of merges that are left out in training (`translation_vocabulary.BPEDropout`).
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
@@ -180,8 +180,7 @@ class TranslationConfig(DataConfig):
                 if self.lowercase and not one.lowercase:
                     raise InputError(
                         f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
-                        "make it with mnemos tokenizer --lowercase (sentencepiece: nmt_nfkc_cf), or set data.lowercase "
-                        "False"
+                        "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
                     )
             return Vocabularies(made[0], made[-1])
         state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])

@@ -1,4 +1,4 @@
-"""COCO's and VOC's formats: what is read, what is left out and counted, and what is refused."""
+"""COCO's format: what is read, what is left out and counted, and what is refused."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mnemos.lab.vision.detection.batch import mirror
-from mnemos.lab.vision.detection.files import COCOConfig, find_split, read_coco, read_voc
+from mnemos.lab.vision.detection.files import COCOConfig, find_split, read_coco
 from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
 from mnemos.lab.vision.detection.task import DetectionTask
 from mnemos.types import InputError
@@ -113,9 +113,9 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none; name"):
         settings.build()
     file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
-    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) or difficult objects alone; set iscrowd"):
+    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone; set iscrowd"):
         settings.build()
-    assert "1 object of 1 class, 1 of the objects groups or difficult" in read_coco(file, places).describe()
+    assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
@@ -242,56 +242,3 @@ def test_other_layouts_are_found(tmp_path, layout):
     pictures.mkdir(exist_ok=True)
     (pictures / "a.jpg").write_bytes((photos / "a.jpg").read_bytes())
     assert len(read_coco(*find_split(tmp_path / "other", "", training=True))) == 1
-
-
-VOC = """<annotation><filename>a.jpg</filename><size><width>30</width><height>20</height><depth>3</depth></size>
-<object><name>dog</name><difficult>0</difficult>
-<bndbox><xmin>11</xmin><ymin>6</ymin><xmax>25</xmax><ymax>9</ymax></bndbox></object>
-<object><name>cat</name><difficult>1</difficult>
-<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>30</xmax><ymax>20</ymax></bndbox></object></annotation>"""
-
-
-def voc(folder, text=VOC):
-    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "ImageSets/Main/train.txt").write_text("a\n")
-    (folder / "Annotations/a.xml").write_text(text)
-    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(folder / "JPEGImages/a.jpg")
-    return folder
-
-
-def test_voc_counts_pixels_from_one_and_scores_no_difficult_object(tmp_path):
-    scenes = read_voc(voc(tmp_path), "train")
-    assert scenes.classes == ("cat", "dog")
-    assert "measured here" not in scenes.describe()  # the format has no areas
-    assert not scenes.has_masks
-    some = objects(scenes, 0)
-    assert (some.boxes.tolist(), some.labels.tolist()) == ([[10, 5, 25, 9]], [2])
-    assert [one["iscrowd"] for one in scenes.annotations(0)] == [0, 1]
-    assert scenes.annotations(0)[1]["bbox"] == [0, 0, 30, 20]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (VOC[:-3], "expected VOC's annotations as XML"),
-        (VOC.replace("<xmin>11</xmin>", ""), "expected a <xmin> in <bndbox>, found none"),
-        (VOC.replace("11", "left"), "expected a number as <xmin>, found 'left'"),
-        (VOC.replace("size>", "sizes>"), "expected the photo's <size>"),
-        (VOC.replace("<width>30", "<width>inf"), "expected a size of whole pixels as <width>, found inf"),
-        ('<?xml version="1.0" encoding="GBK"?>' + VOC, "expected VOC's annotations as XML, found multi-byte encodings"),
-        ('<?xml version="1.0" encoding="none"?>' + VOC, "expected VOC's annotations as XML, found unknown encoding"),
-    ],
-)
-def test_wrong_voc_files_are_refused_by_name(tmp_path, text, message):
-    with pytest.raises(InputError, match=message):
-        read_voc(voc(tmp_path, text), "train")
-    (tmp_path / "ImageSets/Main/test.txt").write_bytes("für".encode("latin1"))
-    with pytest.raises(InputError, match=r"test\.txt: expected names of photos in UTF-8"):
-        read_voc(tmp_path, "test")
-    with pytest.raises(InputError, match=r"ImageSets/Main/val.txt"):
-        read_voc(tmp_path, "val")
-    with pytest.raises(
-        InputError, match=r"a\.xml: expected objects of the training split's classes \(cat\), found 'dog'"
-    ):
-        read_voc(voc(tmp_path), "train", {1: "cat"})

@@ -25,7 +25,7 @@ from mnemos.lab.run.weights import Start
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.batch import collate, mirror
 from mnemos.lab.vision.detection.detector_outputs import DetectorOutputs, run_detector
-from mnemos.lab.vision.detection.files import COCOConfig, VOCConfig
+from mnemos.lab.vision.detection.files import COCOConfig
 from mnemos.lab.vision.detection.scenes import Objects, ground_truth, objects
 from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
@@ -311,8 +311,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         replace(SHAPES, side=8).build()
     with pytest.raises(InputError, match=r"name the folder with data\.folder"):
         COCOConfig(folder=str(tmp_path)).build()
-    with pytest.raises(InputError, match="name the folder of one year"):
-        VOCConfig(folder=str(tmp_path)).build()
 
 
 @pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")

@@ -1,7 +1,6 @@
-"""Pictures in files with their annotations, in the formats of COCO and PASCAL VOC: found, read, checked and counted.
+"""Pictures in files with their annotations, in the format of COCO: found, read, checked and counted.
 
-COCO's format is one JSON file of annotations for a split, in COCO's own folders or in others of that format. VOC
-has one XML file of boxes for each photo.
+One JSON file has the annotations of a split, in COCO's own folders or in others of that format.
 """
 
 import json
@@ -11,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +34,6 @@ _PLACES = (  # of a split's annotations, and of its photos
     ("{}.json", "{}"),
 )
 _TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
-_ANNOTATIONS, _PHOTOS, _SPLITS = "Annotations", "JPEGImages", "ImageSets/Main"
 
 
 @register
@@ -79,36 +76,6 @@ class COCOConfig(DataConfig):
         same = self.test != "" and self.test == self.train
         test = train if same else read_coco(*find_split(self.folder, self.test, training=False), known)
         return _build_task(train, test, self.valid_size, self.masks, self.flip, self.workers)
-
-
-@register
-@dataclass(frozen=True)
-class VOCConfig(DataConfig):
-    """Photos with boxes in the format of PASCAL VOC: the folder of one year, such as VOC2012.
-
-    train, test: the names of lists in ImageSets/Main. `valid_size`, flip, workers: see `COCOConfig`. There
-    are no masks.
-    """
-
-    name: ClassVar[str] = "voc"
-
-    folder: str = "VOC2012"
-    train: str = "train"
-    test: str = "val"
-    valid_size: int = 0
-    flip: bool = True
-    workers: int = 0
-
-    def files(self) -> tuple[Path, ...]:
-        """The lists of the splits. Annotations and photos are not hashed."""
-        return find_list(self.folder, self.train), find_list(self.folder, self.test)
-
-    def build(self) -> DetectionTask:
-        """The task. Raises InputError for a folder of another layout, and for wrong or missing files."""
-        train = read_voc(self.folder, self.train)
-        known = dict(zip(train.categories, train.classes, strict=True))
-        test = read_voc(self.folder, self.test, known)
-        return _build_task(train, test, self.valid_size, False, self.flip, self.workers)
 
 
 @dataclass
@@ -218,7 +185,7 @@ class FileScenes:
         classes = _count(len(counts), "class", "classes")
         objects = _count(sum(counts.values()), "object", "objects")
         parts = [f"{_count(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
-        parts += [f"{groups:,} of the objects groups or difficult"] if groups else []
+        parts += [f"{groups:,} of the objects groups"] if groups else []
         parts += [f"{_count(empty, 'picture', 'pictures')} without an object"] if empty else []
         parts += [f"{what}: {n:,}" for what, n in sorted(self.skipped.items())]
         return ", ".join(parts)
@@ -296,69 +263,6 @@ def read_coco(file: Path, places: tuple[Path, ...], categories: dict[int, str] |
     return FileScenes(list(listed.values()), categories, str(file))
 
 
-def find_list(folder: str | Path, split: str) -> Path:
-    """The file that lists a split's photos. Raises InputError if there is none."""
-    path = Path(folder) / _SPLITS / f"{split}.txt"
-    if not path.is_file():
-        raise InputError(
-            f"{folder}: expected VOC's {_SPLITS}/{split}.txt beside {_ANNOTATIONS} and {_PHOTOS}, found none; name the "
-            "folder of one year (such as VOC2012) with data.folder, and its split"
-        )
-    return path
-
-
-def read_voc(folder: str | Path, split: str, categories: dict[int, str] | None = None) -> FileScenes:
-    """The photos that ImageSets/Main/SPLIT.txt lists, with their boxes; segmentations by object do not exist there.
-
-    A box of VOC includes its last pixel and counts from 1: (xmin, ymin) becomes (xmin − 1, ymin − 1). Objects marked
-    difficult are annotated like COCO's crowds: they train nothing, and finding them is neither right nor wrong.
-    categories: {id: name} of the training split; by default the names that occur, sorted, with ids from 1.
-    Raises InputError for files that are missing or of another format, for names that `categories` lacks, and as
-    `FileScenes`.
-    """
-    listing = find_list(folder, split)
-    try:
-        lines = listing.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{listing}: expected names of photos in UTF-8, found {error.reason}; convert it") from None
-    names = [line.split()[0] for line in lines if line.split()]
-    trees = [_read_xml(Path(folder) / _ANNOTATIONS / f"{name}.xml") for name in names]
-    if categories is None:
-        found = sorted({_text(one, "name", path) for path, tree in trees for one in tree.iter("object")})
-        categories = dict(enumerate(found, start=1))
-    ids = {name: number for number, name in categories.items()}
-    listed = []
-    for number, (name, (path, tree)) in enumerate(zip(names, trees, strict=True), start=1):
-        photo = Path(folder) / _PHOTOS / (tree.findtext("filename") or f"{name}.jpg").strip()
-        size = tree.find("size")
-        if size is None:
-            raise InputError(f"{path}: expected the photo's <size>, found none; add it")
-        one = ListedPicture(photo, number, _whole(size, "height", path), _whole(size, "width", path))
-        for entry in tree.iter("object"):
-            box = entry.find("bndbox")
-            if box is None:
-                raise InputError(f"{path}: expected a <bndbox> in every object, found none; add it")
-            x1, y1, x2, y2 = (_number(box, side, path) for side in ("xmin", "ymin", "xmax", "ymax"))
-            label = _text(entry, "name", path)
-            if label not in ids:
-                raise InputError(
-                    f"{path}: expected objects of the training split's classes ({', '.join(list(ids)[:10])}"
-                    f"{', …' if len(ids) > 10 else ''}), found {label!r}; add a photo of it to the training list, or "
-                    "remove the object"
-                )
-            one.annotations.append(
-                {
-                    "id": len(one.annotations) + 1,
-                    "category_id": ids[label],
-                    "bbox": [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1],
-                    "area": abs((x2 - x1 + 1) * (y2 - y1 + 1)),
-                    "iscrowd": int((entry.findtext("difficult") or "0").strip() == "1"),
-                }
-            )
-        listed.append(one)
-    return FileScenes(listed, categories, str(listing))
-
-
 def _build_task(
     train: FileScenes, test: FileScenes, valid_size: int, masks: bool, flip: bool, workers: int
 ) -> DetectionTask:
@@ -379,8 +283,8 @@ def _build_task(
             fix = "raise data.valid_size" if split == "valid" and valid_size else "name an annotated split as data.test"
             found = "none"
             if every:
-                found = "groups (iscrowd 1) or difficult objects alone"
-                fix = "set iscrowd, or VOC's difficult, to 0 where an annotation is one plain object"
+                found = "groups (iscrowd 1) alone"
+                fix = "set iscrowd to 0 where an annotation is one plain object"
             raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}; {fix}")
     shown = [row for row in rows if any(not one["iscrowd"] for one in splits["train"].annotations(row))]
     empty = len(rows) - len(shown)
@@ -499,34 +403,3 @@ def _integer(entry: dict[str, Any], name: str, file: Path) -> int:
     if isinstance(found, bool) or not isinstance(found, int):
         raise InputError(f"{file}: expected an integer as {name!r}, found {found!r:.80}; correct it")
     return found
-
-
-def _read_xml(path: Path) -> tuple[Path, ElementTree.Element]:
-    try:
-        return path, ElementTree.fromstring(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: expected VOC's annotations, but {error.strerror}; add the file") from None
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: encodings that it cannot read
-        raise InputError(f"{path}: expected VOC's annotations as XML, found {error}; correct it") from None
-
-
-def _text(entry: ElementTree.Element, name: str, path: Path) -> str:
-    found = (entry.findtext(name) or "").strip()
-    if not found:
-        raise InputError(f"{path}: expected a <{name}> in <{entry.tag}>, found none; add it")
-    return found
-
-
-def _number(entry: ElementTree.Element, name: str, path: Path) -> float:
-    text = _text(entry, name, path)
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{path}: expected a number as <{name}>, found {text!r:.80}; correct it") from None
-
-
-def _whole(entry: ElementTree.Element, name: str, path: Path) -> int:
-    found = _number(entry, name, path)
-    if not math.isfinite(found) or found < 1 or found != int(found):
-        raise InputError(f"{path}: expected a size of whole pixels as <{name}>, found {found:g}; correct it")
-    return int(found)
