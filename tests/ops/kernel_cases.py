@@ -1,4 +1,4 @@
-"""Inputs and comparisons for the compiled backends of linear attention, native and Triton."""
+"""Inputs and comparisons for the compiled backend of linear attention."""
 
 import torch
 
@@ -8,36 +8,36 @@ from mnemos.ops.linear.reference import reference_elu, reference_relu
 REFERENCES = {"elu": reference_elu, "relu": reference_relu}
 
 
-def strange(shape, g, dtype=torch.float32, device="cpu"):
+def strange(shape, g, dtype=torch.float32):
     """A leaf whose axes lie elsewhere in memory: with gaps, or, if its width is odd, the last one too."""
     b, t, h, d = shape
     if d % 2:
-        x = torch.randn(h, b, d, t, generator=g).to(device, dtype).permute(1, 3, 0, 2)
+        x = torch.randn(h, b, d, t, generator=g).to(dtype).permute(1, 3, 0, 2)
     else:
-        x = torch.randn(h, t, b, d + 3, generator=g).to(device, dtype).permute(2, 1, 0, 3)[..., 1:-2]
+        x = torch.randn(h, t, b, d + 3, generator=g).to(dtype).permute(2, 1, 0, 3)[..., 1:-2]
     return x.detach().requires_grad_()
 
 
-def inputs(b, t, h, d, m, dtype=torch.float32, seed=0, device="cpu"):
+def inputs(b, t, h, d, m, dtype=torch.float32, seed=0):
     """q, k, v, s, z: leaves, none of q, k, v, s contiguous."""
     g = torch.Generator().manual_seed(seed)
-    q, k, v = (strange((b, t, h, width), g, dtype, device) for width in (d, d, m))
+    q, k, v = (strange((b, t, h, width), g, dtype) for width in (d, d, m))
     s, z = torch.rand(b, h, d, m, generator=g), torch.rand(b, h, d, generator=g)
-    s = s.mT.contiguous().mT.to(device).detach()
-    return q, k, v, s.requires_grad_(), z.to(device).requires_grad_()
+    s = s.mT.contiguous().mT.detach()
+    return q, k, v, s.requires_grad_(), z.requires_grad_()
 
 
-def holes(b, t, device="cpu"):
+def holes(b, t):
     mask = torch.rand(t, b, generator=torch.Generator().manual_seed(4)).T > 0.3
     mask[0, : t // 2] = False
-    return mask.to(device)
+    return mask
 
 
 def weights(outputs, seed=9):
     """What comes from above, not contiguous."""
     g = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))) for o in outputs]
-    return [w.to(o.device, o.dtype) for w, o in zip(drawn, outputs, strict=True)]
+    return [w.to(o.dtype) for w, o in zip(drawn, outputs, strict=True)]
 
 
 def gradients(outputs, given):
@@ -48,7 +48,7 @@ def gradients(outputs, given):
 def close(found, expected, tolerance):
     """Relative to the largest of each, and finite."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        a, b = a.detach().double().cpu(), b.detach().double().cpu()
+        a, b = a.detach().double(), b.detach().double()
         assert a.isfinite().all(), i
         assert a.shape == b.shape
         size = float(b.abs().max()) if b.numel() else 0.0

@@ -1,7 +1,4 @@
-"""Sequences of unequal lengths, packed: against the equations, a sequence at a time, on every backend of this machine.
-
-The Triton kernel for them is tested in test_linear_attention_triton.py.
-"""
+"""Sequences of unequal lengths, packed: against the equations, a sequence at a time, on every backend."""
 
 import functools
 import itertools
@@ -20,7 +17,7 @@ H, D, M = 2, 5, 4
 LENGTHS = [5, 0, 40, 1]
 OFFSETS = torch.tensor([0, *itertools.accumulate(LENGTHS)])
 MAPS = {"elu": reference_elu, "relu": reference_relu, "polynomial": reference_polynomial}
-PLAIN = [name for name in mnemos.ops.backends("linear_attention") if name != "triton"]
+PLAIN = mnemos.ops.backends("linear_attention")
 
 
 def inputs(dtype, features=D):

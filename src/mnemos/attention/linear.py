@@ -45,8 +45,7 @@ class LinearConfig(AttentionConfig):
         eps: added to the denominator, which keeps it above 0.
         compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
         backend: what computes the attention. "auto": "native" or "chunked"; "native": C++ on a CPU; "chunked":
-            PyTorch, anywhere; "triton": a GPU, where it has not run yet (PyTorch's operations where not
-            causal); "reference": the equations in float64, slow.
+            PyTorch, anywhere; "reference": the equations in float64, slow.
     """
 
     name: ClassVar[str] = "linear"
@@ -55,7 +54,7 @@ class LinearConfig(AttentionConfig):
     features: int = 128
     eps: float = 1e-6
     compensated: bool = False
-    backend: Literal["auto", "native", "triton", "chunked", "reference"] = "auto"
+    backend: Literal["auto", "native", "chunked", "reference"] = "auto"
 
     @property
     def remembers(self) -> bool:

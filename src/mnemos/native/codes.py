@@ -1,7 +1,4 @@
-"""Numbers that Python and the kernels share. tests/ops/test_kernel_codes.py compares them with the headers.
-
-The Triton kernels take the same codes of feature maps.
-"""
+"""Numbers that Python and the kernels share. tests/ops/test_kernel_codes.py compares them with the headers."""
 
 import torch
 

@@ -110,7 +110,7 @@ def _with_gradients(given: Leaves, call: Callable[[Leaves], Outputs], dtype: tor
     leaves = {name: x if x.dtype == torch.bool else x.to(dtype).detach().requires_grad_() for name, x in given.items()}
     outputs = call(leaves)
     drawn = torch.Generator().manual_seed(7)
-    weights = [torch.randn(y.shape, generator=drawn, dtype=torch.float64).to(y.device, y.dtype) for y in outputs]
+    weights = [torch.randn(y.shape, generator=drawn, dtype=torch.float64).to(y.dtype) for y in outputs]
     gradients = torch.autograd.grad(outputs, [x for x in leaves.values() if x.requires_grad], weights)
     return tuple(y.detach() for y in outputs), gradients
 
@@ -119,7 +119,7 @@ def _apart(found: Outputs, expected: Outputs) -> float:
     """The largest difference of all tensors, each relative to its largest number; NaN where one is not a number."""
     worst = torch.zeros((), dtype=torch.float64)
     for a, b in zip(found, expected, strict=True):
-        apart = (a.cpu().double() - b.cpu().double()).abs().max() / max(1.0, float(b.abs().max()))
+        apart = (a.double() - b.double()).abs().max() / max(1.0, float(b.abs().max()))
         worst = torch.maximum(worst, apart)  # NaN stays
     return float(worst)
 
@@ -160,7 +160,7 @@ def cases() -> list[Case]:
             "short_convolution",
             taps,
             lambda x: reference_short_convolution(**x, mask=mask, activation="silu"),
-            lambda x, backend: ops.short_convolution(**_put(x, backend), mask=mask, activation="silu", backend=backend),
+            lambda x, backend: ops.short_convolution(**x, mask=mask, activation="silu", backend=backend),
             lambda: ops.backends("short_convolution"),
         )
     )
@@ -171,7 +171,7 @@ def cases() -> list[Case]:
             "selective_scan",
             steps | rates | skips,
             lambda x: reference_selective_scan(**x, mask=mask),
-            lambda x, backend: ops.selective_scan(**_put(x, backend), mask=mask, backend=backend),
+            lambda x, backend: ops.selective_scan(**x, mask=mask, backend=backend),
             lambda: ops.backends("selective_scan"),
         )
     )
@@ -183,15 +183,6 @@ def cases() -> list[Case]:
     return found
 
 
-def _device(backend: str) -> str:
-    """Where the backend runs."""
-    return "cuda" if backend == "triton" else "cpu"
-
-
-def _put(given: Leaves, backend: str) -> Leaves:
-    return {name: x.to(_device(backend)) for name, x in given.items()}
-
-
 def _linear(name: str, given: Leaves, mask: Tensor, causal: bool, schedule: Callable[..., Outputs]) -> Case:
     reference: Callable[..., Outputs] = reference_linear_attention
 
@@ -200,10 +191,8 @@ def _linear(name: str, given: Leaves, mask: Tensor, causal: bool, schedule: Call
         return reference(x["q"], x["k"], x["v"], schedule, state=state, mask=mask)
 
     def call(x: Leaves, backend: str) -> Outputs:
-        x = _put(x, backend)
         state = LinearState(x["s"], x["z"])
-        valid = mask.to(_device(backend))
-        y, end = ops.linear_attention(x["q"], x["k"], x["v"], causal=causal, state=state, mask=valid, backend=backend)
+        y, end = ops.linear_attention(x["q"], x["k"], x["v"], causal=causal, state=state, mask=mask, backend=backend)
         return y, *end
 
     return Case(name, given, oracle, call, lambda: ops.backends("linear_attention"))
@@ -217,7 +206,7 @@ def _delta(name: str, given: Leaves, mask: Tensor) -> Case:
         return reference(**{"beta": None, **x}, mask=mask)
 
     def call(x: Leaves, backend: str) -> Outputs:
-        return operator(**_put(x, backend), mask=mask.to(_device(backend)), backend=backend)
+        return operator(**x, mask=mask, backend=backend)
 
     return Case(name, given, oracle, call, lambda: ops.backends("delta_rule"))
 

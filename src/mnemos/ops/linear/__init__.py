@@ -8,12 +8,11 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     token(...)            optional             the same for a single token, if there is a faster way
     everything(...)       optional             causal=False; without it, a few operations of PyTorch
     compensated(...)      optional             the same with a compensated state (see compensated.py)
-    packed(...)           optional             sequences without padding, all at once (see `linear_attention_varlen`)
     why_not()             optional             why it cannot run on this machine
     FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
 
 "auto" chooses the first backend that runs on this machine and takes the tensors: "native" on a CPU and "chunked", which
-takes all, elsewhere. What comes after that one runs where it is named.
+takes all, elsewhere.
 """
 
 import functools
@@ -31,13 +30,13 @@ from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
-from . import chunked, native, oracle, triton
+from . import chunked, native, oracle
 from .compensated import CompensatedState, carry
 from .feature_maps import FeatureMap, Pointwise, find, zero_invalid
 
 __all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "triton": triton, "reference": oracle}
+BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": oracle}
 
 
 @exportable
@@ -86,8 +85,7 @@ def linear_attention(
     `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice
     the time per token.
 
-    Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states (`triton`: the
-    output in float32 too).
+    Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states.
     Differentiable once. Under `torch.func` and forward-mode AD every backend but "reference" is computed in PyTorch's
     own operations (`chunked.transformable`), which have all derivatives. Raises InputError for shapes, dtypes, a
     feature map or a backend that do not fit.
@@ -179,10 +177,7 @@ def linear_attention_varlen(
     may be empty. y [total, H, M] in v's dtype. state: s [N, H, D', M] and z [N, H, D'] before each sequence, never
     changed; None: zeros. The returned state has the same shapes.
 
-    Cost: O(total·H·D'·M), for any lengths. The sequences run one after another; with backend="triton" one kernel
-    computes all of them, with one program per sequence and head, so the longest sequence determines the time.
-    Offsets on the CPU are checked. Those on a GPU are not, because reading them would wait for the GPU: in the kernel
-    wrong offsets give wrong outputs, but never access memory outside the tensors.
+    Cost: O(total·H·D'·M), for any lengths. The sequences run one after another.
     Raises InputError as `linear_attention` does, and for offsets that do not fit.
     """
     _check_packed(q, k, v, offsets)
@@ -201,13 +196,6 @@ def linear_attention_varlen(
     if state is None:
         state = v.new_zeros(n, h, d, m, dtype=wide), v.new_zeros(n, h, d, dtype=wide)
     s, z = state[0].to(wide), state[1].to(wide)
-    chosen = BACKENDS[choose(q[None], k[None], v[None], backend)]
-    plain = torch.compiler.is_compiling() or not (transformed() or forward_differentiated())
-    if hasattr(chosen, "packed") and plain:  # transforms cannot rewrite a kernel
-        with full_precision(v.device.type):
-            kind = phi if isinstance(phi, Pointwise) else None
-            y, s, z = chosen.packed(q, k, v, s, z, offsets.to(v.device), kind, eps)
-            return y, LinearState(s, z)
     given = phi if isinstance(phi, Pointwise) else _nothing
     rows, sums, norms = [], [], []
     ends = offsets.tolist()

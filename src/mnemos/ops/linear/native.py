@@ -227,11 +227,11 @@ _gradients = make_backward(_derivative)
 _EAGER = eager_function(_kernel, _backward, "linear_attention_backward").apply
 
 
-def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:
-    return (s.new_empty(v.shape[:3]),)
+def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> Tensor:
+    return s.new_empty(q.shape[:3])
 
 
-register("linear_attention", "native", ["CPU"], _kernel, _backward, _denominators, "den", _derivative)
+register("linear_attention", _kernel, _backward, _denominators, _derivative)
 
 
 def _like_compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
@@ -366,18 +366,11 @@ _EAGER_EVERYTHING = eager_function(
 ).apply
 
 
-def _denominators_everything(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor]:
-    return (s.new_empty(q.shape[:3]),)
-
-
 register(
     "linear_attention_bidirectional",
-    "native",
-    ["CPU"],
     _kernel_everything,
     _backward_everything,
-    _denominators_everything,
-    "den",
+    _denominators,
     _derivative_everything,
     setup=_keep_everything,
 )

@@ -1,14 +1,14 @@
-"""Register a compiled backend (native.py, triton.py) as differentiable operators of PyTorch.
+"""Register the compiled backend (native.py) as differentiable operators of PyTorch.
 
-A backend provides two functions of plain tensors. `extra` are further arguments of both:
+It provides two functions of plain tensors:
 
-    forward(q, k, v, s, z, mask, *extra, kind, eps) -> y, s_end, z_end, *kept
-    backward(q, k, v, s, z, mask, *extra, kind, *kept, gy, gs, gz) -> dq, dk, dv, ds, dz
+    forward(q, k, v, s, z, mask, kind, eps) -> y, s_end, z_end, den
+    backward(q, k, v, s, z, mask, kind, den, gy, gs, gz) -> dq, dk, dv, ds, dz
 
-`kept` are tensors for the backward, which have no gradient; `kind` is the kernels' code of a feature map.
+`den`, the denominators, are for the backward and have no gradient; `kind` is the kernels' code of a feature map.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,45 +40,33 @@ def prepare(
 
 def register(
     name: str,
-    backend: str,
-    devices: Iterable[str],
     forward: Callable[..., tuple[Tensor, ...]],
     backward: Callable[..., Gradients],
-    like_kept: Callable[..., tuple[Tensor, ...]],
-    kept: str,
-    derivative: Callable[..., Gradients] | None = None,
-    extra: str = "",
+    like_den: Callable[..., Tensor],
+    derivative: Callable[..., Gradients],
     setup: Callable[..., None] | None = None,
 ) -> None:
-    """Register mnemos::{name} and mnemos::{name}_backward on these devices.
+    """Register mnemos::{name} and mnemos::{name}_backward on the CPU.
 
-    kept: the names of the tensors that the forward keeps, separated by spaces; like_kept(q, k, v, s, z): empty ones.
-    derivative: the function that autograd calls for the backward, if there is a faster one than the operator.
-    setup: what autograd calls after the forward, if not `keep`.
+    like_den(q, k, v, s, z): empty denominators. derivative: the function that autograd calls for the backward, which is
+    faster than the operator. setup: what autograd calls after the forward, if not `keep`.
     """
-    names = kept.split()
-    inputs = f"{STATE}, Tensor? mask, {extra}int kind"
-    torch.library.define(f"mnemos::{name}", f"({inputs}, float eps) -> ({_tensors(3 + len(names))})")
-    above = ", ".join(f"Tensor {x}" for x in (*names, "gy", "gs", "gz"))
-    torch.library.define(f"mnemos::{name}_backward", f"({inputs}, {above}) -> ({_tensors(5)})")
-    for device in devices:
-        torch.library.impl(f"mnemos::{name}", device, forward)
-        torch.library.impl(f"mnemos::{name}_backward", device, backward)
-    torch.library.register_fake(f"mnemos::{name}", lambda *given: (*_like_results(*given), *like_kept(*given[:5])))
+    inputs = f"{STATE}, Tensor? mask, int kind"
+    torch.library.define(f"mnemos::{name}", f"({inputs}, float eps) -> ({', '.join(['Tensor'] * 4)})")
+    above = "Tensor den, Tensor gy, Tensor gs, Tensor gz"
+    torch.library.define(f"mnemos::{name}_backward", f"({inputs}, {above}) -> ({', '.join(['Tensor'] * 5)})")
+    torch.library.impl(f"mnemos::{name}", "CPU", forward)
+    torch.library.impl(f"mnemos::{name}_backward", "CPU", backward)
+    torch.library.register_fake(f"mnemos::{name}", lambda *given: (*_like_results(*given), like_den(*given[:5])))
     torch.library.register_fake(f"mnemos::{name}_backward", _like_backward)
-    derivative = derivative or getattr(torch.ops.mnemos, f"{name}_backward")
     torch.library.register_autograd(f"mnemos::{name}", make_backward(derivative), setup_context=setup or keep)
 
     def once(ctx: object, *_: object) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            f"linear_attention is differentiable once; backend={backend!r} has no derivative of its derivative"
+            "linear_attention is differentiable once; backend='native' has no derivative of its derivative"
         )
 
     torch.library.register_autograd(f"mnemos::{name}_backward", once)
-
-
-def _tensors(count: int) -> str:
-    return ", ".join(["Tensor"] * count)
 
 
 def _like_results(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *_: object) -> tuple[Tensor, ...]:
@@ -89,11 +77,11 @@ def _like_backward(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in inputs[:5])
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...], kept: tuple[Tensor, ...] | None = None) -> None:
-    """Save for the backward: the inputs, and what the forward returned for it (or `kept`)."""
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save for the backward: the inputs, and what the forward returned for it."""
     *tensors, ctx.kind, _ = inputs
     ctx.inputs = len(tensors)
-    ctx.save_for_backward(*tensors, *(output[3:] if kept is None else kept))
+    ctx.save_for_backward(*tensors, *output[3:])
     ctx.mark_non_differentiable(*output[3:])
 
 
@@ -108,6 +96,6 @@ def make_backward(derivative: Callable[..., Gradients]) -> Callable[..., tuple[T
         likes = zip(above, (v, s, z), shapes, strict=False)
         gy, gs, gz = (x.new_zeros(shape) if g is None else g for g, x, shape in likes)
         found = derivative(*inputs, ctx.kind, *kept, gy, gs, gz)
-        return *found, *[None] * (len(inputs) - len(found) + 2)  # mask, extra, kind, eps
+        return *found, *[None] * (len(inputs) - len(found) + 2)  # mask, kind, eps
 
     return gradients
