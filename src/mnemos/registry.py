@@ -339,8 +339,6 @@ def failed_in(path: Path, error: BaseException, called: object = None) -> InputE
     message = " ".join(str(error).split()).removesuffix(f" ({path.name}, line {line})")
     where = f"line {line}: " if line else ""
     said = message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"
-    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith(f"{__package__}."):
-        said += " (modules that moved are in CHANGELOG.md, in the table of names)"
     return InputError(f"{called or path}: {where}{said}; correct the file")
 
 
