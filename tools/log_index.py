@@ -16,8 +16,9 @@ INTRODUCTION = """\
 # Log
 
 Dated findings, the negative ones too: the question, what was expected, the command, the commit, the result. One finding
-is one file. The names and commands in a finding are those of its commit. The machine is a virtual one with 2 cores (AMD EPYC, AVX-512) and torch 2.13.0 on the CPU, unless a
-finding says otherwise. A bar is a goal that was set before the measurement.
+is one file. The names and commands in a finding are those of its commit. The machine is a virtual one with 2 cores (AMD
+EPYC, AVX-512) and torch 2.13.0 on the CPU, unless a finding says otherwise. A bar is a goal that was set before the
+measurement.
 
 [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add a finding. `make numbers` writes this index.
 
