@@ -8,7 +8,7 @@ largest float64 output among them. "half way" is the error at N/2; the differenc
 reads the rounded inputs. The limit then applies to the final sums s and z, each divided by its largest value, because
 the rounding of y hides all other errors; "drift" is the error of y at the end divided by that half way.
 
-Limits for float32: 1e-5 in chunks, 5e-5 in single steps, 1e-5 in single steps with the compensated state.
+Limits for float32: 1e-5 in chunks, 5e-5 in single steps.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from mnemos.lab.run.provenance import provenance
 from mnemos.ops import backends, linear_attention
 
 HEADS, WIDTH, WINDOW, CHUNK, BLOCK = 2, 32, 4096, 1024, 64
-BARS = {"whole": 1e-5, "chunks": 1e-5, "steps": 5e-5, "compensated steps": 1e-5}
+BARS = {"whole": 1e-5, "chunks": 1e-5, "steps": 5e-5}
 INPUTS = [("mean 0", 0.0, 1.0), ("mean 1", 1.0, 1.0), ("mean 1, x 1e4", 1.0, 1e4), ("mean 1, x 1e-4", 1.0, 1e-4)]
 Given = tuple[Tensor, Tensor, Tensor]
 
@@ -49,15 +49,14 @@ def exact(given: Given, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(parts, 1), s, z
 
 
-def run(given: Given, length: int, backend: str, compensated: bool = False) -> tuple[Tensor, list[Tensor]]:
+def run(given: Given, length: int, backend: str) -> tuple[Tensor, list[Tensor]]:
     """y and the final sums, computed in calls of `length` tokens."""
     y, state = torch.empty_like(given[2]), None
     for a in range(0, y.shape[1], length):
         here = slice(a, a + length)
         q, k, v = (x[:, here] for x in given)
-        y[:, here], state = linear_attention(q, k, v, state=state, backend=backend, compensated=compensated)
-    sums = [x.double() for x in state or ()]
-    return y, sums if len(sums) == 2 else [sums[0] + sums[2], sums[1] + sums[3]]
+        y[:, here], state = linear_attention(q, k, v, state=state, backend=backend)
+    return y, [x.double() for x in state or ()]
 
 
 def off(found: Tensor, expected: Tensor) -> float:
@@ -66,12 +65,12 @@ def off(found: Tensor, expected: Tensor) -> float:
 
 def measure(given: Given, steps: bool, backend: str, wanted: tuple[Tensor, Tensor, Tensor]) -> list[dict]:
     tokens = given[0].shape[1]
-    ways = {"whole": (tokens, False), "chunks": (CHUNK, False)}
+    ways = {"whole": tokens, "chunks": CHUNK}
     if steps:
-        ways |= {"steps": (1, False), "compensated steps": (1, True)}
+        ways |= {"steps": 1}
     rows = []
-    for name, (length, compensated) in ways.items():
-        y, sums = run(given, length, backend, compensated)
+    for name, length in ways.items():
+        y, sums = run(given, length, backend)
         at = {"half way": tokens // 2, "at the end": tokens}
         found = {when: off(y[:, n - WINDOW : n], wanted[0][:, n - WINDOW : n]) for when, n in at.items()}
         row = {"backend": backend, "way": name, "type": str(given[0].dtype).removeprefix("torch."), **found}

@@ -60,7 +60,6 @@ def transformer(attention: Any, **fields: Any) -> nn.Module:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: transformer(LinearConfig()),
-    "linear, compensated": lambda: transformer(LinearConfig(compensated=True)),
     "softmax, window 64": lambda: transformer(SoftmaxConfig(window=64), position="rotary"),
     "softmax, growing": lambda: transformer(SoftmaxConfig(), position="rotary"),
     "relative, same length": lambda: transformer(RelativeConfig(memory=64, same_length=True), position="none"),

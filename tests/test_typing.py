@@ -34,7 +34,7 @@ from mnemos.attention.linear import PlacedSums
 from mnemos.memory import KeyValues, Segments
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
-from mnemos.ops.linear import CompensatedState, LinearState
+from mnemos.ops.linear import LinearState
 from mnemos.types import Advances, Attention, HeadAttention, RecurrentModel
 
 x = torch.zeros(1, 3, 8)
@@ -42,7 +42,7 @@ ids = torch.zeros(1, 3, dtype=torch.int64)
 
 softmax = SoftmaxAttention(8, 2, causal=True)
 assert_type(softmax(x), tuple[Tensor, KeyValues | BranchedKeyValues | None])
-assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | CompensatedState | PlacedSums | None])
+assert_type(LinearAttention(8, 2, causal=True)(x), tuple[Tensor, LinearState | PlacedSums | None])
 assert_type(ReformerAttention(8, 2)(x), tuple[Tensor, KeyValues | None])
 assert_type(RelativeAttention(8, 2)(x), tuple[Tensor, Segments | None])
 gated = GatedCacheAttention(8, 2, softmax, mnemos.GRC(length=4), causal=True)

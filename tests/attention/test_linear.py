@@ -8,7 +8,7 @@ import torch
 import mnemos
 from mnemos import config, registry
 from mnemos.attention.linear import LinearAttention, LinearConfig
-from mnemos.ops.linear import BACKENDS, CompensatedState, linear_attention, native
+from mnemos.ops.linear import BACKENDS, linear_attention, native
 from mnemos.ops.linear.feature_maps import favor, random_projection
 from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
 from mnemos.ops.rotary import Rotary, rotate
@@ -81,20 +81,6 @@ def test_a_fresh_state_is_nones_long_form(feature_map):
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
     for a, b in zip(state, end, strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_a_layer_whose_state_is_compensated():
-    attention, plain = LinearConfig(compensated=True).build(12, 3, causal=True), layer().float()
-    attention.load_state_dict(plain.state_dict())
-    x, state = tokens().float(), attention.initial_state(2)
-    assert isinstance(state, CompensatedState)
-    parts = []
-    for a in range(41):
-        y, state = attention(x[:, a : a + 1], state)
-        parts.append(y)
-    assert isinstance(state, CompensatedState)
-    assert state.s_low.any()
-    torch.testing.assert_close(torch.cat(parts, 1), plain(x)[0])
 
 
 def test_the_state_is_float32_under_bfloat16():

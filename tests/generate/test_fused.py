@@ -327,7 +327,6 @@ REASONS = {
     "attention": (lambda: make(attention=RelativeConfig(memory=3), position="none"), "found RelativeAttention"),
     "favor": (lambda: make(attention=LinearConfig("favor")), "elu and relu, found 'favor'"),
     "polynomial": (lambda: make(attention=LinearConfig("polynomial")), "found 'polynomial'"),
-    "compensated": (lambda: make(attention=LinearConfig(compensated=True)), "its state is compensated"),
     "cache": (lambda: make(cache=GRC(length=3)), "found GatedCacheAttention"),
     "both ways": (lambda: make(causal=False, head=HeadConfig(classes=3)), "is not causal"),
     "no MLP": (lambda: make(mlp=0), "its blocks have no MLP"),

@@ -1,20 +1,16 @@
 """How far off long sums are, against float64, and what becomes of hostile inputs.
 
 The bars hold at a million tokens (benchmarks/linear_attention_error.py): 1e-5 of the largest output in chunks, 5e-5 in
-single steps, 1e-5 in single steps with the compensated state. A plain sum's error grows with √N: at N tokens the bars
-are √(N/10⁶) as high.
+single steps. A sum's error grows with √N: at N tokens the bars are √(N/10⁶) as high.
 """
-
-import itertools
 
 import pytest
 import torch
 
 import mnemos
 from mnemos.ops import linear_attention
-from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState
+from mnemos.ops.linear import BACKENDS
 from mnemos.ops.linear.reference import reference_elu, reference_relu
-from mnemos.types import detach, leaves, reset, select
 
 HERE = [name for name in mnemos.ops.backends("linear_attention") if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1))]
 LONG, WIDTH = 65_536, 8
@@ -41,12 +37,12 @@ def exact(q, k, v, phi=reference_elu, eps=1e-6, wide=torch.float64):
     return y, s[:, -1], z[:, -1]
 
 
-def cut(given, length, backend, **options):
+def cut(given, length, backend):
     """y and the state of calls of `length` tokens."""
     parts, state = [], None
     with torch.no_grad():
         for a in range(0, given[0].shape[1], length):
-            y, state = linear_attention(*(x[:, a : a + length] for x in given), state=state, backend=backend, **options)
+            y, state = linear_attention(*(x[:, a : a + length] for x in given), state=state, backend=backend)
             parts.append(y)
     return torch.cat(parts, 1), state
 
@@ -58,11 +54,8 @@ def off(found, expected):
 
 
 def off_sums(state, s, z):
-    """Of the sums, low parts and all."""
-    sums = [x.double() for x in state]
-    if len(sums) == 4:
-        sums = [sums[0] + sums[2], sums[1] + sums[3]]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(sums, (s, z), strict=True))
+    """Of the sums."""
+    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(state, (s, z), strict=True))
 
 
 @pytest.mark.each_value
@@ -104,112 +97,6 @@ def test_a_long_sequence_in_single_steps(steps, backend):
     y, _, _ = exact(*given)
     plain, _ = cut(given, 1, backend)
     assert off(plain, y) < 5e-5 * (steps / 1e6) ** 0.5
-
-
-@pytest.mark.slow
-def test_single_steps_with_the_compensated_state(steps, backend):
-    given = draw(steps)
-    y, s, z = exact(*given)
-    found, state = cut(given, 1, backend, compensated=True)
-    # Plain steps: 1e-5. What is left is the rounding of φ, which averages out over the tokens.
-    assert off_sums(state, s, z) < 1e-9 * (LONG / steps) ** 0.5
-    assert off(found, y) < 6e-7  # does not grow with N
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_compensated_state_in_calls_of_any_length(threads, backend):
-    given = draw(6000)
-    y, s, z = exact(*given)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        parts, state = [], None
-        for a, b in itertools.pairwise([0, 1, 2, 20, 1000, 1000, 1001, 5500, 6000]):
-            part, state = linear_attention(*(x[:, a:b] for x in given), state=state, backend=backend, compensated=True)
-            parts.append(part)
-    finally:
-        torch.set_num_threads(before)
-    assert isinstance(state, CompensatedState)
-    assert off(torch.cat(parts, 1), y) < 1e-6
-    # Plain sums of a call's tokens are as good as the call is short; what is handed on loses nothing.
-    assert off_sums(state, s, z) < (1e-8 if backend == "native" else 2e-7)
-
-
-def test_a_compensated_state_stays_one_and_a_plain_one_becomes_one(backend):
-    q, k, v = draw(9)
-    _, plain = linear_attention(q, k, v, backend=backend)
-    assert isinstance(plain, LinearState)
-    _, state = linear_attention(q, k, v, state=plain, backend=backend, compensated=True)
-    assert isinstance(state, CompensatedState)
-    for t in (1, 9, 0):
-        before = [x.clone() for x in state]
-        _, new = linear_attention(q[:, :t], k[:, :t], v[:, :t], state=state, backend=backend)
-        assert isinstance(new, CompensatedState)
-        assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
-    _, whole = linear_attention(q, k, v, False, state=new, backend=backend)
-    assert isinstance(whole, CompensatedState)
-    torch.testing.assert_close(whole.z, new.z + reference_elu(k).sum(1))
-
-
-def test_a_compensated_state_is_a_state_like_any_other(backend):
-    q, k, v = draw(300, rows=2)
-    y, state = linear_attention(q, k, v, backend=backend, compensated=True)
-    assert len(leaves(state)) == 4
-    rows = torch.tensor([True, False])
-    fresh = reset(state, rows)
-    assert not any(x[0].any() for x in fresh)
-    again, _ = linear_attention(q, k, v, state=fresh, backend=backend)
-    torch.testing.assert_close(again[0], y[0])
-    one, _ = linear_attention(q[1:], k[1:], v[1:], state=select(state, ~rows), backend=backend)
-    torch.testing.assert_close(again[1:], one)
-    assert isinstance(detach(state), CompensatedState)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", ["elu", "polynomial"])
-def test_gradients_through_a_compensated_state(name, masked, backend):
-    given = [x.requires_grad_() for x in draw(40, rows=2)]
-    mask = torch.rand(2, 40, generator=torch.Generator().manual_seed(1)) > 0.3 if masked else None
-    found = []
-    for options in ({}, {"compensated": True}):
-        parts, state = [], None
-        for a, b in itertools.pairwise([0, 13, 14, 40]):
-            part = None if mask is None else mask[:, a:b]
-            y, state = linear_attention(
-                *(x[:, a:b] for x in given), feature_map=name, state=state, mask=part, backend=backend, **options
-            )
-            parts.append(y)
-        loss = torch.cat(parts, 1).sin().sum() + state[0].square().mean() + state[1].sin().sum()
-        found.append([torch.cat(parts, 1), *state[:2], *torch.autograd.grad(loss, given)])
-    assert not any(x.requires_grad for x in state[2:])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("native" not in HERE, reason="the kernels were not built")
-@pytest.mark.parametrize("t", [*(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0, 1)), 20])
-def test_opcheck(t):
-    q, k, v = (x.requires_grad_() for x in draw(t, rows=2))
-    state = [torch.rand(2, 1, *shape).requires_grad_(i < 2) for i, shape in enumerate([(8, 8), (8,)] * 2)]
-    found = torch.library.opcheck(torch.ops.mnemos.linear_attention_compensated, (q, k, v, *state, None, 1, 0.1))
-    assert set(found.values()) == {"SUCCESS"}
-
-
-@pytest.mark.skipif("native" not in HERE, reason="the kernels were not built")
-def test_every_variant_compensates_a_token_of_any_width(variant):
-    for width in (1, 7, 16, 75):
-        g = torch.Generator().manual_seed(width)
-        q, k = torch.randn(2, 500, 1, 1, 3, generator=g)
-        v = torch.randn(500, 1, 1, width, generator=g) + 1
-        state = None
-        for i in range(500):
-            y, state = linear_attention(
-                *(x[i : i + 1] for x in (q, k, v)), state=state, backend="native", compensated=True
-            )
-        expected, s, z = exact(*(x.transpose(0, 1) for x in (q, k, v)))
-        assert off_sums(state, s, z) < 2e-8  # φ's own rounding; plain sums: 1e-7 to 1e-6
-        torch.testing.assert_close(y.double(), expected[:, -1:], rtol=1e-6, atol=1e-6)
 
 
 def test_bfloat16_does_not_drift(backend):

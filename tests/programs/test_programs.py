@@ -48,7 +48,6 @@ CASES = {
         for map in ("relu", "polynomial", "favor")
     },
     "gated-delta-grouped": lambda: attention(mnemos.GatedDeltaConfig(key_heads=1)),
-    "compensated": lambda: attention(mnemos.LinearConfig(compensated=True)),
     "learned": lambda: small("transformer", position="learned", max_length=32),
     "rotary": lambda: small("transformer", position="rotary", dim=16),
     "rmt-rotary": lambda: small("rmt", position="rotary", dim=16),

@@ -176,11 +176,9 @@ def linear_attention(c: Case) -> None:
     for span in pieces(t, c) if causal else [slice(0, t)]:
         valid = part(mask, span)
         given = q[:, span], hidden(k[:, span], valid), hidden(v[:, span], valid)
-        y, state = ops.linear_attention(*given, causal, c["map"], state, valid, eps, compensated=c["compensated"])
+        y, state = ops.linear_attention(*given, causal, c["map"], state, valid, eps)
         ys.append(y)
-    compare(
-        n, (torch.cat(ys, 1), state[0] if not c["compensated"] else state.s, state.z), expected, not c["compensated"]
-    )
+    compare(n, (torch.cat(ys, 1), *state), expected)
 
 
 def linear_attention_varlen(c: Case) -> None:
@@ -454,7 +452,7 @@ def _fill() -> None:
         "scale": st.sampled_from([None, 2.0]),
     }
     for test, more in (
-        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"]), "compensated": st.booleans()}),
+        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"])}),
         (linear_attention_varlen, half),
         (delta_rule, family),
         (decayed_attention, family),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
-from mnemos.ops.linear import BACKENDS, CompensatedState, LinearState, linear_attention
+from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
@@ -22,15 +22,14 @@ from .multi_head import MultiHeadAttention
 class PlacedSums(NamedTuple):
     """The state with rotary positions.
 
-    sums: a `LinearState`, s [B, H, D', M] and z [B, H, D'], or a `CompensatedState`. seen [B] int64: tokens, padding
-    too, since the row began.
+    sums: a `LinearState`, s [B, H, D', M] and z [B, H, D']. seen [B] int64: tokens, padding too, since the row began.
     """
 
-    sums: LinearState | CompensatedState
+    sums: LinearState
     seen: Tensor
 
 
-Sums = LinearState | CompensatedState | PlacedSums
+Sums = LinearState | PlacedSums
 
 
 @register
@@ -43,7 +42,6 @@ class LinearConfig(AttentionConfig):
             kernel (q·k)²; "favor": positive random features, whose expectation is the kernel exp(q·k/√D).
         features: the number of random features per head, for "favor".
         eps: added to the denominator, which keeps it above 0.
-        compensated: keep Kahan-compensated sums, exact after millions of calls, with a state twice as large.
         backend: what computes the attention. "auto": "native" or "chunked"; "native": C++ on a CPU; "chunked":
             PyTorch, anywhere; "reference": the equations in float64, slow.
     """
@@ -53,7 +51,6 @@ class LinearConfig(AttentionConfig):
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
     features: int = 128
     eps: float = 1e-6
-    compensated: bool = False
     backend: Literal["auto", "native", "chunked", "reference"] = "auto"
 
     @property
@@ -65,7 +62,7 @@ class LinearConfig(AttentionConfig):
         self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "LinearAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        settings = self.feature_map, self.features, self.eps, self.compensated, self.backend
+        settings = self.feature_map, self.features, self.eps, self.backend
         return LinearAttention(dim, num_heads, causal, *settings, rotary)
 
 
@@ -77,7 +74,6 @@ class LinearAttention(MultiHeadAttention[Sums]):
     time, whatever the length so far, and O(T·D) memory for the backward pass. Not causal: there is no state (None).
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
-    compensated: the state is a `CompensatedState`, exact to rounding after millions of calls and twice as large.
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
     rotary: queries and keys are rotated by their positions before φ, so that φ stays positive; the state is then a
     `PlacedSums`. Through φ the result depends on the positions themselves and not on distances alone, so padding in
@@ -96,7 +92,6 @@ class LinearAttention(MultiHeadAttention[Sums]):
         feature_map: str | FeatureMap = "elu",
         features: int = 128,
         eps: float = 1e-6,
-        compensated: bool = False,
         backend: str = "auto",
         rotary: Rotary | bool | None = False,
     ) -> None:
@@ -106,7 +101,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
             find(feature_map)
         if backend not in ("auto", *BACKENDS):
             raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, BACKENDS)}")
-        self.feature_map, self.eps, self.compensated, self.backend = feature_map, eps, compensated, backend
+        self.feature_map, self.eps, self.backend = feature_map, eps, backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         # Drawn once and saved: sums of one projection's features cannot be read with another projection.
@@ -121,7 +116,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
         """Sums over no tokens: zeros."""
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
-        sums = linear_attention(nothing, nothing, nothing, feature_map=self.phi(), compensated=self.compensated)[1]
+        sums = linear_attention(nothing, nothing, nothing, feature_map=self.phi())[1]
         seen = torch.zeros(batch_size, device=nothing.device, dtype=torch.int64)
         return sums if self.rotary is None else PlacedSums(sums, seen)
 
@@ -150,8 +145,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
         return y, PlacedSums(sums, torch.full((b,), t, device=x.device) if seen is None else seen + t)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | CompensatedState | None, mask: Tensor | None
-    ) -> tuple[Tensor, LinearState | CompensatedState]:
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None
+    ) -> tuple[Tensor, LinearState]:
         """The function `linear_attention` of queries, keys and values [B, T, H, D/H], with the layer's settings."""
         given = self.phi(), state if self.causal else None, mask, self.eps, self.backend
-        return linear_attention(q, k, v, self.causal, *given, compensated=self.causal and self.compensated)
+        return linear_attention(q, k, v, self.causal, *given)

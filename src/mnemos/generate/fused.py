@@ -452,8 +452,6 @@ def _why_not_attention(block: nn.Module, first: Any) -> str:
     if type(attention) is LinearAttention:
         if _map(attention) is None:
             return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
-        if attention.compensated:
-            return "its state is compensated, for which there is no kernel"
         if attention.backend not in ("auto", "native"):
             return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
     if type(attention) is SoftmaxAttention and attention.kv_heads != attention.num_heads:

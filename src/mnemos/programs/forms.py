@@ -34,8 +34,7 @@ from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.models.memformer_blocks import DecoderCache, Read
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
-from mnemos.ops.linear import CompensatedState, LinearState
-from mnemos.ops.linear.compensated import add
+from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
@@ -145,14 +144,9 @@ def _linear_heads(
     q, k, v = _features(qkv, self.num_heads, phi, turns)
     k, v = zero_invalid(k, mask), zero_invalid(v, mask)
     assert state is not None
-    s, z, *low = state
     causal = _linear_token if is_one(t) else _linear_chunks if form == "operators" else _linear_kernel
-    y, *after = causal(q, k, v, s, z, self.eps)
-    sums: LinearState | CompensatedState = LinearState(*after)
-    if low:
-        s, s_low = add(s, low[0] + torch.einsum("bthd,bthm->bhdm", k, v))
-        z, z_low = add(z, low[1] + k.sum(1))
-        sums = CompensatedState(s, z, s_low, z_low)
+    y, *after = causal(q, k, v, *state, self.eps)
+    sums = LinearState(*after)
     return y, sums if seen is None else PlacedSums(sums, seen + t)
 
 

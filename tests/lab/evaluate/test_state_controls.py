@@ -41,14 +41,12 @@ def memformer(**slots):
 MODELS = {
     "keys and values": lambda: transformer(attention=SoftmaxConfig(window=6)),
     "sums": lambda: transformer(attention=LinearConfig()),
-    "compensated": lambda: transformer(attention=LinearConfig(compensated=True)),
     "segments": lambda: transformer(attention=RelativeConfig(memory=6), position="none"),
     "hidden state": lambda: LSTM(LSTMConfig(vocab_size=VOCABULARY, dim=8, layers=2)),
     "cache": lambda: transformer(attention=LinearConfig(), cache=GRC(length=2, block=2, scope="stream")),
     "slots": memformer,
 }
 NAMES = {
-    "compensated": ["sums"],
     "cache": [WHOLE, "sums", "cache"],
     "slots": [WHOLE, "slots"],
 }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mnemos.attention.recurrent import RecurrentSums
 from mnemos.hosts.linearised import Linearised, LinearisedState
-from mnemos.ops.linear import CompensatedState, LinearState
+from mnemos.ops.linear import LinearState
 from mnemos.types import State
 
 from .memories import Kind, Reader, last, nodes, replaced
@@ -37,7 +37,7 @@ class SumsReader(Reader):
 
     def sums(self, state: State) -> Any:
         """The layer's sums in a state."""
-        found = nodes(state, (LinearState, CompensatedState))
+        found = nodes(state, LinearState)
         return found[self.place] if found else None
 
     def matrix(self, part: Any) -> Tensor:

@@ -81,7 +81,6 @@ COUNTED: dict[object, Callable[..., int]] = {
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
     torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),  # gradients of both factors
     torch.ops.mnemos.linear_attention: _linear_attention,
-    torch.ops.mnemos.linear_attention_compensated: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
     torch.ops.mnemos.linear_attention_bidirectional: _bidirectional,
     torch.ops.mnemos.linear_attention_bidirectional_backward: _bidirectional_backward,

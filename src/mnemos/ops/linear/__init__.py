@@ -7,7 +7,6 @@ A backend is a module of this package, listed in `BACKENDS`, best first. Its fun
     causal(q, k, v, s, z, mask, phi, eps)      the computation
     token(...)            optional             the same for a single token, if there is a faster way
     everything(...)       optional             causal=False; without it, a few operations of PyTorch
-    compensated(...)      optional             the same with a compensated state (see compensated.py)
     why_not()             optional             why it cannot run on this machine
     FROM_NOTHING          optional             names of those of its functions that take None for s and z: zeros
 
@@ -31,10 +30,9 @@ from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
 from . import chunked, native, oracle
-from .compensated import CompensatedState, carry
 from .feature_maps import FeatureMap, Pointwise, find, zero_invalid
 
-__all__ = ["CompensatedState", "LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
+__all__ = ["LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": oracle}
 
@@ -65,8 +63,7 @@ def linear_attention(
     mask: Tensor | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
-    compensated: bool = False,
-) -> tuple[Tensor, LinearState | CompensatedState]:
+) -> tuple[Tensor, LinearState]:
     """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
 
     causal: the sums run over j ≤ i (eq. 8 to 12; token by token eq. 16 to 20), starting from `state`. T ≥ 0, and a
@@ -81,9 +78,6 @@ def linear_attention(
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
     backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
-    compensated: return a `CompensatedState`, whose sums stay exact to rounding over millions of calls of few tokens. A
-    `CompensatedState` that is given is continued in any case. It needs twice the memory of the state and up to twice
-    the time per token.
 
     Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states.
     Differentiable once. Under `torch.func` and forward-mode AD every backend but "reference" is computed in PyTorch's
@@ -91,17 +85,15 @@ def linear_attention(
     feature map or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, eps)
-    y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend, compensated)
+    y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend)
     if causal:
-        note(
-            after, q.shape[1], functools.partial(_again, (k, v, mask), (feature_map, state, eps, backend, compensated))
-        )
+        note(after, q.shape[1], functools.partial(_again, (k, v, mask), (feature_map, state, eps, backend)))
     return y, after
 
 
 def _again(
     given: tuple[Tensor, Tensor, Tensor | None], settings: tuple[Any, ...], n: int, valid: Tensor | None
-) -> LinearState | CompensatedState:
+) -> LinearState:
     """The state after the first n tokens of k and v; see `mnemos.ops.rewind.note`."""
     k, v, mask = given
     mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
@@ -119,8 +111,7 @@ def _attend(
     mask: Tensor | None,
     eps: float,
     backend: str,
-    compensated: bool,
-) -> tuple[Tensor, LinearState | CompensatedState]:
+) -> tuple[Tensor, LinearState]:
     """`linear_attention` of checked inputs."""
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
@@ -139,14 +130,12 @@ def _attend(
         sums = getattr(chosen, name, None) if k.numel() else None
         if rewritten and sums is not None:
             sums = chunked.transformable
-        if state is None and not compensated and sums is not None and name in getattr(chosen, "FROM_NOTHING", ()):
+        if state is None and sums is not None and name in getattr(chosen, "FROM_NOTHING", ()):
             y, *after = sums(q, k, v, None, None, mask, phi if isinstance(phi, Pointwise) else None, eps)
             return y, LinearState(*after)
-        before = _start(state, (b, h, d, v.shape[-1]), wide, compensated, v)
+        before = _start(state, (b, h, d, v.shape[-1]), wide, v)
         inside = phi if isinstance(phi, Pointwise) else None
         if sums is not None:
-            if causal and isinstance(before, CompensatedState) and hasattr(chosen, "compensated"):
-                return chosen.compensated(q, k, v, before, mask, inside, eps)
             y, *after = sums(q, k, v, before.s, before.z, mask, inside, eps)
         else:
             if inside is not None:
@@ -155,8 +144,6 @@ def _attend(
             plain = _token if causal and q.shape[1] == 1 else _everything
             y, *after = plain(q.to(wide), k.to(wide), v.to(wide), before.s, before.z, eps)
             y = y.to(v.dtype)
-        if isinstance(before, CompensatedState):
-            return y, carry(before, after, k, v, mask, inside)
         return y, LinearState(*after)
 
 
@@ -186,9 +173,7 @@ def linear_attention_varlen(
         q, k = phi(q), phi(k)
     (_, h, d), m, n = k.shape, v.shape[-1], len(offsets) - 1
     if state is not None and len(state) != 2:
-        raise InputError(
-            f"expected a state of two tensors, s and z, found {len(state)}; compensated states are not supported here"
-        )
+        raise InputError(f"expected a state of two tensors, s and z, found {len(state)}")
     if state is not None and (state[0].shape != (n, h, d, m) or state[1].shape != (n, h, d)):
         found = f"{tuple(state[0].shape)} and {tuple(state[1].shape)}"
         raise InputError(f"expected a state of s {(n, h, d, m)} and z {(n, h, d)} for {n} sequences, found {found}")
@@ -278,26 +263,20 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _start(
-    state: tuple[Tensor, ...] | None, shape: tuple[int, ...], wide: torch.dtype, compensated: bool, like: Tensor
-) -> LinearState | CompensatedState:
+def _start(state: tuple[Tensor, ...] | None, shape: tuple[int, ...], wide: torch.dtype, like: Tensor) -> LinearState:
     """The state before the call, in the dtype of the sums; None: zeros."""
     if state is None:
         # One expanded number: the backward keeps no memory for it.
         nothing = like.new_zeros((), dtype=wide)
-        found = [nothing.expand(shape), nothing.expand(shape[:3])]
-    else:
-        _check_state(state, shape, like)
-        found = [x.to(wide) for x in state]
-    if len(found) == 4:
-        return CompensatedState(*found)
-    return CompensatedState(*found, *map(torch.zeros_like, found)) if compensated else LinearState(*found)
+        return LinearState(nothing.expand(shape), nothing.expand(shape[:3]))
+    _check_state(state, shape, like)
+    return LinearState(*(x.to(wide) for x in state))
 
 
 def _check_state(state: tuple[Tensor, ...], shape: tuple[int, ...], like: Tensor) -> None:
-    if not isinstance(state, tuple | list) or len(state) not in (2, 4) or not all(map(torch.is_tensor, state)):
+    if not isinstance(state, tuple | list) or len(state) != 2 or not all(map(torch.is_tensor, state)):
         raise InputError(f"expected a state that linear_attention returned, or None, found {type(state).__name__}")
-    for x, expected in zip(state, (shape, shape[:3]) * 2, strict=False):
+    for x, expected in zip(state, (shape, shape[:3]), strict=True):
         if x.shape != expected or not x.is_floating_point() or x.device != like.device:
             found = ", ".join(f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in state)
             raise InputError(

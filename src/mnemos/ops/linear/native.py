@@ -22,15 +22,14 @@ from mnemos.native import why_not
 from mnemos.native.codes import TYPES
 from mnemos.ops.kernel_call import address, dense, eager, loaded_kernels, mask_address, pointers, runs_here
 
-from .compensated import CompensatedState
 from .feature_maps import Pointwise
-from .operators import STATE, Gradients, keep, make_backward, prepare, register
+from .operators import Gradients, keep, prepare, register
 
-__all__ = ["FROM_NOTHING", "causal", "compensated", "everything", "runs_here", "takes", "token", "why_not"]
+__all__ = ["FROM_NOTHING", "causal", "everything", "runs_here", "takes", "token", "why_not"]
 
 CALL = struct.Struct("56q")  # `struct Call` of native/call.h
 EVERYTHING = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
-_NO_Y, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
+_NO_Y, _NO_LOW, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
 # q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
@@ -141,15 +140,6 @@ FROM_NOTHING = ("causal", "token", "everything")
 token = causal  # the kernel has a faster path for a single token
 
 
-def compensated(
-    q: Tensor, k: Tensor, v: Tensor, state: CompensatedState, mask: Tensor | None, phi: Pointwise | None, eps: float
-) -> tuple[Tensor, CompensatedState]:
-    """`causal` with a `CompensatedState`; within a call the kernels always compensate their sums."""
-    (q, k, v, kind), wanted = prepare(q, k, v, mask, phi), v.dtype
-    y, s, z, _, *low = torch.ops.mnemos.linear_attention_compensated(q, k, v, *state, mask, kind, eps)
-    return y.to(wanted), CompensatedState(s, z, *low)
-
-
 def _sizes(q: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
     return *q.shape, v.shape[-1], TYPES[v.dtype], kind, torch.get_num_threads()
 
@@ -164,27 +154,18 @@ def _kernel(
     kind: int,
     eps: float,
     kept: bool = True,
-    low: tuple[Tensor, ...] = (),
 ) -> tuple[Any, ...]:
-    """y, the new s and z, the denominators if they are `kept`, and the new s_low and z_low if those are given."""
+    """y, the new s and z, and the denominators if they are `kept`."""
     q, k, v = dense(q), dense(k), dense(v)
     y, s_end, z_end, den = allocate_results(q, v, kept)
     s, z = (x if x is None else x.contiguous() for x in (s, z))
-    lows = [x.contiguous() for x in low]
-    ends = [torch.empty_like(x) for x in lows]
-    lower = pointers(*lows, *ends) or (0, 0, 0, 0)
     call = CALL.pack(
         *_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask),
-        *pointers(s, z, s_end, z_end), *lower, *pointers(den), *_NO_BACKWARD,
+        *pointers(s, z, s_end, z_end), *_NO_LOW, *pointers(den), *_NO_BACKWARD,
     )  # fmt: skip
     loaded = loaded_kernels()
     check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
-    return y, s_end, z_end, den, *ends
-
-
-def _compensated(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    *low, mask, kind, eps = others
-    return _kernel(q, k, v, s, z, mask, kind, eps, low=tuple(low))
+    return y, s_end, z_end, den
 
 
 def _backward(
@@ -223,7 +204,6 @@ def _derivative(*inputs: Any) -> Gradients:
     return _backward(*inputs) if direct else torch.ops.mnemos.linear_attention_backward(*inputs)
 
 
-_gradients = make_backward(_derivative)
 _EAGER = eager_function(_kernel, _backward, "linear_attention_backward").apply
 
 
@@ -232,32 +212,6 @@ def _denominators(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> Tens
 
 
 register("linear_attention", _kernel, _backward, _denominators, _derivative)
-
-
-def _like_compensated(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    s, z, s_low, z_low = (x.new_empty(x.shape) for x in others[:4])
-    return v.new_empty(v.shape), s, z, s.new_empty(v.shape[:3]), s_low, z_low
-
-
-def _keep_compensated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    keep(ctx, (*inputs[:5], *inputs[7:]), output[:4])
-    ctx.mark_non_differentiable(*output[3:])
-
-
-def _gradients_compensated(ctx: object, gy: object, gs: object, gz: object, *_: object) -> tuple[Tensor | None, ...]:
-    *found, mask, kind, eps = _gradients(ctx, gy, gs, gz)
-    return *found, None, None, mask, kind, eps
-
-
-torch.library.define(
-    "mnemos::linear_attention_compensated",
-    f"({STATE}, Tensor s_low, Tensor z_low, Tensor? mask, int kind, float eps) -> ({', '.join(['Tensor'] * 6)})",
-)
-torch.library.impl("mnemos::linear_attention_compensated", "CPU", _compensated)
-torch.library.register_fake("mnemos::linear_attention_compensated", _like_compensated)
-torch.library.register_autograd(
-    "mnemos::linear_attention_compensated", _gradients_compensated, setup_context=_keep_compensated
-)
 
 
 def everything(

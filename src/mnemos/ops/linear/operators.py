@@ -18,7 +18,7 @@ from mnemos.native import codes
 
 from .feature_maps import FEATURE_MAPS, Pointwise, zero_invalid
 
-__all__ = ["STATE", "keep", "make_backward", "prepare", "register"]
+__all__ = ["keep", "prepare", "register"]
 
 STATE = "Tensor q, Tensor k, Tensor v, Tensor s, Tensor z"
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
