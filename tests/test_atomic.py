@@ -1,10 +1,28 @@
-"""Files that are replaced whole."""
+"""Files that are replaced whole, and what is read by its name."""
 
+import ast
 import os
+import stat
+from pathlib import Path
 
 import pytest
 
-from mnemos.atomic import replacing, whole_or_none, write_json, write_text
+import mnemos
+from mnemos.atomic import (
+    append,
+    is_temporary,
+    open_to_append,
+    read_bytes,
+    read_text,
+    remove_temporary,
+    replacing,
+    whole_or_none,
+    write_json,
+    write_text,
+)
+from mnemos.errors import InputError
+
+SOURCE = Path(mnemos.__file__).parent
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -29,7 +47,8 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
     monkeypatch.setattr(os, "fsync", lambda d: (done.append(os.path.realpath(f"/proc/self/fd/{d}")), sync(d)))
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
     write_json(tmp_path / "a.json", {"a": [1, tmp_path]})
-    assert done == [str(tmp_path / "a.json.tmp"), "replace", str(tmp_path)]
+    assert is_temporary(Path(done[0]))
+    assert done[1:] == ["replace", str(tmp_path)]
     assert (tmp_path / "a.json").read_text() == f'{{\n  "a": [\n    1,\n    "{tmp_path}"\n  ]\n}}\n'
 
 
@@ -59,3 +78,109 @@ def test_an_error_removes_what_was_added_to_a_folder_and_nothing_else(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "old"]
+
+
+def test_a_writer_follows_no_link(tmp_path):
+    other = tmp_path / "mine"
+    other.write_text("mine")
+    for name in ("a", "a.tmp"):  # the file itself, and a name that a temporary file might have
+        (tmp_path / name).symlink_to(other)
+    write_text(tmp_path / "a", "new")
+    assert other.read_text() == "mine"
+    assert not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "a").read_text() == "new"
+    (tmp_path / "b").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_to_append(tmp_path / "b")
+    with open_to_append(tmp_path / "c") as file:
+        append(file.fileno(), b"line")
+    assert ((tmp_path / "c").read_text(), other.read_text()) == ("line", "mine")
+
+
+def test_a_temporary_file_is_new_and_has_the_usual_mode(tmp_path):
+    names = []
+    for _ in range(2):
+        with replacing(tmp_path / "a") as temporary:
+            assert temporary.read_bytes() == b""
+            names.append(temporary)
+    assert names[0] != names[1]
+    (tmp_path / "usual").touch()
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+    for name in (names[0].name, "mine.tmp"):
+        (tmp_path / name).touch()
+    remove_temporary(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "mine.tmp", "usual"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "folder", "link to a folder", "device"])
+def test_what_is_no_file_is_neither_replaced_nor_read(kind, tmp_path):
+    path = {"device": Path("/dev/null")}.get(kind, tmp_path / "here")
+    if "link" in kind:
+        path.symlink_to(tmp_path / "there")
+    if "folder" in kind:
+        (tmp_path / "there" if "link" in kind else path).mkdir()
+    elif "pipe" in kind:
+        os.mkfifo(tmp_path / "there" if "link" in kind else path)
+    before = path.lstat()
+    with pytest.raises(InputError):
+        write_text(path, "new")
+    assert path.lstat().st_ino == before.st_ino
+    for read in (read_bytes, read_text, open_to_append):
+        with pytest.raises(InputError if "folder" not in kind else OSError):
+            read(path)
+
+
+def test_text_is_read_up_to_a_bound(tmp_path):
+    write_text(tmp_path / "a", "é" * 5)
+    assert read_text(tmp_path / "a", 10) == "é" * 5
+    with pytest.raises(InputError, match="at most 9 bytes"):
+        read_text(tmp_path / "a", 9)
+
+
+def calls(tree):
+    """(name, text of the first argument, mode of open) of every call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            yield name, ast.unparse(node)
+
+
+def test_the_house_writes_through_this_module_alone():
+    """Libraries write to the path of `replacing`, or to a folder that was checked to be new (programs, export)."""
+    modes = ("'w", "'a", "'x", "'r+", "O_WRONLY", "O_RDWR")
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for name, text in calls(ast.parse(path.read_text())):
+            opens = name == "open" and any(mode in text for mode in modes)
+            written = name in ("write_text", "write_bytes") and not text.startswith(name)  # a method of Path
+            library = name in ("save_file", "savefig", "memmap", "touch") and "temporary" not in text
+            if opens or written or library:
+                found.add(path.relative_to(SOURCE).as_posix())
+    assert found == {
+        "atomic.py",
+        "lab/cli/verbs.py",  # the null device
+        "lab/measure/peak.py",  # /proc/self
+        "lab/tasks/files.py",  # inside `replacing`
+        "lab/translation/parallel_corpus.py",  # a temporary file without a name
+    }
+
+
+def test_the_house_reads_by_name_through_this_module():
+    """`Path.read_text` and `read_bytes` would wait for a named pipe."""
+    allowed = {
+        "atomic.py",
+        "registry.py",  # its own files
+        "native/build.py",
+        "lab/report/shell.py",
+        "lab/report/style.py",
+        "lab/run/checks.py",  # /proc
+        "lab/measure/peak.py",
+        "lab/run/provenance.py",
+    }
+    found = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        for name, text in calls(ast.parse(path.read_text()))
+        if name in ("read_text", "read_bytes") and not text.startswith(("read_text(", "read_bytes(", "atomic."))
+    }
+    assert found <= allowed, found - allowed

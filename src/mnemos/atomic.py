@@ -1,29 +1,86 @@
-"""Files that are replaced or extended whole: a crash or a full disk leaves the old file or the new one."""
+"""Files by name: replaced or extended whole, so that a crash or a full disk leaves the old one or the new one.
+
+No writer follows a link to a file, and no reader waits for what is no file: a folder that a stranger made may hold
+links, named pipes and devices under the names that are written and read here.
+"""
 
 import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
-import threading
+import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
+
+from .errors import InputError
+
+LARGEST = 2**30  # bytes of a file that is read whole as text, as JSON is
+_SPECIAL = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def special(path: str | Path) -> str:
+    """What a path is that is neither file nor folder: "a named pipe", "a socket" or "a device"; "" for all others.
+
+    Reading one may wait without end. A path that does not exist, or whose link leads to itself, is no special
+    one: opening it says what is wrong.
+    """
+    try:
+        return _SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode), "")
+    except (OSError, ValueError):
+        return ""
+
+
+def check_file(path: str | Path) -> None:
+    """Raise InputError, before a library opens a path, if it is `special`."""
+    if found := special(path):
+        raise InputError(f"{path}: expected a file, found {found}; write its content to a file, and name that")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file. Raises OSError, and InputError for what is `special`."""
+    check_file(path)
+    return Path(path).read_bytes()
+
+
+def read_text(path: str | Path, most: int = LARGEST) -> str:
+    """The UTF-8 text of a file of at most `most` bytes.
+
+    Raises OSError, UnicodeDecodeError, and InputError for what is `special` and for a larger file.
+    """
+    check_file(path)
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{path}: expected at most {most:,} bytes, found more; name another file")
+    return data.decode()
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path, own: bool = False) -> Iterator[Path]:
-    """Yield the path of a temporary file, NAME.tmp in the same folder, that becomes `path` when the block ends.
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield the path of a new, empty file in the same folder that becomes `path` when the block ends.
 
-    own: NAME.PROCESS-THREAD.tmp, so that several may write the same path at once, and the last replaces the others.
+    Its name is NAME.RANDOM.tmp, so that several may write the same path at once, and the last replaces the others. A
+    link at `path` is replaced, and the file that it leads to stays as it is.
 
     The file and its folder's entry are on the disk (fsync) before this returns. If the block raises, the temporary
-    file is removed and `path` is unchanged. Only a killed process leaves NAME.tmp. Raises OSError, with `path` as its
-    file name, where the disk refuses.
+    file is removed and `path` is unchanged. Only a killed process leaves one. Raises InputError if `path`, or what it
+    links to, is a folder or `special`, and OSError, with `path` as its file name, where the disk refuses.
     """
     path = Path(path)
-    mark = f".{os.getpid()}-{threading.get_ident()}" if own else ""
-    temporary = path.with_name(f"{path.name}{mark}.tmp")
+    if found := "a folder" if path.is_dir() else special(path):
+        raise InputError(f"{path}: expected a file or a new name to write to, found {found}; name another")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        # Exclusively: whatever is at that name already, a link too, is an error and is not written through.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
@@ -34,6 +91,17 @@ def replacing(path: str | Path, own: bool = False) -> Iterator[Path]:
             error.filename = str(path)
         raise
     sync(path.parent)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path has a name of the temporary files of `replacing`, which a killed process leaves."""
+    return path.match(f"*.{'[0-9a-f]' * 16}.tmp")
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in a folder."""
+    for path in filter(is_temporary, list(folder.iterdir())):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -63,6 +131,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_to_append(path: Path) -> FileIO:
+    """A file, or a new one, to `append` to. Raises InputError for what is `special`, and OSError for a link."""
+    check_file(path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return open(os.open(path, flags, 0o666), "ab", buffering=0)
 
 
 def append(descriptor: int, data: bytes) -> None:

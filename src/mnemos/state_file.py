@@ -103,7 +103,7 @@ def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str |
                 f"save_state: expected tensors and numbers, found {type(leaf).__name__} in the state; {fix}"
             )
     about = {"format": f"mnemos {kind} 1", **of, "parts": json.dumps(parts), "tensors": _hash(sorted(tensors.items()))}
-    with replacing(file, own=True) as temporary:
+    with replacing(file) as temporary:
         save_file(tensors, str(temporary), about)
         sort_metadata(temporary)
 

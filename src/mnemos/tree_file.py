@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .atomic import replacing, sort_metadata
+from .atomic import check_file, replacing, sort_metadata
 from .errors import InputError
 
 FORMAT = "mnemos checkpoint 1"
@@ -112,6 +112,7 @@ def read(path: Path) -> Any:
     """Read a value that `write` wrote, on the CPU. Raises InputError if the file is missing, damaged or another."""
     from safetensors import SafetensorError, safe_open
 
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mnemos.atomic import replacing, write_json
+from mnemos.atomic import check_file, read_text, replacing, write_json
 from mnemos.config import from_dict
 from mnemos.json_text import parse
 from mnemos.libraries import transformers
@@ -116,7 +116,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
 def _read_record(path: Path) -> list[dict[str, Any]]:
     """The settings of each call of `cache`, as `save` wrote them."""
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(read_text(path))
     except ValueError as error:  # not UTF-8, or not JSON
         raise InputError(f"{path}: expected JSON, found a damaged file ({error}); save the model again") from None
     if not isinstance(found, list) or not all(_is_record(one) for one in found):
@@ -184,6 +184,7 @@ def _read_stored(folder: Path) -> dict[str, dict[str, Tensor]]:
 
     found: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("*.safetensors")):
+        check_file(path)
         with safe_open(str(path), "pt") as file:
             for key in file.keys():  # noqa: SIM118
                 for kind in ("grc", "linearised"):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.atomic import read_text
 from mnemos.json_text import parse
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
@@ -135,7 +136,7 @@ def _place(source: str) -> str:
 def _saved_config(folder: Path) -> dict[str, Any]:
     """The config.json in a folder; {} without one."""
     try:
-        found = parse((folder / "config.json").read_text(encoding="utf-8"))
+        found = parse(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from mnemos.atomic import replacing, sort_metadata, write_json
+from mnemos.atomic import read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.json_text import parse
 from mnemos.types import InputError
@@ -116,7 +116,7 @@ def load(folder: str | Path) -> Any:
 
 def _trained_by_fit(recipe: Path) -> bool:
     try:
-        return bool(parse(recipe.read_bytes()[:LONGEST_CONFIG].decode())["model"]["is"] == "own")
+        return bool(parse(read_text(recipe, LONGEST_CONFIG))["model"]["is"] == "own")
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
@@ -136,9 +136,7 @@ class _Saved(NamedTuple):
 def _read_config(path: Path) -> tuple[ModelConfig, str]:
     """The configuration of a model, and the SHA-256 of its weights."""
     try:
-        if path.stat().st_size > LONGEST_CONFIG:
-            raise InputError(f"expected at most {LONGEST_CONFIG:,} bytes, found {path.stat().st_size:,}")
-        about = parse(path.read_text(encoding="utf-8"))
+        about = parse(read_text(path, LONGEST_CONFIG))
         if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
             raise InputError("expected a model and its sha256, as mnemos.save writes them")
         return from_dict(ModelConfig, about["model"], "model"), about["sha256"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mnemos import libraries, tree_file
+from mnemos.atomic import read_text
 from mnemos.errors import InputError
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.memory_replay.rollout import Verify
@@ -295,7 +296,7 @@ def _only(batches: list[Any]) -> Any:
 def is_whole(folder: Path, files: Sequence[str]) -> bool:
     """Whether a process wrote its files of a checkpoint, and the first one its last, trainer_state.json."""
     try:
-        json.loads((folder / "trainer_state.json").read_text())
+        json.loads(read_text(folder / "trainer_state.json"))
     except (OSError, ValueError):
         return False
     return all((folder / name).is_file() for name in files)

@@ -137,13 +137,6 @@ def test_prune_keeps_the_newest_and_nothing_of_a_lost_future(tmp_path):
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_sweep_removes_what_was_cut_off(tmp_path):
-    for name in ("step-00000003.safetensors.tmp", "step-00000003.safetensors", "mine.tmp"):
-        (tmp_path / name).write_text("")
-    checkpoint.sweep(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.tmp", "step-00000003.safetensors"]
-
-
 def test_a_disk_that_refuses_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "step-00000001.safetensors"
     checkpoint.write(path, {"a": 1})

@@ -16,11 +16,12 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import write_photos
 
+from mnemos.atomic import special
 from mnemos.errors import SkippedFile
 from mnemos.lab.cli import listing, main
 from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.cifar import OFFICIAL, read_cifar
-from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes, special
+from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes
 from mnemos.lab.tasks.folders import scan
 from mnemos.lab.tasks.listops import read_tsv
 from mnemos.lab.tasks.pictures import check_image_files

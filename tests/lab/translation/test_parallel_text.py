@@ -2,8 +2,6 @@
 
 import gzip
 import io
-import os
-import threading
 import tracemalloc
 from pathlib import Path
 
@@ -86,16 +84,6 @@ def test_a_fault_is_named_with_its_file_and_line(tmp_path, files, message):
     write(tmp_path, **{"train_en": "a\nb\nc\nd\n", "train_de": "a\nb\nc\n", **files})
     with pytest.raises(InputError, match=message):
         read(tmp_path)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_a_pipe_is_read_as_a_file_is(tmp_path):
-    for name, content in (("plain", b"one\ntwo\n"), ("packed", gzip.compress(b"one\ntwo\n"))):
-        os.mkfifo(tmp_path / name)
-        writer = threading.Thread(target=(tmp_path / name).write_bytes, args=(content,), daemon=True)
-        writer.start()
-        assert list(read_lines(tmp_path / name)) == ["one", "two"]
-        writer.join()
 
 
 def test_a_pair_of_languages_without_its_file(tmp_path):

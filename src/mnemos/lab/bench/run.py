@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mnemos.atomic import write_json
+from mnemos.atomic import read_text, write_json
 from mnemos.errors import TrainingFailed
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import summarise
@@ -300,7 +300,7 @@ def _run(folder: Path, benchmark: Benchmark) -> list[float]:
     settings = [*benchmark.beyond, *benchmark.beside.values()]
     wanted = [list(one.items()) for one in settings]
     if path.is_file():
-        kept: JSONObject = json.loads(path.read_text())
+        kept: JSONObject = json.loads(read_text(path))
         if kept["settings"] == json.loads(json.dumps(wanted)):
             return list(kept["beyond"])
     recipe = read_recipe(folder)
@@ -322,7 +322,7 @@ def _state(folder: Path) -> JSONObject:
     """
     path = folder / STATE
     if path.is_file():
-        kept: JSONObject = json.loads(path.read_text())
+        kept: JSONObject = json.loads(read_text(path))
         return kept
     recipe = read_recipe(folder)
     task = recipe.data.build()

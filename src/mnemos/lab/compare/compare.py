@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mnemos.atomic import is_temporary
 from mnemos.errors import TrainingFailed
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
@@ -204,11 +205,12 @@ def _check(recipes: list[Recipe], folder: Path, budget: str, shared: bool) -> No
     check_equal(recipes, budget)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
-    stray = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    stray = sorted(p.name for p in folder.iterdir() if not is_temporary(p)) if folder.is_dir() else []
     own = {
         *(recipe.name for recipe in recipes),
         "report.html",
-        *(f"{file}{end}" for file in ("comparison.json", FILE) for end in ("", ".tmp")),
+        "comparison.json",
+        FILE,
     }
     stray = [name for name in stray if name not in own and not (shared and (folder / name / "seed-0").is_dir())]
     if stray:

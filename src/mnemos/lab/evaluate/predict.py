@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mnemos import registry
+from mnemos.atomic import read_text
 from mnemos.config import from_dict
 from mnemos.json_text import parse
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
@@ -61,7 +62,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
             "mnemos eval RUN --data.FIELD value"
         )
     try:
-        about: Preprocessing = from_dict(Preprocessing, parse(path.read_text()))
+        about: Preprocessing = from_dict(Preprocessing, parse(read_text(path)))
     except (ValueError, InputError) as error:
         raise InputError(f"{path}: expected a preprocessing as JSON, found an error ({error}); train again") from None
     return about

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mnemos.atomic import write_json
+from mnemos.atomic import replacing, write_json
 from mnemos.types import InputError
 
 from .records import APART, OMITTED, from_json, read_object, to_json
@@ -188,7 +188,8 @@ class Explanation:
             from safetensors.numpy import save_file
 
             contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-            save_file(contiguous, str(folder / "explain.safetensors"))
+            with replacing(folder / "explain.safetensors") as temporary:
+                save_file(contiguous, str(temporary))
         write_json(folder / "explain.json", to_json(self))  # last, so that the arrays exist when it does
 
 

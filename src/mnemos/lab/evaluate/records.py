@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mnemos.atomic import read_text
 from mnemos.json_text import parse
 from mnemos.types import InputError, JSONObject
 
@@ -43,7 +44,7 @@ def to_json(value: object) -> Any:
 def read_object(path: Path, remedy: str) -> JSONObject:
     """The JSON object in a file. Raises InputError, with file and line, for anything else."""
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; {remedy}") from None
     except FileNotFoundError:

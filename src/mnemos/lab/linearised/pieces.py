@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mnemos import tree_file
-from mnemos.atomic import write_json
+from mnemos.atomic import read_text, write_json
 from mnemos.generators import ORDER, generator
 from mnemos.json_text import parse
 from mnemos.lab.tasks.text_files import find_text, read_documents
@@ -96,7 +96,7 @@ class Teacher:
         about = about | {"top": top}
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "teacher.json"
-        if path.is_file() and parse(path.read_text()) != about:
+        if path.is_file() and parse(read_text(path)) != about:
             raise InputError(f"{folder}: expected the teacher of this model and text, found another; name a new folder")
         write_json(path, about)
 

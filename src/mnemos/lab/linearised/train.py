@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.atomic import write_json
+from mnemos.atomic import append, open_to_append, write_json
 from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.hosts.linearising import RECORD
 from mnemos.hugging_face.hub import HF, check_folder
@@ -204,8 +204,8 @@ class _Stage:
                 self.group, self.last = self.group + 1, sum(losses) / len(losses)
                 step = self.group * self.each
                 line = Measurement(self.name, step, {"loss": self.last, "seconds": self.seconds, "tokens": self.tokens})
-                with open(self.training.folder / Measurement.FILE, "a") as file:
-                    file.write(line.to_line())
+                with open_to_append(self.training.folder / Measurement.FILE) as file:
+                    append(file.fileno(), line.to_line().encode())
                 if self.group == kept:
                     checkpoint.write(self.folder / f"constant-{self.group:06d}.safetensors", self._state())
                 over = self.group == self.groups or self.signals.asked

@@ -3,7 +3,7 @@
 import base64
 from pathlib import Path
 
-from mnemos.atomic import write_text
+from mnemos.atomic import read_bytes, write_text
 from mnemos.lab.report.markup import contents, escape, figure, folded, paragraph, plural, prose, table
 from mnemos.lab.report.shell import html_page, script
 from mnemos.types import JSONObject
@@ -48,7 +48,7 @@ def _table(title: str, columns: list[str], rows: list) -> str:
 def _figures(files: list[Path]) -> str:
     parts, size = [], 0
     for file in files:
-        data = file.read_bytes()
+        data = read_bytes(file)
         if size + len(data) > _MOST:
             parts.append(paragraph(f"{file}: left out, for the size of this page.", "missing"))
             continue

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mnemos.atomic import check_file, read_bytes, read_text
 from mnemos.json_text import parse
 from mnemos.lab.evaluate.gates import Gates
 from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
@@ -121,7 +122,8 @@ def read_written(folder: Path) -> Written | None:
     from safetensors.numpy import load_file
 
     try:
-        about = parse(path.read_text(encoding="utf-8"))
+        about = parse(read_text(path))
+        check_file(folder / "samples.safetensors")
         found = load_file(folder / "samples.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_SAMPLE_AGAIN}") from None
@@ -136,7 +138,7 @@ def read_written(folder: Path) -> Written | None:
 def _detected(folder: Path) -> tuple[tuple[str, bytes], ...]:
     """(name, bytes) of each photo that a run has drawn, in the order of their numbers."""
     files = sorted(folder.glob("*.jpg"), key=lambda file: (len(file.stem.split("-")[0]), file.stem))
-    return tuple((file.name, file.read_bytes()) for file in files)
+    return tuple((file.name, read_bytes(file)) for file in files)
 
 
 def flat(value: object, prefix: str = "") -> JSONObject:

@@ -123,12 +123,6 @@ def prune_best(folder: Path) -> None:
         best_path(folder, old).unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove the temporary files of interrupted writes."""
-    for path in folder.glob("*.safetensors.tmp"):
-        path.unlink(missing_ok=True)
-
-
 def weights(path: Path, saved: Any) -> dict[str, Tensor]:
     """The weights in a checkpoint, or in a file of best weights. Raises InputError if there are none."""
     found = saved.get("model") if isinstance(saved, dict) else None

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from mnemos.atomic import write_json
+from mnemos.atomic import read_text, write_json
 from mnemos.json_text import parse
 from mnemos.lab.tasks.metrics import description
 from mnemos.types import JSON, InputError, JSONObject
@@ -296,7 +296,7 @@ class Measurement:
         """
         path = folder / cls.FILE
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = read_text(path).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: expected the metrics of a run, found {error}; is this a run folder?") from None
         for number, line in enumerate(lines, start=1):
@@ -335,7 +335,7 @@ class Measurement:
 def read_object(path: Path, types: Types | None = None) -> JSONObject:
     """A JSON object with entries of these types. Raises InputError if the file is missing or holds something else."""
     try:
-        found = parse(path.read_text())
+        found = parse(read_text(path))
     except FileNotFoundError:
         raise InputError(
             f"{path}: expected this file of a run, found none; start a new run in another folder"

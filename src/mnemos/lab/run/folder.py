@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from mnemos.atomic import append, write_bytes, write_json
+from mnemos.atomic import append, is_temporary, open_to_append, read_bytes, remove_temporary, write_bytes, write_json
 from mnemos.config import DataConfig, to_dict
 from mnemos.errors import TrainingFailed
 from mnemos.json_text import parse
@@ -43,7 +43,7 @@ from .recipe import Recipe, as_json, as_written, differing
 from .recipe_files import read_recipe
 from .sinks import TensorBoard
 
-_OURS = {"run.json", "metrics.jsonl", "checkpoints", "recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp"}
+_OURS = {"run.json", "metrics.jsonl", "checkpoints"}
 
 
 class RunFolder:
@@ -74,7 +74,8 @@ class RunFolder:
                 "another folder"
             )
         # These files are left by a start that was killed before it wrote the recipe.
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS) if folder.is_dir() else []
+        inside = [p for p in folder.iterdir() if not is_temporary(p)] if folder.is_dir() else []
+        foreign = sorted(p.name for p in inside if p.name not in _OURS)
         if foreign:
             raise InputError(
                 f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
@@ -85,6 +86,7 @@ class RunFolder:
             raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
         run = cls(folder, recipe)
         with run._unlocked_on_error():
+            remove_temporary(folder)
             made = provenance(recipe.train.seed, device, recipe.data)
             run._made_with, run._new = fingerprint(made), True
             Provenance(**made, weights=weights or {}).write(folder)
@@ -104,12 +106,9 @@ class RunFolder:
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder, recipe)
         with run._unlocked_on_error():
-            for name in ("recipe.json.tmp", "run.json.tmp", "metrics.jsonl.tmp", "result.json.tmp"):
-                # A folder that cannot be written refuses also to remove what is not there.
-                if (folder / name).exists():
-                    (folder / name).unlink()
             run.checkpoints.mkdir(exist_ok=True)
-            checkpoint.sweep(run.checkpoints)
+            remove_temporary(folder)
+            remove_temporary(run.checkpoints)
         return run
 
     @contextlib.contextmanager
@@ -175,7 +174,7 @@ class RunFolder:
         if self._metrics is None:
             if self._recipe is not None and self._recipe.train.log == "tensorboard":
                 self._sink = TensorBoard(self.folder, self._trimmed)
-            self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self._metrics = open_to_append(self.folder / "metrics.jsonl")
         with self._writing_metrics():
             append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
         if self._sink is not None:
@@ -235,7 +234,7 @@ class RunFolder:
         path = self.folder / "metrics.jsonl"
         trained = 0  # the last update with a line
         existed = path.exists()
-        lines = path.read_bytes().splitlines(keepends=True) if existed else []
+        lines = read_bytes(path).splitlines(keepends=True) if existed else []
         kept = []
         for i, line in enumerate(lines, 1):
             try:

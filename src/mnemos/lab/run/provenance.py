@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import mnemos
+from mnemos.atomic import check_file
 from mnemos.config import DataConfig, to_dict
 from mnemos.types import JSON, InputError, JSONObject
 
@@ -230,6 +231,7 @@ def _shared_folder(paths: Sequence[str | os.PathLike[str]]) -> str:
 @functools.lru_cache(maxsize=2 * LISTED)
 def _sha256(path: str, size: int, changed: int) -> str:
     """The SHA-256 of a file. Size and modification time are arguments so that a changed file is hashed again."""
+    check_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

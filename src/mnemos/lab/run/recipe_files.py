@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos import registry
+from mnemos.atomic import read_text
 from mnemos.config import from_dict
 from mnemos.json_text import parse
 from mnemos.types import InputError
@@ -125,7 +126,7 @@ def recipe_of_model(folder: Path) -> Recipe:
 def _read(path: Path) -> Recipe:
     """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
     try:
-        saved = parse(path.read_text())
+        saved = parse(read_text(path))
         if not isinstance(saved, dict):
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
         model = saved.get("model")

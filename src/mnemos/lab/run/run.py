@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from mnemos import generators
-from mnemos.atomic import write_json
+from mnemos.atomic import replacing, write_json
 from mnemos.config import ModelConfig, to_dict
 from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory
 from mnemos.lab.evaluate.controls import control_names, controls
@@ -320,7 +320,8 @@ class Run:
         if stored:
             from safetensors.torch import save_file
 
-            save_file(stored, str(self.path / "caches.safetensors"))
+            with replacing(self.path / "caches.safetensors") as temporary:
+                save_file(stored, str(temporary))
         return found
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:

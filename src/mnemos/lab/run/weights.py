@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import write_json
+from mnemos.atomic import read_bytes, write_bytes, write_json
 from mnemos.config import to_dict
 from mnemos.hosts.branch import present_names
 from mnemos.hugging_face.hub import is_source
@@ -250,12 +250,12 @@ def average_run(folder: str | Path, last: int, out: str | Path | None = None) ->
     model = recipe.model.build()
     load_model_state(model, found.weights)
     known = folder / RUN_MODEL / PREPROCESSING
-    about = known.read_bytes() if known.is_file() else None
+    about = read_bytes(known) if known.is_file() else None
     made = None if about is not None else recipe.data.build().preprocessing()
     save(model.eval(), target)
     write_json(target / MODEL_RECIPE, to_dict(recipe))
     if about is not None:
-        (target / PREPROCESSING).write_bytes(about)
+        write_bytes(target / PREPROCESSING, about)
     elif made is not None:
         write_json(target / PREPROCESSING, to_dict(made))
     return target

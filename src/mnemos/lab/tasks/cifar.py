@@ -149,7 +149,7 @@ def read_cifar(folder: str | Path, variant: Variant) -> Images:
     if len(release) == 1:
         where, contents = release[0], _members(release[0], about.files)
     else:
-        where, contents = release[0].parent, {path.name: path.read_bytes() for path in release}
+        where, contents = release[0].parent, {path.name: read_bytes(path) for path in release}
     *batches, test, meta = about.files
     parts = [_parse_records(contents[name], f"{where}: {name}", variant) for name in batches]
     names = tuple(contents[meta].decode(errors="replace").split())

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import os
-import stat
 import tarfile
 import urllib.error
 import urllib.request
@@ -15,19 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mnemos.atomic import replacing
+from mnemos import atomic
+from mnemos.atomic import check_file, replacing, special
 from mnemos.errors import InputError, SkippedFile
 
 UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line
 _BLOCK = 2**20
 _warned: set[str] = set()  # a folder is listed several times: for its splits, and for a run's record of its files
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -38,7 +32,7 @@ def read_bytes(path: str | Path) -> bytes:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = atomic.read_bytes(path)
     except OSError as error:
         raise InputError(
             f"{path}: expected a readable file, but it cannot be opened ({error.strerror}); check the path"
@@ -136,18 +130,6 @@ def download(url: str, path: Path, sha256: str) -> None:
         ) from None
 
 
-def special(path: str | Path) -> str:
-    """What a path is that is neither file nor folder: "a named pipe", "a socket" or "a device"; "" for all others.
-
-    Reading one may wait without end. A path that does not exist, or whose link leads to itself, is no special
-    one: opening it says what is wrong.
-    """
-    try:
-        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
-    except (OSError, ValueError):
-        return ""
-
-
 def skipped(path: str | Path) -> bool:
     """Whether a path in a folder of data is `special`. A warning then says so, once for each path in a process."""
     kind = special(path)
@@ -179,6 +161,7 @@ def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[Me
     wanted name that is no regular file: a link, which may lead to itself, a named pipe, a device, or a file with holes,
     which has more bytes than the archive.
     """
+    check_file(archive)
     try:
         with open(archive, "rb") as file:
             is_packed, size = file.read(2) == b"\x1f\x8b", file.seek(0, os.SEEK_END)

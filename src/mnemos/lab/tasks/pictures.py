@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import check_file, read_bytes
 from mnemos.types import InputError
 
 from .folders import Files
@@ -135,8 +136,7 @@ def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image
     be read.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(
             f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
@@ -216,6 +216,7 @@ def check_image_files(paths: Sequence[str]) -> None:
 
 def _problem_of(path: str) -> str | None:
     """What is wrong with a file; None for an image that seems complete."""
+    check_file(path)
     try:
         with open(path, "rb") as file, warnings.catch_warnings(action="ignore"), pillow().open(file) as image:
             end = _ENDS.get(image.format)

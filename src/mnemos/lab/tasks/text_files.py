@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import special
 from mnemos.types import InputError
 
-from .files import read_bytes, skipped, special
+from .files import read_bytes, skipped
 from .folders import ENDINGS
 from .task import Split
 from .vocabulary import as_characters

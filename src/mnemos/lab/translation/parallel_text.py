@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from mnemos.atomic import check_file
 from mnemos.lab.tasks.files import Unpacked, first_names, most_unpacked, skipped
 from mnemos.lab.tasks.task import Split
 from mnemos.types import InputError
@@ -205,9 +206,10 @@ def _decode(path: str | Path, number: int, line: bytes) -> str:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """The bytes of a file, decompressed if it begins as gzip does, block by block."""
+    check_file(path)
     try:
         with open(path, "rb") as file:
-            if file.peek(2)[:2] != b"\x1f\x8b":  # a pipe can be peeked into, and has no seek
+            if file.peek(2)[:2] != b"\x1f\x8b":
                 yield from iter(lambda: file.read(_BLOCK), b"")
                 return
             unpacked = Unpacked(gzip.GzipFile(fileobj=file), path, most_unpacked(path.stat().st_size))

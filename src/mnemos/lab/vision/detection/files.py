@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.atomic import read_bytes
 from mnemos.config import DataConfig
 from mnemos.lab.tasks.pictures import check_image_files, problem, read_image
 from mnemos.lab.tasks.row_order import held_out
@@ -371,7 +372,7 @@ def _has_extent(polygon: list[float], of: ListedPicture) -> bool:
 
 def _read_json(file: Path) -> dict[str, list[Any]]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: expected annotations as JSON, but they cannot be read ({error}); check it") from None
     for name in ("images", "annotations", "categories"):
