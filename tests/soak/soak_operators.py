@@ -168,7 +168,8 @@ def linear_attention(c: Case) -> None:
     phi = {"elu": reference_elu, "relu": reference_relu}[c["map"]]
     schedule = reference_causal if causal else reference_bidirectional
     eps = 0.1 if c["map"] == "relu" else 1e-6  # where all features are 0, a sum is divided by eps
-    expected = reference_linear_attention(q.double(), k.double(), v.double(), schedule, phi, wide, mask, eps)
+    resets = n.resets(b, t) if causal else None
+    expected = reference_linear_attention(q.double(), k.double(), v.double(), schedule, phi, wide, mask, eps, resets)
     state: Any = (
         None if start is None else LinearState(*(x.to(q.dtype if q.dtype in WIDE else torch.float32) for x in start))
     )
@@ -176,31 +177,9 @@ def linear_attention(c: Case) -> None:
     for span in pieces(t, c) if causal else [slice(0, t)]:
         valid = part(mask, span)
         given = q[:, span], hidden(k[:, span], valid), hidden(v[:, span], valid)
-        y, state = ops.linear_attention(*given, causal, c["map"], state, valid, eps)
+        y, state = ops.linear_attention(*given, causal, c["map"], state, valid, eps, resets=part(resets, span))
         ys.append(y)
     compare(n, (torch.cat(ys, 1), *state), expected)
-
-
-def linear_attention_varlen(c: Case) -> None:
-    n = Numbers(c)
-    t, h, d, m = c["t"], c["h"], c["d"], c["m"]
-    q, k, v = n.normal(t, h, d), n.normal(t, h, d), n.normal(t, h, m)
-    cuts = sorted(int(x) for x in torch.randint(t + 1, (c["b"],), generator=n.g))
-    offsets = [0, *cuts, t]
-    rows = len(offsets) - 1
-    start = (n.uniform(rows, h, d, m), n.uniform(rows, h, d)) if c["state"] else None
-    outputs = []
-    for i in range(rows):
-        span = slice(offsets[i], offsets[i + 1])
-        before = None if start is None else tuple(x[i : i + 1].double() for x in start)
-        if offsets[i] == offsets[i + 1]:  # the oracle reads no empty sequence
-            wide = q.double().sum() * 0 + torch.zeros(1, h, d, m), q.double().sum() * 0 + torch.zeros(1, h, d)
-            outputs.append((v[None, span].double(), *(wide if before is None else before)))
-        else:
-            outputs.append(reference_linear_attention(*(x[None, span].double() for x in (q, k, v)), state=before))
-    expected = (torch.cat([y[0] for y, _, _ in outputs]), *(torch.cat([o[j] for o in outputs]) for j in (1, 2)))
-    y, state = ops.linear_attention_varlen(q, k, v, torch.tensor(offsets), state=start)
-    compare(n, (y, *state), expected)
 
 
 def recurrence(c: Case, erases: bool) -> None:
@@ -452,8 +431,7 @@ def _fill() -> None:
         "scale": st.sampled_from([None, 2.0]),
     }
     for test, more in (
-        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"])}),
-        (linear_attention_varlen, half),
+        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"]), "resets": st.booleans()}),
         (delta_rule, family),
         (decayed_attention, family),
         (short_convolution, half | {"resets": st.booleans()}),

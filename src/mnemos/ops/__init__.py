@@ -9,7 +9,7 @@ from .associative import associative_read, associative_write, dpfp
 from .block_sparse import block_sparse_attention
 from .convolution import short_convolution
 from .delta import decayed_attention, delta_rule
-from .linear import linear_attention, linear_attention_varlen
+from .linear import linear_attention
 from .reformer import reformer_attention
 from .relative_position import relative_attention
 from .rewind import rewindable
@@ -26,7 +26,6 @@ __all__ = [
     "delta_rule",
     "dpfp",
     "linear_attention",
-    "linear_attention_varlen",
     "reformer_attention",
     "relative_attention",
     "rewindable",

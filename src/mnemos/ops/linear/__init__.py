@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import exportable, forward_differentiated, transformed
-from mnemos.modes import reads_without_waiting
 from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
 from mnemos.ops.precision import full_precision
@@ -32,7 +31,7 @@ from mnemos.types import InputError
 from . import chunked, native, oracle
 from .feature_maps import FeatureMap, Pointwise, find, zero_invalid
 
-__all__ = ["LinearState", "backends", "linear_attention", "linear_attention_varlen", "which"]
+__all__ = ["LinearState", "backends", "linear_attention", "which"]
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": oracle}
 
@@ -63,6 +62,7 @@ def linear_attention(
     mask: Tensor | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, LinearState]:
     """y_i = φ(q_i)·S / (φ(q_i)·z + eps) with S = Σ φ(k_j)·v_jᵀ and z = Σ φ(k_j), and the state after the call.
 
@@ -78,27 +78,32 @@ def linear_attention(
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
     backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
+    resets [B, T] bool, causal only: True sets the state to zeros before the token, also before an invalid one: the
+    first tokens of packed sequences. It is a decay of −inf (`decayed_attention`, which computes these calls), so a
+    state or token that is not finite reaches past it.
 
     Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states.
     Differentiable once. Under `torch.func` and forward-mode AD every backend but "reference" is computed in PyTorch's
     own operations (`chunked.transformable`), which have all derivatives. Raises InputError for shapes, dtypes, a
     feature map or a backend that do not fit.
     """
-    _check(q, k, v, causal, mask, eps)
-    y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend)
+    _check(q, k, v, causal, mask, resets, eps)
+    y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend, resets)
     if causal:
-        note(after, q.shape[1], functools.partial(_again, (k, v, mask), (feature_map, state, eps, backend)))
+        note(after, q.shape[1], functools.partial(_again, (k, v, mask, resets), (feature_map, state, eps, backend)))
     return y, after
 
 
 def _again(
-    given: tuple[Tensor, Tensor, Tensor | None], settings: tuple[Any, ...], n: int, valid: Tensor | None
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None], settings: tuple[Any, ...], n: int, valid: Tensor | None
 ) -> LinearState:
     """The state after the first n tokens of k and v; see `mnemos.ops.rewind.note`."""
-    k, v, mask = given
+    k, v, mask, resets = given
     mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
+    if resets is not None:
+        resets = resets[:, :n] if valid is None else resets[:, :n] & valid  # one before an invalid token counts too
     feature_map, state, *rest = settings
-    return _attend(k[:, :n], k[:, :n], v[:, :n], True, feature_map, state, mask, *rest)[1]
+    return _attend(k[:, :n], k[:, :n], v[:, :n], True, feature_map, state, mask, *rest, resets)[1]
 
 
 def _attend(
@@ -111,12 +116,15 @@ def _attend(
     mask: Tensor | None,
     eps: float,
     backend: str,
+    resets: Tensor | None,
 ) -> tuple[Tensor, LinearState]:
     """`linear_attention` of checked inputs."""
     phi = find(feature_map)
     if not isinstance(phi, Pointwise):
         q, k = phi(q), phi(zero_invalid(k, mask))
         _check_features(q, k, v)
+    if resets is not None:
+        return _restarted(q, k, v, phi, state, mask, eps, choose(q, k, v, backend), resets)
     chosen = BACKENDS[choose(q, k, v, backend)]
     rewritten = (
         chosen is not oracle and not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
@@ -147,52 +155,32 @@ def _attend(
         return y, LinearState(*after)
 
 
-def linear_attention_varlen(
+def _restarted(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    offsets: Tensor,
-    feature_map: str | FeatureMap = "elu",
-    state: tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
-    backend: str = "auto",
+    phi: FeatureMap,
+    state: tuple[Tensor, ...] | None,
+    mask: Tensor | None,
+    eps: float,
+    backend: str,
+    resets: Tensor,
 ) -> tuple[Tensor, LinearState]:
-    """`linear_attention(causal=True)` of N concatenated sequences, and their states.
+    """A call with resets: decayed attention of [v, 1], whose last column is the normaliser."""
+    from mnemos.ops.delta import decayed_attention  # it uses this package's zero_invalid
 
-    q, k [total, H, D], v [total, H, M]: the tokens of all sequences. offsets [N + 1] integers: sequence n has tokens
-    offsets[n] to offsets[n + 1] - 1. So the first offset is 0, the last is total, and they do not decrease; a sequence
-    may be empty. y [total, H, M] in v's dtype. state: s [N, H, D', M] and z [N, H, D'] before each sequence, never
-    changed; None: zeros. The returned state has the same shapes.
-
-    Cost: O(total·H·D'·M), for any lengths. The sequences run one after another.
-    Raises InputError as `linear_attention` does, and for offsets that do not fit.
-    """
-    _check_packed(q, k, v, offsets)
-    phi = find(feature_map)
-    if not isinstance(phi, Pointwise):
-        q, k = phi(q), phi(k)
-    (_, h, d), m, n = k.shape, v.shape[-1], len(offsets) - 1
-    if state is not None and len(state) != 2:
-        raise InputError(f"expected a state of two tensors, s and z, found {len(state)}")
-    if state is not None and (state[0].shape != (n, h, d, m) or state[1].shape != (n, h, d)):
-        found = f"{tuple(state[0].shape)} and {tuple(state[1].shape)}"
-        raise InputError(f"expected a state of s {(n, h, d, m)} and z {(n, h, d)} for {n} sequences, found {found}")
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    if state is None:
-        state = v.new_zeros(n, h, d, m, dtype=wide), v.new_zeros(n, h, d, dtype=wide)
-    s, z = state[0].to(wide), state[1].to(wide)
-    given = phi if isinstance(phi, Pointwise) else _nothing
-    rows, sums, norms = [], [], []
-    ends = offsets.tolist()
-    for i in range(n):
-        here = slice(ends[i], ends[i + 1])
-        before = LinearState(s[i : i + 1], z[i : i + 1])
-        part = q[None, here], k[None, here], v[None, here]
-        y, after = linear_attention(*part, feature_map=given, state=before, eps=eps, backend=backend)
-        rows.append(y[0])
-        sums.append(after.s)
-        norms.append(after.z)
-    return torch.cat(rows), LinearState(torch.cat(sums), torch.cat(norms))
+    with full_precision(v.device.type):
+        q, k = q.to(wide), zero_invalid(k.to(wide), mask)
+        if isinstance(phi, Pointwise):
+            q, k = phi(q), phi(k)
+        values = torch.cat([v.to(wide), v.new_ones(*v.shape[:3], 1, dtype=wide)], -1)
+        s, z = _start(state, (k.shape[0], *k.shape[2:], v.shape[-1]), wide, v)
+        sums, end = decayed_attention(
+            q, k, values, None, torch.cat([s, z[..., None]], -1), mask, 1.0, resets, backend=backend
+        )
+        y = sums[..., :-1] / (sums[..., -1:] + eps)
+    return y.to(v.dtype), LinearState(end[..., :-1].contiguous(), end[..., -1].contiguous())
 
 
 def _token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,7 +222,9 @@ def choose(q: Tensor, k: Tensor, v: Tensor, backend: str) -> str:
     return choice.choose("linear_attention", BACKENDS, backend, (q, k, v))
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, eps: float) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, resets: Tensor | None, eps: float
+) -> None:
     if not (
         q.dim() == k.dim() == v.dim() == 4 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
     ):
@@ -251,6 +241,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, e
         where = ", ".join(str(x.device) for x in (q, k, v, mask) if x is not None)
         raise InputError(f"expected q, k, v and mask on one device, found {where}; move them with .to(device)")
     check_mask(mask, (b, n))
+    if resets is not None and not causal:
+        raise InputError("expected no resets with causal=False, where every query reads all keys, found resets")
+    if resets is not None and (resets.shape != (b, t) or resets.dtype != torch.bool):
+        raise InputError(f"expected resets of booleans {(b, t)}, found {resets.dtype} {tuple(resets.shape)}")
     if not eps >= 0:
         raise InputError(f"expected an eps of at least 0, found {eps}; it is added to a sum of positive numbers")
 
@@ -283,32 +277,3 @@ def _check_state(state: tuple[Tensor, ...], shape: tuple[int, ...], like: Tensor
                 f"expected a state of s {shape} and z {shape[:3]}, floating, on {like.device} for these inputs; "
                 f"found {found}"
             )
-
-
-def _check_packed(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> None:
-    if not isinstance(offsets, Tensor):
-        raise InputError(
-            f"expected offsets as a tensor of integers, found {type(offsets).__name__}; use torch.tensor(offsets)"
-        )
-    if not (
-        q.dim() == k.dim() == v.dim() == 3 and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()
-    ):
-        found = ", ".join(f"{name} {x.dtype} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
-        raise InputError(f"expected floating q, k [total, H, D] and v [total, H, M], found {found}")
-    total, h, _ = q.shape
-    if k.shape != q.shape or v.shape[:2] != (total, h):
-        raise InputError(
-            f"expected k {tuple(q.shape)} and v {(total, h)} + (M,) for q {tuple(q.shape)}, found {tuple(k.shape)} and "
-            f"{tuple(v.shape)}"
-        )
-    if offsets.dim() != 1 or len(offsets) < 2 or offsets.dtype not in (torch.int32, torch.int64):
-        raise InputError(f"expected offsets [N + 1] of int32 or int64, found {offsets.dtype} {tuple(offsets.shape)}")
-    if reads_without_waiting(offsets):
-        ends = offsets.tolist()
-        if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
-            raise InputError(f"expected offsets that rise from 0 to {total}, the number of tokens, found {ends}")
-
-
-def _nothing(x: Tensor) -> Tensor:
-    """The feature map of q and k to which φ was applied already."""
-    return x

@@ -81,10 +81,12 @@ def reference_linear_attention(
     state: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
     eps: float = 1e-6,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A schedule for every row and head: q [B, T, H, D], k [B, N, H, D], v [B, N, H, M], state (s, z), mask [B, N].
 
-    Returns y [B, T, H, M], s [B, H, C, M] and z [B, H, C], all float64.
+    Where `resets` [B, T] is True, S and Z are zero before the token. Returns y [B, T, H, M], s [B, H, C, M] and
+    z [B, H, C], all float64.
     """
     q, k, v = q.double(), k.double(), v.double()
     rows, sums, norms = [], [], []
@@ -97,7 +99,15 @@ def reference_linear_attention(
                 s, z = torch.zeros(width, v.shape[-1]).double(), torch.zeros(width).double()
             else:
                 s, z = state[0][b, h].double(), state[1][b, h].double()
-            heads.append(schedule(q[b, :, h], k[b, :, h], v[b, :, h], s, z, valid, phi, eps))
+            starts = [i for i in range(1, q.shape[1]) if resets is not None and resets[b, i]]
+            parts = []
+            for start, end in zip([0, *starts], [*starts, None], strict=True):
+                if resets is not None and resets[b, start]:
+                    s, z = torch.zeros_like(s), torch.zeros_like(z)
+                tokens = (x[b, start:end, h] for x in (q, k, v))
+                y, s, z = schedule(*tokens, s, z, valid[start:end], phi, eps)
+                parts.append(y)
+            heads.append((torch.cat(parts), s, z))
         rows.append(torch.stack([y for y, _, _ in heads], 1))
         sums.append(torch.stack([s for _, s, _ in heads]))
         norms.append(torch.stack([z for _, _, z in heads]))
