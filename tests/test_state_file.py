@@ -1,11 +1,10 @@
-"""States as files: bit for bit or smaller, of their own model alone; the store of beginnings, with a limit."""
+"""States as files: bit for bit or smaller, of their own model alone."""
 
-import processes
 import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, PrefixStore, PrefixTree, Stream, Transformer
+from mnemos import InputError, Stream, Transformer
 from mnemos.attention import LinearConfig
 from mnemos.types import leaves
 
@@ -75,60 +74,3 @@ def test_smaller_states_are_right_to_their_bits(tmp_path, dtype, bound, bits):
     state["s"][0, 0, 0, 0] = torch.inf
     mnemos.save_state(state, tmp_path / "x", dtype=dtype)
     assert torch.equal(mnemos.load_state(tmp_path / "x", like=state)["s"], state["s"])
-
-
-def test_a_store_finds_the_longest_beginning_and_drops_the_oldest(tmp_path):
-    model, rows = built(), [ids(30, seed) for seed in range(3)]
-    store = PrefixStore(model, tmp_path, limit_bytes=None)
-    assert store.get(rows[0]) is None
-    for n in (7, 20):
-        store.put(rows[0][:n], Stream(model).prefill(rows[0][None, :n]))
-    length, stream = PrefixStore(model, tmp_path).get(rows[0])
-    assert length == 20
-    alone = Stream(model).prefill(rows[0][None])
-    torch.testing.assert_close(stream.prefill(rows[0][None, 20:]).predict(), alone.predict(), rtol=1e-4, atol=1e-5)
-    assert store.get(rows[0][:19])[0] == 7
-    assert store.get(rows[1]) is None
-    assert PrefixStore(built(1), tmp_path).get(rows[0]) is None  # of other weights
-    one = store.size // 2
-    small = PrefixStore(model, tmp_path, limit_bytes=2 * one + one // 2)
-    assert small.get(rows[0][:8])[0] == 7  # used last
-    small.put(rows[1], Stream(model).prefill(rows[1][None]))
-    assert [found and found[0] for found in (small.get(rows[0]), small.get(rows[1]))] == [7, 30]
-    assert len(small) == 2
-    assert small.size <= small.limit_bytes
-    tree = PrefixTree(model, block=8, memory=0, folder=small)
-    tree.prefill([rows[2]])
-    assert len(small) == 2
-    assert small.get(rows[2])[0] == 24
-    for words, call in (
-        ("of one row", lambda: store.put(rows[0], stream)),
-        ("tokens .T. of one prompt", lambda: store.get(rows[0][None])),
-        ("at least 0 bytes or None", lambda: PrefixStore(model, tmp_path, -1)),
-        ("found a file", lambda: PrefixStore(model, __file__)),
-        ("of the same model", lambda: PrefixTree(built(), folder=store)),
-    ):
-        with pytest.raises(InputError, match=words):
-            call()
-
-
-def _use_store(folder, limit, seed):
-    """Puts and gets of a process, beside another's."""
-    model, rows = built(layers=1), [ids(12, row) for row in range(4)]
-    streams = [Stream(model).prefill(row[None]) for row in rows]
-    store = PrefixStore(model, folder, limit)
-    for i in torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist() * 4:
-        store.put(rows[i], streams[i])
-        found = store.get(rows[3 - i])
-        assert found is None or torch.equal(found[1].last[0, 0], rows[3 - i][-1])
-
-
-def test_stores_of_one_folder_write_and_delete_at_once(tmp_path, forks):
-    model = built(layers=1)
-    PrefixStore(model, tmp_path).put(ids(12, 0), Stream(model).prefill(ids(12, 0)[None]))
-    limit = 2 * PrefixStore(model, tmp_path).size
-    both = [processes.Process(_use_store, tmp_path, limit, seed) for seed in range(2)]
-    for end in [process.wait() for process in both]:
-        assert end.returncode == 0, end.stderr
-    assert 0 < len(PrefixStore(model, tmp_path)) <= 2
-    assert not list(tmp_path.glob("*.tmp"))

@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
-    from .generate.prefix_store import PrefixStore as PrefixStore
     from .generate.prefix_tree import PrefixTree as PrefixTree
     from .generate.speculative import Lookup as Lookup
     from .generate.speculative import speculate as speculate
@@ -126,7 +125,6 @@ _MODULES = {
     "errors": "InputError",
     "generate.beam": "BeamConfig beam_search",
     "generate.fused": "fused_step",
-    "generate.prefix_store": "PrefixStore",
     "generate.prefix_tree": "PrefixTree",
     "generate.speculative": "Lookup speculate",
     "generate.stream": "Stream",

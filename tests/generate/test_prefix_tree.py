@@ -1,4 +1,4 @@
-"""Trees of states for shared prefixes: equality with reading everything, tokens read, bounded memory, a folder."""
+"""Trees of states for shared prefixes: equality with reading everything, tokens read, bounded memory."""
 
 import pytest
 import torch
@@ -84,30 +84,6 @@ def test_memory_is_bounded_and_the_oldest_go_first():
     assert (len(none), none.size) == (0, 0)
 
 
-def test_a_folder_keeps_states_for_the_same_weights_alone(tmp_path):
-    rows, model, folder = prompts(), built(), tmp_path / "states"
-    PrefixTree(model, block=8, folder=folder).prefill(rows)
-    again = PrefixTree(model, block=8, memory=0, folder=folder)
-    same(again.prefill(rows), rows)
-    assert again.read == sum(len(row) % 8 for row in (*rows[:5], rows[6]))
-    damaged = next(folder.glob("*.safetensors"))
-    beside, fresh = (PrefixTree(built(seed=1), block=8, folder=where) for where in (folder, None))  # of other weights
-    same(beside.prefill(rows[:2]), rows[:2])
-    fresh.prefill(rows[:2])
-    assert beside.read == fresh.read
-    with torch.no_grad():
-        model.head.bias[3] += 1
-    with pytest.raises(InputError, match="found others"):
-        again.prefill(rows)
-    whole = PrefixTree(built(), block=8, folder=folder)
-    damaged.write_bytes(b"no state")
-    with pytest.raises(InputError, match=r"cannot be read .*; remove the file"):
-        whole.prefill(rows)
-    damaged.unlink()
-    same(whole.prefill(rows), rows)
-    assert damaged.is_file()
-
-
 def test_wrong_input_of_a_tree_is_one_line():
     model = built()
     tree = PrefixTree(model)
@@ -119,7 +95,6 @@ def test_wrong_input_of_a_tree_is_one_line():
         ("found 0 to 11", lambda: tree.prefill([torch.arange(12)])),
         ("T at least 1", lambda: tree.prefill([ids(0, 0)])),
         ("'4' and 5", lambda: PrefixTree(model, "4", 5)),
-        ("found a file", lambda: PrefixTree(model, folder=__file__)),
         ("0 and 5", lambda: PrefixTree(model, 0, 5)),
         ("same_length", lambda: PrefixTree(Transformer(**SIZES, attention=mnemos.RelativeConfig(), position="none"))),
         ("has read tokens", lambda: begun.prefill(ids(4, 0)[None], tree=tree)),

@@ -3,14 +3,12 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.types import InputError, leaves
 
-from .prefix_store import PrefixStore
 from .rollback import check_cuts
 from .sampling import is_whole
 from .stream import Stream, check_tokens
@@ -28,24 +26,19 @@ class PrefixTree:
     after equally many tokens are read as one batch. States are kept after every `block` tokens, as one row each, up to
     `memory` bytes: those that were used least recently go first.
 
-    folder: states are written there too, a file each, and read when memory has them no more, also by other processes.
-    A path: the folder grows; files may be deleted. A `mnemos.PrefixStore` of the same model: within its limit.
-
     Cost: a forward of the tokens that are new, and a copy of the state per block. The state of softmax attention
     without a window grows, so its N tokens cost O(N²/block) bytes: choose a larger block. Not for several threads at
     once.
 
     Attributes:
         read, found: the tokens that were read by the model, and those of prompts that were not, so far.
-        size: bytes of the stored states in memory.
+        size: bytes of the stored states.
 
     Raises InputError for a model whose outputs depend on the cuts of a sequence, in training mode, or changed since
     the tree was made (a few numbers of each weight are compared), and as `Stream.prefill` does.
     """
 
-    def __init__(
-        self, model: nn.Module, block: int = 64, memory: int = 1 << 30, folder: str | Path | PrefixStore | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, block: int = 64, memory: int = 1 << 30) -> None:
         check_cuts(model, "PrefixTree")
         if not (is_whole(block) and isinstance(memory, int | float) and block >= 1 and memory >= 0):
             raise InputError(
@@ -57,9 +50,6 @@ class PrefixTree:
         self._new = Stream(model)
         self._stored: OrderedDict[str, Stream] = OrderedDict()
         self._numbers = _numbers(model)
-        self.store = folder if isinstance(folder, PrefixStore | None) else PrefixStore(model, folder, limit_bytes=None)
-        if self.store is not None and self.store.model is not model:
-            raise InputError("PrefixTree: expected a store of the same model, found one of another; make its own")
 
     def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
         """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
@@ -126,12 +116,8 @@ class PrefixTree:
 
     def _keys(self, row: Tensor) -> Iterator[str]:
         """A key for each beginning of the prompt that ends with a block: a hash of its tokens."""
-        ends = range(self.block, len(row) + 1, self.block)
-        if self.store is not None:
-            yield from self.store.keys(row, ends)
-            return
         found = hashlib.sha256()
-        for end in ends:
+        for end in range(self.block, len(row) + 1, self.block):
             found.update(_bytes(row[end - self.block : end]))
             yield found.copy().hexdigest()
 
@@ -139,23 +125,16 @@ class PrefixTree:
         stream = self._stored.get(key)
         if stream is not None:
             self._stored.move_to_end(key)
-        elif self.store is not None and (stream := self.store.read(key)) is not None:
-            self._keep(key, stream)
         return stream
 
     def _put(self, key: str, stream: Stream) -> None:
-        if self.store is not None:
-            self.store.write(key, stream)
-        self._keep(key, stream)
-
-    def _keep(self, key: str, stream: Stream) -> None:
         self._stored[key] = stream
         self.size += _size(stream)
         while self.size > self.memory:
             self.size -= _size(self._stored.popitem(last=False)[1])
 
     def __len__(self) -> int:
-        """The stored states in memory."""
+        """The stored states."""
         return len(self._stored)
 
 

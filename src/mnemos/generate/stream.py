@@ -263,7 +263,8 @@ class Stream:
         The file holds hashes of the model's weights and of its own tensors. dtype: "bfloat16" or "int8", for a smaller
         file (`mnemos.save_state`). Cost: reading all weights once.
         """
-        save_stream(self, file, fingerprint(self.model), dtype)
+        last = require_tokens(self, "save")
+        write_state((last, self.state), file, fingerprint(self.model), dtype, "stream")
 
     def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
         if self.last is not None or tree.model is not self.model:
@@ -278,7 +279,14 @@ class Stream:
 
         Cost: reading the file, and all weights once.
         """
-        return restore_stream(cls, model, file, step, None)
+        new_state(model, 1)  # says what a stream's model is
+        device = next(model.parameters()).device
+
+        def begin(rows: int) -> State:
+            return torch.zeros(rows, 1, dtype=torch.int64, device=device), new_state(model, rows)
+
+        last, state = read_state(file, begin, fingerprint(model), "stream")
+        return cls(model, step, state, last)
 
     def __repr__(self) -> str:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
@@ -316,26 +324,6 @@ def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
                 f"expected token ids 0 to {size - 1}, found {int(low)} to {int(high)}; use the model's vocabulary"
             )
     return tokens
-
-
-def save_stream(stream: Stream, file: str | Path, of: dict[str, str], dtype: str | torch.dtype | None = None) -> None:
-    """`Stream.save`, with the fingerprint of the model."""
-    last = require_tokens(stream, "save")
-    write_state((last, stream.state), file, of, dtype, "stream")
-
-
-def restore_stream(
-    cls: type[Stream], model: nn.Module, file: str | Path, step: DecodeStep | None, of: dict[str, str] | None
-) -> Stream:
-    """`Stream.restore`, with the fingerprint of the model; None: it is made."""
-    new_state(model, 1)  # says what a stream's model is
-    device = next(model.parameters()).device
-
-    def begin(rows: int) -> State:
-        return torch.zeros(rows, 1, dtype=torch.int64, device=device), new_state(model, rows)
-
-    last, state = read_state(file, begin, fingerprint(model) if of is None else of, "stream")
-    return cls(model, step, state, last)
 
 
 def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
