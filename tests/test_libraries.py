@@ -14,6 +14,7 @@ import torch
 
 import mnemos
 from mnemos import libraries
+from mnemos.errors import install_command
 from mnemos.types import InputError
 
 
@@ -24,7 +25,7 @@ def test_a_missing_library_names_its_install_command(monkeypatch, name, extra):
     with pytest.raises(InputError) as raised:
         getattr(libraries, name)()
     assert name in str(raised.value)
-    assert str(raised.value).endswith(f"pip install 'mnemos-torch[{extra}]'")
+    assert str(raised.value).endswith(f"run: {install_command(extra)}")
 
 
 def test_timm_imports_with_its_data_and_torchvision_has_its_operators():

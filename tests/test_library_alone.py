@@ -72,14 +72,14 @@ def test_what_needs_the_laboratory_names_the_extra(alone):
     done = alone("-m", "mnemos", "list")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "mnemos-torch[lab]" in done.stderr
+    assert "tyro" in done.stderr
 
 
 def test_names_of_the_laboratory_are_not_listed_and_name_the_extra(alone):
     """help() and tools get every name of a list, so without the laboratory its names are not listed."""
     code = "from mnemos import *\nimport mnemos\nprint('fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__)\n"
     code += "for name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
-    code += " except mnemos.InputError as error: print('lab]' in str(error))"
+    code += " except mnemos.InputError as error: print('tyro' in str(error))"
     done = alone("-c", code)
     assert done.stdout.split() == ["False", "False", "cache", *["True"] * 3], done.stderr
 

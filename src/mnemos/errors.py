@@ -1,6 +1,8 @@
 """Errors that end a command in one line, and a warning. Nothing slow is imported, so that no command needs torch."""
 
 import errno
+import importlib.metadata
+import re
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -25,6 +27,19 @@ class SkippedFile(UserWarning):
 
 class UntestedVersion(UserWarning):
     """A library has a version with which this one was not tested (`mnemos.libraries.TESTED`)."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what an extra of pyproject.toml adds, by the libraries' own names.
+
+    The distribution itself is on no index, so "mnemos-torch[hf]" would fetch nothing, or what a stranger put there.
+    """
+    try:
+        needed = importlib.metadata.requires("mnemos-torch") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its folder, without an installation
+        needed = []
+    own = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
+    return "pip install " + (" ".join(f"'{one}'" for one in own) or f"'.[{extra}]' in a clone of mnemos")
 
 
 def one_line(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from mnemos.errors import UntestedVersion
+from mnemos.errors import UntestedVersion, install_command
 from mnemos.types import InputError
 
 TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
@@ -88,13 +88,13 @@ def cache_name() -> str:
     return next(name for name in CACHE_NAMES if name in fields)
 
 
-def other_version(expected: str, found: str, fix: str = "run: pip install 'mnemos-torch[hf]'") -> InputError:
+def other_version(expected: str, found: str, fix: str = "") -> InputError:
     """The error where the installed transformers differs from the versions tried in something that is used.
 
     expected: what of transformers is needed, as in "functional: expected the caches of". found: what there is instead.
     """
     tried = f"transformers {' or '.join(TRIED)} (the versions tried)"
-    return InputError(f"{expected} {tried}, found {found}; {fix}")
+    return InputError(f"{expected} {tried}, found {found}; {fix or 'run: ' + install_command('hf')}")
 
 
 def accelerate() -> ModuleType:
@@ -149,7 +149,7 @@ def _import(name: str, extra: str) -> ModuleType:
         if error.name != name:
             raise
         raise InputError(
-            f"expected the library {name}, found that it is not installed; run: pip install 'mnemos-torch[{extra}]'"
+            f"expected the library {name}, found that it is not installed; run: {install_command(extra)}"
         ) from None
     tell_untested(name, getattr(found, "__version__", ""))
     return found

@@ -25,7 +25,7 @@ def main() -> int:
     needed = ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "griffe")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"expected the extra docs, found no {missing[0]}; run: pip install 'mnemos-torch[docs]'", file=sys.stderr)
+        print(f"expected the extra docs, found no {missing[0]}; run: pip install '.[docs]'", file=sys.stderr)
         return 2
     from sphinx.cmd.build import build_main
 

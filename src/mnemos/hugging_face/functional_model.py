@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import libraries
+from mnemos.errors import install_command
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
@@ -168,7 +169,7 @@ class Functional(nn.Module):
                 "functional: expected a causal model with a cache as in",
                 f"{self.config.architecture} of transformers {version}, which fails with that cache "
                 f"({type(error).__name__}: {_first_line(error)})",
-                f"{'' if tried else 'run pip install mnemos-torch[hf], or '}use another model",
+                ("" if tried else f"run {install_command('hf')}, or ") + "use another model",
             ) from error
         self._probed_as = weight.device, weight.dtype
 

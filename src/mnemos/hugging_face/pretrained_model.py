@@ -42,7 +42,7 @@ try:
     from mnemos.hugging_face import RememberingForCausalLM as RememberingForCausalLM
 except ImportError as error:
     raise ImportError(
-        f"this checkpoint needs the library mnemos ({error}); run: pip install 'mnemos-torch[hf]'"
+        f"this checkpoint needs the library mnemos ({error}); run: pip install '.[hf]' in a clone of it"
     ) from error
 '''
 

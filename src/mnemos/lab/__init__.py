@@ -1,7 +1,7 @@
 """The laboratory: tasks, training, comparisons, reports, the command line. The library never imports it."""
 
 from mnemos import LABORATORY, find_missing
-from mnemos.errors import InputError
+from mnemos.errors import InputError, install_command
 
 
 class _MissingExtraError(InputError, ImportError):
@@ -11,6 +11,5 @@ class _MissingExtraError(InputError, ImportError):
 if _missing := find_missing(LABORATORY):
     raise _MissingExtraError(
         "mnemos.lab: expected the libraries of the laboratory (tasks, training, reports, the command line), found that "
-        f"{', '.join(_missing)} {'is' if len(_missing) == 1 else 'are'} not installed; run: pip install "
-        "'mnemos-torch[lab]'"
+        f"{', '.join(_missing)} {'is' if len(_missing) == 1 else 'are'} not installed; run: " + install_command("lab")
     )

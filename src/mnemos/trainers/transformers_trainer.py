@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from mnemos import libraries, tree_file
 from mnemos.atomic import read_text
-from mnemos.errors import InputError
+from mnemos.errors import InputError, install_command
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.memory_replay.rollout import Verify
 
@@ -262,7 +262,7 @@ def _check_trainer() -> None:
             raise libraries.other_version(
                 "RolloutTrainer: expected the Trainer of",
                 f"that of {libraries.transformers().__version__}: {what}",
-                "run: pip install 'mnemos-torch[trainer]'",
+                f"run: {install_command('trainer')}",
             )
 
 

@@ -218,7 +218,7 @@ def test_digits():
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'mnemos-torch\[data\]'"):
+    with pytest.raises(InputError, match=r"pip install .*'scikit-learn>="):
         DigitsConfig().build()
 
 

@@ -147,7 +147,7 @@ def test_an_unreadable_file_is_named(tmp_path, content):
 
 def test_without_pillow(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(InputError, match=r"Pillow.*pip install 'mnemos-torch\[vision\]'"):
+    with pytest.raises(InputError, match=r"reading images needs Pillow.*pip install .*'pillow>="):
         pictures.pillow()
 
 

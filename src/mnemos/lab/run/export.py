@@ -318,7 +318,7 @@ def _use(name: str, architecture: str, reads: bool) -> str:
             lines.append("tokens = model.generate(**inputs, max_new_tokens=100)")
     code = "\n".join(lines)
     return (
-        "```console\npip install 'mnemos-torch[hf]'\n```\n\n"
+        "```console\npip install '.[hf]'\n```\n\n"
         f"```python\n{code}\n```\n\n"
         "The file modeling_mnemos.py of this checkpoint only imports that library. After `import mnemos.hugging_face` "
         "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`."

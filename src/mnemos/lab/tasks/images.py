@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mnemos.config import DataConfig
+from mnemos.errors import install_command
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -117,7 +118,7 @@ class DigitsConfig(DataConfig):
             from sklearn.datasets import load_digits
         except ImportError:
             raise InputError(
-                "the data set digits needs scikit-learn, which is not installed; run: pip install 'mnemos-torch[data]'"
+                f"the data set digits needs scikit-learn, which is not installed; run: {install_command('data')}"
             ) from None
         digits = load_digits()
         known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)

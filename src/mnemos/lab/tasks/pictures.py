@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.atomic import check_file, read_bytes
+from mnemos.errors import install_command
 from mnemos.types import InputError
 
 from .folders import Files
@@ -195,7 +196,7 @@ def pillow() -> ModuleType:
         from PIL import Image
     except ImportError:
         raise InputError(
-            "reading images needs Pillow, which is not installed; run: pip install 'mnemos-torch[vision]'"
+            f"reading images needs Pillow, which is not installed; run: {install_command('vision')}"
         ) from None
     return Image
 
