@@ -120,6 +120,8 @@ def test_the_card_has_the_run_s_own_numbers(exported):
     assert "library_name: transformers" in card
     assert str(folder) not in card  # folders of this machine are no part of it
     assert f"{result['parameters']:,} parameters" in card
+    assert "name: a.txt" in card  # what was read, and not the recipe or its own sentence
+    assert json.loads((folder / "recipe.json").read_text())["about"] not in card
 
 
 def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):

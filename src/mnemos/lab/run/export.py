@@ -271,17 +271,19 @@ def model_card(
     attention = getattr(config, "attention", None)
     kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
     parts = [
-        _front(name, architecture, recipe, result, reads),
+        _front(name, architecture, recipe, result, run, reads),
         f"# {name}",
-        f"A model of the library mnemos: {kind}. {recipe.get('about', '')}".rstrip(),
-        _use(name, architecture, reads),
+        f"A model of the library mnemos: {kind}.",
+        _use(architecture, reads),
         _numbers(result),
         _origin(recipe, result, run),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _front(name: str, architecture: str, recipe: JSONObject, result: Result | None, reads: bool) -> str:
+def _front(
+    name: str, architecture: str, recipe: JSONObject, result: Result | None, run: Provenance | None, reads: bool
+) -> str:
     libraries.transformers()
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -291,7 +293,7 @@ def _front(name: str, architecture: str, recipe: JSONObject, result: Result | No
         EvalResult(
             task_type=pipeline or "other",
             dataset_type=task,
-            dataset_name=str(recipe.get("name") or task),
+            dataset_name=_files(run) or task,
             dataset_split=split,
             metric_type=metric,
             metric_value=value,
@@ -305,20 +307,21 @@ def _front(name: str, architecture: str, recipe: JSONObject, result: Result | No
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _use(name: str, architecture: str, reads: bool) -> str:
+def _use(architecture: str, reads: bool) -> str:
     lines = [
         f"from transformers import {_AUTO[architecture]}{', AutoTokenizer' if reads else ''}",
         "",
-        f'model = {_AUTO[architecture]}.from_pretrained("{name}", trust_remote_code=True)',
+        'folder = "."  # that of this file',
+        f"model = {_AUTO[architecture]}.from_pretrained(folder, trust_remote_code=True)",
     ]
     if reads:
-        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+        lines.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
         lines.append('inputs = tokenizer("...", return_tensors="pt")')
         if architecture != "MnemosForSequenceClassification":
             lines.append("tokens = model.generate(**inputs, max_new_tokens=100)")
     code = "\n".join(lines)
     return (
-        "```console\npip install '.[hf]'\n```\n\n"
+        "It needs the library mnemos; in a clone of it:\n\n```console\npip install '.[hf]'\n```\n\n"
         f"```python\n{code}\n```\n\n"
         "The file modeling_mnemos.py of this checkpoint only imports that library. After `import mnemos.hugging_face` "
         "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`."
@@ -353,18 +356,24 @@ def _text(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
+def _files(run: Provenance | None) -> str:
+    """The names of the files that a run read, the first five; "" for generated data and where they are not known."""
+    data = {} if run is None else run.data
+    names = [str(one.get("name")) for one in data.get("files") or []]
+    more = f" and {data['count'] - 5} more" if (data.get("count") or 0) > 5 and names else ""
+    return ", ".join(names[:5]) + more
+
+
 def _origin(recipe: JSONObject, result: Result | None, run: Provenance | None) -> str:
     if run is None:
         return ""
-    data, seed, steps = run.data, *((result.seed, result.steps) if result is not None else (None, None))
-    files = [str(one.get("name")) for one in data.get("files") or []]
-    lines = [f"Recipe `{recipe.get('name')}`, seed {seed}, {steps} updates."]
-    if files:
-        more = f" and {data['count'] - len(files[:5])} more" if (data.get("count") or 0) > 5 else ""
-        lines.append(f"Data: {', '.join(files[:5])}{more}; SHA-256 {data.get('sha256')}.")
-    dirty = " with changes" if run.dirty else ""
+    steps = f", {result.steps:,} updates" if result is not None and result.steps else ""
+    lines = [f"Recipe `{recipe.get('name')}`, seed {run.seed}{steps}."]
+    if files := _files(run):
+        lines.append(f"Data: {files}; SHA-256 {run.data.get('sha256')}.")
+    commit = f" at commit {run.commit[:12]}{' with changes' if run.dirty else ''}" if run.commit else ""
     lines.append(
-        f"Code: mnemos {run.versions.get('mnemos')} at commit {str(run.commit)[:12]}{dirty}, PyTorch "
-        f"{run.versions.get('torch')}, {run.threads} threads of {run.cpu}, device {run.device}."
+        f"Code: mnemos {run.versions.get('mnemos')}{commit}, PyTorch {run.versions.get('torch')}, "
+        f"{run.threads} threads of {run.cpu}, device {run.device}."
     )
     return "## Origin\n\n" + "\n".join(lines)
