@@ -40,11 +40,13 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
     library = transformers()
     torch.manual_seed(0)
     if options.weights and not small:
-        return library.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    config = library.AutoConfig.from_pretrained(options.model)
+        return library.AutoModelForCausalLM.from_pretrained(
+            options.model, dtype=torch.float32, trust_remote_code=False
+        ).eval()
+    config = library.AutoConfig.from_pretrained(options.model, trust_remote_code=False)
     if small:
         config.num_hidden_layers = 2
-    return library.AutoModelForCausalLM.from_config(config).float().eval()
+    return library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
 def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:

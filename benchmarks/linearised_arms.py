@@ -93,8 +93,10 @@ FAR = "512-4096"
 def run(options: argparse.Namespace) -> None:
     """Train and measure one arm with one seed."""
     transformers = mnemos.libraries.transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype="float32", trust_remote_code=False
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     place = options.out / options.arm / f"seed-{options.seed}"
     place.mkdir(parents=True, exist_ok=True)
     settings, reader = ARMS[options.arm], model
@@ -167,9 +169,11 @@ def told(options: argparse.Namespace) -> None:
     if all((place / name).is_file() for name in ("told.json", "predicted.json")):
         return
     transformers = mnemos.libraries.transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype="float32", trust_remote_code=False
+    ).eval()
     model.requires_grad_(False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     rows = ToldRows(tokenizer, text)
@@ -318,7 +322,9 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
         return None
     transformers = mnemos.libraries.transformers()
     with torch.device("meta"):
-        decoder = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))
+        decoder = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
+        )
     return sum(one.state_bytes for one in mnemos.linearise(decoder, **settings.arguments).changed)
 
 
@@ -326,7 +332,9 @@ def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> 
     """Bytes of state, and FLOPs of a token that is read alone, the mean of a block; of a model with random weights."""
     assert settings is not None
     transformers = mnemos.libraries.transformers()
-    decoder = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model)).eval()
+    decoder = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
+    ).eval()
     report = mnemos.linearise(decoder, **settings.arguments)
     reader, _ = add_memory(decoder, kind, [one.name for one in report.changed], settings.window)
     step: Any = mnemos.functional(decoder) if reader is decoder else reader

@@ -136,7 +136,7 @@ def novel(options: argparse.Namespace) -> dict[str, Any]:
         if options.arm == "linearised":
             decoder = mnemos.hosts.from_pretrained(kind, options.linearised, dtype=torch.float32).eval()
         else:
-            decoder = kind.from_pretrained(options.model, dtype=torch.float32).eval()
+            decoder = kind.from_pretrained(options.model, dtype=torch.float32, trust_remote_code=False).eval()
             mnemos.linearise(decoder, window=options.window or 64, sinks=4, state="none")
         model = mnemos.functional(decoder)
     else:
@@ -215,7 +215,8 @@ def first_layers(model: Any, count: int) -> nn.Module:
 
 
 def load(options: argparse.Namespace) -> Any:
-    return mnemos.libraries.transformers().AutoModelForCausalLM.from_pretrained(options.model).eval()
+    auto = mnemos.libraries.transformers().AutoModelForCausalLM
+    return auto.from_pretrained(options.model, trust_remote_code=False).eval()
 
 
 def linearised(options: argparse.Namespace) -> nn.Module:
@@ -390,7 +391,7 @@ def main() -> None:
     options.clock = time.process_time if options.cpu else time.perf_counter
     library = mnemos.libraries.transformers()
     library.logging.disable_progress_bar()
-    options.tokenizer = library.AutoTokenizer.from_pretrained(options.model)
+    options.tokenizer = library.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     found = PARTS[options.part](options) | {"provenance": provenance(0, "cpu")}
     name = options.part
     name += f", {options.arm}" if name == "novel" else ""

@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rollout", type=int, default=4, help="segments of an update (%(default)s)")
     parser.add_argument("--unwritten", action="store_true", help="the baseline: caches that are never written")
     options = parser.parse_args(arguments)
-    tokenizer = AutoTokenizer.from_pretrained(options.folder)
-    model = AutoModelForCausalLM.from_pretrained(options.folder)
+    tokenizer = AutoTokenizer.from_pretrained(options.folder, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(options.folder, trust_remote_code=False)
     model.requires_grad_(False)
     mnemos.linearise(model, window=options.segment, sinks=4, state="none")
     grc = mnemos.GRC(scope="stream", length=16, block=64, gate_init=-4.0)  # nearly closed: starts as the decoder

@@ -37,6 +37,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     weights. `cls` may differ from the saved class: the base model of one with a head, or the reverse. Raises InputError
     if the folder has no such model, or lacks the weights of its caches or states.
     """
+    options = {"trust_remote_code": False, **options}  # else Transformers asks on the standard input
     with _expect_branches(_find_class(cls, folder, options)):
         model = cls.from_pretrained(folder, **options)
     if has_caches(model):  # RememberingForCausalLM builds the caches of its decoder

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import json
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import read_text
+from mnemos.atomic import check_file, read_text
 from mnemos.json_text import parse
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
 HF, TIMM = "hf:", "timm:"
+_DECODER = "AutoModelForCausalLM"
+_ALLOW = "if you trust its code, add --trust-remote-code (mnemos chat, linearise), or trust_remote_code=True in Python"
 # What a saved configuration says beside the architecture: where it is from, and how it was stored.
 _LEFT_OUT = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "mnemos"}
 _LEFT_OUT |= {"mnemos_linearised", "id2label", "label2id", "problem_type"}
@@ -36,7 +39,7 @@ def settings_of(source: str) -> str:
         _check_timm(source)
         return source
     with _from_hub(source):
-        config = transformers().AutoConfig.from_pretrained(_place(source))
+        config = transformers().AutoConfig.from_pretrained(_place(source), trust_remote_code=False)
     found = {name: value for name, value in config.to_diff_dict().items() if name not in _LEFT_OUT}
     return json.dumps(found, sort_keys=True)
 
@@ -59,7 +62,7 @@ def host_config(settings: str) -> Any:
 def host_of(auto: str, config: Any) -> nn.Module:
     """A new model of an Auto class of Transformers. Raises InputError for a configuration of another kind of model."""
     try:
-        model: nn.Module = getattr(transformers(), auto).from_config(config)
+        model: nn.Module = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
     except ValueError as error:
         kind = auto.removeprefix("AutoModelFor")
         raise InputError(
@@ -71,35 +74,74 @@ def host_of(auto: str, config: Any) -> nn.Module:
 
 def host_weights(auto: str, source: str) -> dict[str, Tensor]:
     """The trained weights of a host in single precision, by its own names. Raises InputError as `settings_of`."""
-    with _from_hub(source):
-        if source.startswith(TIMM):
-            _check_timm(source)
+    if source.startswith(TIMM):
+        _check_timm(source)
+        with _from_hub(source):
             model: nn.Module = timm().create_model(source.removeprefix(TIMM), pretrained=True)
-        else:
-            model = getattr(transformers(), auto).from_pretrained(_place(source), dtype=torch.float32)
+    else:
+        model = _read(auto, source, trust_remote_code=False, dtype=torch.float32)
     return model.state_dict()
 
 
-def language_model(source: str) -> tuple[nn.Module, Any]:
+def _read(auto: str, source: str, **named: Any) -> nn.Module:
+    with _from_hub(source, remedy=_ALLOW):
+        named |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # both are refused below
+        model, read = getattr(transformers(), auto).from_pretrained(_place(source), **named)
+    for name, stored, wanted in sorted(read["mismatched_keys"]):
+        raise InputError(
+            f"{source}: expected {name} of shape {tuple(wanted)}, as config.json says, found {tuple(stored)} in the "
+            "weights; fetch the files again"
+        )
+    lacking = sorted(read["missing_keys"]) if auto == _DECODER else []  # of another class, heads may be new
+    if lacking:  # Transformers would draw them at random
+        raise InputError(
+            f"{source}: expected the weights of every layer, found none of {', '.join(lacking[:3])}; fetch the files "
+            "again"
+        )
+    return model
+
+
+def language_model(source: str, trust_remote_code: bool = False) -> tuple[nn.Module, Any]:
     """A trained decoder of Transformers, or of this library, in eval mode, and its tokenizer.
 
     source: see `is_source`. A decoder that was saved with gated caches has them, and a linearised one its states.
-    Raises InputError as `settings_of`, for a folder that does not exist, and where there is no tokenizer.
+    trust_remote_code: run the Python code that a model brings, if it does. Raises InputError as `settings_of`, for a
+    folder that does not exist or is damaged, and where there is no tokenizer.
     """
-    from mnemos.hosts.pretrained import from_pretrained
-
     from .registration import register
 
     check_folder(source, "model")  # of a run of `mnemos linearise`
     register()
-    library: Any = transformers()
-    with _from_hub(source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"):
-        tokenizer = library.AutoTokenizer.from_pretrained(_place(source))
-    auto = library.AutoModelForCausalLM
-    with _from_hub(source):
-        cached = {"mnemos", "mnemos_linearised"} & {*library.AutoConfig.from_pretrained(_place(source)).to_diff_dict()}
-        model = from_pretrained(auto, _place(source)) if cached else auto.from_pretrained(_place(source))
-    return model.eval(), tokenizer
+    tokenizer = read_tokenizer(source, trust_remote_code)
+    return read_decoder(source, trust_remote_code).eval(), tokenizer
+
+
+def read_config(source: str, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model of Transformers. Raises InputError as `language_model`."""
+    with _from_hub(source, remedy=_ALLOW):
+        return transformers().AutoConfig.from_pretrained(_place(source), trust_remote_code=trust_remote_code)
+
+
+def read_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model of Transformers. Raises InputError as `language_model`."""
+    with _from_hub(
+        source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes", _ALLOW
+    ):
+        return transformers().AutoTokenizer.from_pretrained(_place(source), trust_remote_code=trust_remote_code)
+
+
+def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> nn.Module:
+    """A trained decoder of Transformers, with its caches or states. Raises InputError as `language_model`.
+
+    named: of `from_pretrained`.
+    """
+    from mnemos.hosts.pretrained import from_pretrained
+
+    named["trust_remote_code"] = trust_remote_code
+    if {"mnemos", "mnemos_linearised"} & {*read_config(source, trust_remote_code).to_diff_dict()}:
+        with _from_hub(source, remedy=_ALLOW):
+            return from_pretrained(getattr(transformers(), _DECODER), _place(source), **named)
+    return _read(_DECODER, source, **named)
 
 
 def check_folder(source: str, inside: str = "") -> None:
@@ -130,6 +172,9 @@ def tokenizer_file(source: str) -> str:
 
 
 def _place(source: str) -> str:
+    """The name or folder for Transformers. Raises InputError for a folder with a pipe or a device in it."""
+    for path in Path(source).iterdir() if Path(source).is_dir() else ():
+        check_file(path)
     return source.removeprefix(HF)
 
 
@@ -153,26 +198,38 @@ def _check_timm(source: str) -> None:
 
 @contextlib.contextmanager
 def _from_hub(
-    source: str, what: str = "a model of the Hugging Face hub, or the folder of a saved one"
+    source: str,
+    what: str = "a model of the Hugging Face hub, or the folder of a saved one",
+    remedy: str = "choose a model that Transformers has itself",
 ) -> Iterator[None]:
-    """Inside, an error of the hub, or of files that are missing, is an InputError, and neither library prints."""
+    """Inside, an error of the hub, or of files that are missing or damaged, is an InputError; no library prints.
+
+    remedy: what to do about a model that brings Python code, which is not run.
+    """
     transformers()
     from transformers.utils import logging as told
 
-    hub = logging.getLogger("huggingface_hub")
+    hub, own = logging.getLogger("huggingface_hub"), told.get_verbosity()
     level, bars = hub.level, told.is_progress_bar_enabled()
     hub.setLevel(logging.CRITICAL)
+    told.set_verbosity(logging.CRITICAL)
     told.disable_progress_bar()
     try:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise InputError(
-            f"{source}: expected {what}, found none that can be read ({_line(error)}); check the name and the network"
-        ) from None
+    except Exception as error:  # of a damaged file the libraries raise any exception
+        if "trust_remote_code=True" in str(error):
+            raise InputError(
+                f"{source}: expected a model without Python code of its own, found one that brings some; {remedy}"
+            ) from None
+        unsafe = isinstance(error, pickle.UnpicklingError)  # its message says how to run the pickle nevertheless
+        found = "a pickle that is damaged, or holds more than tensors" if unsafe else _line(error)
+        fix = "fetch the files again" if Path(source).is_dir() else "check the name and the network"
+        raise InputError(f"{source}: expected {what}, found none that can be read ({found}); {fix}") from None
     finally:
         hub.setLevel(level)
+        told.set_verbosity(own)
         if bars:
             told.enable_progress_bar()
 

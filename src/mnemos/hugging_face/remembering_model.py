@@ -82,7 +82,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
     config_class = RememberingConfig
 
     def _build(self, config: Any) -> nn.Module:
-        host = AutoModelForCausalLM.from_config(config.of_host())
+        host = AutoModelForCausalLM.from_config(config.of_host(), trust_remote_code=False)
         if record := config.host.get("mnemos"):
             apply_record(host, record, "RememberingConfig")
         return Segmented(remember(host, config.tokens), config.segment)

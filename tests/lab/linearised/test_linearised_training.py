@@ -204,7 +204,7 @@ def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
 
 def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
     transformers = mnemos.libraries.transformers()
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: tokenizer)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **named: tokenizer)
     text = tmp_path / "text.txt"
     text.write_text(TEXT["a"])
     model = decoder()
@@ -216,6 +216,10 @@ def test_a_folder_is_checked_before_it_is_trained(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="expected a decoder without a memory, found one that is linearised"):
         train.train_folder(tmp_path / "linearised", [text], SETTINGS, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    (tmp_path / "strange" / "model").mkdir(parents=True)
+    (tmp_path / "strange" / "model" / "config.json").symlink_to(text)  # Transformers would write through it
+    with pytest.raises(InputError, match="found a link"):
+        train.train_folder(tmp_path / "model", [text], SETTINGS, tmp_path / "strange")
 
 
 def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, monkeypatch, capsys):
@@ -230,7 +234,7 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
             (folder / "tokenizer.json").write_text("{}")
 
     transformers = mnemos.libraries.transformers()
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: Tokenizer())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **named: Tokenizer())
     (text := tmp_path / "text.txt").write_text(TEXT["a"])
     model, ids = decoder().eval(), torch.randint(40, (2, 30))
     model.save_pretrained(tmp_path / "model")

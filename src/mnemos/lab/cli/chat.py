@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mnemos.errors import InputError
 
-from .parsers import SOURCE, CommandParser
+from .parsers import SOURCE, TRUST, CommandParser
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def chat(arguments: list[str]) -> int:
     about = "draw from the most probable tokens of this total probability (%(default)s)"
     parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help=about)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (%(default)s)")
+    parser.add_argument("--trust-remote-code", action="store_true", help=TRUST)
     options = parser.parse_args(arguments)
     if options.sinks is not None and options.window is None:
         raise InputError(f"--sinks: expected --window beside it, found {options.sinks} alone; add --window N")
@@ -60,7 +61,7 @@ def chat(arguments: list[str]) -> int:
 
     from mnemos.hugging_face.hub import language_model
 
-    model, tokenizer = language_model(options.folder)
+    model, tokenizer = language_model(options.folder, options.trust_remote_code)
     if options.window is not None:
         from mnemos.hosts.linearising import RECORD, linearise
 

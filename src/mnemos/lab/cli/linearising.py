@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from .parsers import SOURCE, CommandParser
+from .parsers import SOURCE, TRUST, CommandParser
 
 
 def linearise(arguments: list[str]) -> int:
@@ -30,6 +30,7 @@ def linearise(arguments: list[str]) -> int:
     )
     about = "where the predictions of the decoder itself are kept, for several runs (RUN/teacher)"
     parser.add_argument("--teacher", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--trust-remote-code", action="store_true", help=TRUST)
     from mnemos.lab.linearised.settings import LinearisedConfig
 
     meanings = _meanings(LinearisedConfig)
@@ -48,7 +49,8 @@ def linearise(arguments: list[str]) -> int:
     settings = LinearisedConfig(**{one.name: getattr(options, one.name) for one in fields(LinearisedConfig)})
     from mnemos.lab.linearised.train import train_folder
 
-    found = train_folder(options.model, options.text, settings, options.out, options.teacher, options.test or ())
+    more = {"teacher": options.teacher, "test": options.test or (), "trust_remote_code": options.trust_remote_code}
+    found = train_folder(options.model, options.text, settings, options.out, **more)
     for name, stage in found["stages"].items():
         said = f"{stage['updates']} updates, {stage['tokens']:,} tokens, {stage['seconds']:.0f} s"
         print(f"{name.replace('_', ' ')}: {said}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 SOURCE = "a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub"
+TRUST = "run the Python code that the model brings, which can do whatever you can"
 
 
 def check_verb(verb: str, known: Iterable[str]) -> None:

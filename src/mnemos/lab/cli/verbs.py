@@ -66,7 +66,7 @@ USAGE = """mnemos: memory for transformers
                                                [--draft RUN|lookup] [--drafted N]
   mnemos chat FOLDER                           chat with a language model of Transformers    [--window N]
                                                [--sinks N] [--system TEXT] [--length N] [--temperature T] [--top-k K]
-                                               [--top-p P] [--seed N]
+                                               [--top-p P] [--seed N] [--trust-remote-code]
   mnemos compare RECIPE [RECIPE ...] [--field value ...]
                                                train several recipes and compare them    [--seeds N] [--out DIR]
                                                [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
@@ -78,6 +78,7 @@ USAGE = """mnemos: memory for transformers
   mnemos linearise FOLDER --text PATH ... --out RUN
                                                make a trained decoder of Hugging Face an RNN, and train what is new
                                                [--state none|linear|hedgehog|delta] [--tokens N] [--test PATH ...]
+                                               [--trust-remote-code]
   mnemos export RUN                            write a checkpoint of Hugging Face Transformers, or programs of ONNX or
                                                torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
                                                [--push REPOSITORY]

@@ -39,7 +39,7 @@ import mnemos
 from mnemos.atomic import append, open_to_append, write_json
 from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.hosts.linearising import RECORD
-from mnemos.hugging_face.hub import HF, check_folder
+from mnemos.hugging_face.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.devices import peak_bytes
 from mnemos.lab.run.files import Measurement, Provenance, read_object
@@ -426,6 +426,7 @@ def train_folder(
     out: Path,
     teacher: Path | None = None,
     test: Sequence[Path] = (),
+    trust_remote_code: bool = False,
 ) -> JSONObject:
     """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
 
@@ -433,14 +434,15 @@ def train_folder(
     its low-rank updates added to its weights, which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises
     InputError before the training for texts that are too short, and for a decoder that has caches or is linearised.
     """
-    transformers = mnemos.libraries.transformers()
     check_folder(str(model))
     check_settings(out, settings)
-    model = str(model).removeprefix(HF)
+    if links := [path for path in (out / "model").glob("*") if path.is_symlink()]:
+        raise InputError(f"{links[0]}: expected a file or a new name to write to, found a link; remove it")
+    model = str(model)
     _say(f"reading the text of {', '.join(map(str, text))}")
     texts, tests = read_texts(text), read_texts(test)
     _say(f"loading {model}")
-    config = transformers.AutoConfig.from_pretrained(model)
+    config = read_config(model, trust_remote_code)
     for has, found in (
         (hasattr(config, RECORD), "one that is linearised"),
         (hasattr(config, "mnemos"), "one with gated caches"),
@@ -448,12 +450,12 @@ def train_folder(
     ):
         if has:
             raise InputError(f"{model}: expected a decoder without a memory, found {found}; name that it was made from")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer = read_tokenizer(model, trust_remote_code)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
-    decoder = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    decoder = read_decoder(model, trust_remote_code, dtype=torch.float32)
     _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
-    about: JSONObject = {"name": Path(model).name}
+    about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
     result = training.run()
     if training.updates:

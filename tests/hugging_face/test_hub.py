@@ -1,0 +1,132 @@
+"""Models of Hugging Face by name or folder: their Python code is run only where asked for, and damage is one line."""
+
+import ast
+import builtins
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_decoder
+import torch
+from safetensors.torch import load_file, save_file
+
+import mnemos
+from mnemos.errors import InputError
+from mnemos.hugging_face import hub
+
+ROOT = Path(__file__).parents[2]
+OURS = {"mnemos.hosts.from_pretrained", "from_pretrained", "super().from_pretrained", "nn.Embedding.from_pretrained"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_decoder.save(tmp_path_factory.mktemp("hub") / "llama")
+
+
+def test_every_call_that_may_load_code_says_whether_it_may():
+    """Without the argument Transformers asks on the standard input, which may be somebody's prompts."""
+    missing = []
+    for path in (path for part in ("src", "tools", "examples", "benchmarks") for path in (ROOT / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+                continue
+            name = ast.unparse(node.func)
+            loads = name.rpartition(".")[2] in ("from_pretrained", "from_config", "pipeline", "load_dataset")
+            given = any(one.arg in ("trust_remote_code", None) for one in node.keywords)  # None: **options
+            if loads and name not in OURS and not given:
+                missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not missing
+
+
+@pytest.fixture
+def strange(tmp_path, monkeypatch, folder):
+    """A folder that brings Python code for its configuration, model and tokenizer; the code leaves a file RAN."""
+    strange = shutil.copytree(folder, tmp_path / "strange")
+    code = f"open({str(tmp_path / 'RAN')!r}, 'w').close()\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+    code += "class C(LlamaConfig):\n    model_type = 'strange'\n"
+    code += "class M(LlamaForCausalLM):\n    config_class = C\n"
+    code += "from transformers import PreTrainedTokenizerFast\nclass T(PreTrainedTokenizerFast):\n    pass\n"
+    (strange / "code.py").write_text(code)
+    config = json.loads((strange / "config.json").read_text())
+    config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (strange / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((strange / "tokenizer_config.json").read_text())
+    tokenizer |= {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": [None, "code.T"]}}
+    (strange / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return strange
+
+
+def test_code_of_a_folder_is_not_run(strange, tmp_path):
+    auto = mnemos.libraries.transformers().AutoModelForCausalLM
+    for read in (
+        lambda: hub.language_model(str(strange)),
+        lambda: hub.read_config(str(strange)),
+        lambda: hub.read_tokenizer(str(strange)),
+        lambda: hub.read_decoder(str(strange)),
+        lambda: hub.settings_of(str(strange)),
+        lambda: hub.host_weights("AutoModelForCausalLM", str(strange)),
+    ):
+        with pytest.raises(InputError, match="Python code of its own, found one that brings some"):
+            read()
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        mnemos.hosts.from_pretrained(auto, strange)
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_code_of_a_folder_is_run_where_that_is_asked_for(strange, tmp_path, folder):
+    model, _ = hub.language_model(str(strange), trust_remote_code=True)
+    assert (tmp_path / "RAN").exists()
+    ids = torch.arange(6)[None]
+    assert torch.equal(model(ids).logits, hub.language_model(str(folder))[0](ids).logits)
+
+
+def cut(at):
+    os.truncate(at / "model.safetensors", 20_000)
+
+
+def pickle(at):
+    (at / "model.safetensors").unlink()
+    (at / "pytorch_model.bin").write_text("damaged")
+
+
+def shapes(at):
+    change(at, vocab_size=299)
+
+
+def half(at):
+    weights = load_file(at / "model.safetensors")
+    save_file(
+        {name: x for name, x in weights.items() if "layers.1" not in name}, at / "model.safetensors", {"format": "pt"}
+    )
+
+
+def pipe(at):
+    (at / "tokenizer_config.json").unlink()
+    os.mkfifo(at / "tokenizer_config.json")
+
+
+def change(at, **settings):
+    about = json.loads((at / "config.json").read_text())
+    (at / "config.json").write_text(json.dumps(about | settings))
+
+
+def kinds(at):
+    change(at, hidden_size="wide", num_hidden_layers=None)
+
+
+def tokens(at):
+    (at / "tokenizer.json").write_text('{"version": 1')
+
+
+@pytest.mark.parametrize("damage", [cut, pickle, shapes, half, pipe, kinds, tokens], ids=lambda one: one.__name__)
+def test_a_damaged_folder_is_one_line(damage, folder, tmp_path, capfd):
+    shutil.copytree(folder, tmp_path / "host")
+    damage(tmp_path / "host")
+    with pytest.raises(InputError, match=str(tmp_path)) as error:
+        hub.language_model(str(tmp_path / "host"))
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""
