@@ -95,7 +95,18 @@ def test_functions_of_torch_c_are_there(name):
     assert getattr(_compat, name) is not None, f"torch {torch.__version__} lacks what _compat.{name} was"
 
 
-@pytest.mark.parametrize("name", ["_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    ],
+)
 def test_dictionaries_of_modules_are_there(name):
     assert name in nn.Module().__dict__, f"torch {torch.__version__}: a module has no {name}"
 
@@ -104,8 +115,8 @@ def test_other_names_are_there():
     assert torch.zeros(1)._version == 0
     assert torch.ops.aten.add.Tensor._overloadpacket is torch.ops.aten.add
     assert torch.ops.aten.add_.Tensor._schema.arguments[0].alias_info.is_write
-    assert hasattr(nn.modules.module, "_global_forward_hooks")
-    assert hasattr(nn.modules.module, "_global_forward_pre_hooks")
+    for name in ("forward", "forward_pre", "backward", "backward_pre"):
+        assert hasattr(nn.modules.module, f"_global_{name}_hooks")
     names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
     assert len(_compat.operators(*names, "_unsafe_view", "no_such_operator")) == 3
     assert _compat.packed_products() is not None
@@ -225,17 +236,19 @@ def test_members_by_public_methods_are_those_of_the_dictionaries():
     assert _compat._Members(norm, parameters=True)["weight"] is _compat.parameters_of(norm)["weight"]
 
 
-def test_hooks_are_noticed():
+def test_what_runs_around_a_forward_or_in_its_place_is_noticed():
     module = nn.Linear(1, 1)
-    assert not _compat.has_forward_hooks(module)
-    for register in (module.register_forward_hook, module.register_forward_pre_hook):
-        with register(lambda *_: None):
-            assert _compat.has_forward_hooks(module)
-    assert not _compat.has_global_forward_hooks()
-    with nn.modules.module.register_module_forward_hook(lambda *_: None):
-        assert _compat.has_global_forward_hooks()
+    assert _compat.is_plain(module)
+    for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        for register in (getattr(module, f"register_{name}"), getattr(nn.modules.module, f"register_module_{name}")):
+            with register(lambda *_: None):
+                assert not _compat.is_plain(module)
+            assert _compat.is_plain(module)
+    module.forward = module.forward
+    assert not _compat.is_plain(module)
+    del module.forward
     del module.__dict__["_forward_hooks"]
-    assert _compat.has_forward_hooks(module)
+    assert not _compat.is_plain(module)
 
 
 @pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.to(torch.bfloat16)])

@@ -332,6 +332,10 @@ REASONS = {
     "no MLP": (lambda: make(mlp=0), "its blocks have no MLP"),
     "float64": (lambda: make().double(), "found weights of torch.float64 on cpu"),
     "hook": (lambda: altered(lambda m: m.blocks[1].mlp.register_forward_hook(print)), "hook on blocks.1.mlp"),
+    "forward": (
+        lambda: altered(lambda m: setattr(m.blocks[1].mlp.expand, "forward", lambda x: x.repeat(1, 1, 2)[..., :40])),
+        "a forward of its own",
+    ),
     "another model": (lambda: Another(SMALL), "found Another"),
     "another module": (
         lambda: altered(lambda m: setattr(m.blocks[1].mlp, "expand", Louder(24, 40))),

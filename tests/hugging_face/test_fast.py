@@ -81,6 +81,182 @@ def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
     assert torch.equal(again[0], y)
 
 
+class Adapter(torch.nn.Module):
+    """As those of PEFT: the module that it wraps is `base_layer`, and its weight is that of the wrapper."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.share = torch.nn.Parameter(torch.tensor(0.3))
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+    def forward(self, *args, **options):
+        return (1 + self.share) * self.base_layer(*args, **options)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, weight):
+        return 1.3 * weight
+
+
+def steered(y):
+    """1.3·y, not contiguous; of a tuple, the first."""
+    if isinstance(y, tuple):
+        return steered(y[0]), *y[1:]
+    return (1.3 * y).repeat_interleave(2, -1)[..., ::2]
+
+
+def hook_after(model, name):
+    model.get_submodule(name).register_forward_hook(lambda module, args, y: steered(y))
+
+
+def hook_before(model, name):
+    hook = lambda module, args, options: ((1.3 * args[0], *args[1:]), options) if args else None  # noqa: E731
+    model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def replace_forward(model, name):
+    module = model.get_submodule(name)
+    own = module.forward
+    module.forward = lambda *args, **options: steered(own(*args, **options))
+
+
+def adapt(model, name):
+    module = model.get_submodule(name)
+    if not list(module.children()) and not isinstance(module, torch.nn.Conv1d):  # Transformers reads its weights alone
+        model.set_submodule(name, Adapter(module))
+
+
+def parametrise(model, name):
+    if hasattr(module := model.get_submodule(name), "weight"):
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", Scaled())
+
+
+def note(seen, module, args, y):
+    seen.append([x.clone() for x in (*args, y) if isinstance(x, torch.Tensor)])
+
+
+WAYS = (hook_after, hook_before, replace_forward, adapt, parametrise)
+
+
+@EACH
+def test_what_is_around_a_module_or_in_its_place_is_not_passed_by(name):
+    """Hooks, forwards of instances, adapters and parametrisations, in training, prefill and decoding.
+
+    They change the outputs as they do without `fast`, and every module is called as often and with the same numbers.
+    """
+    x = tokens(2, 9)
+    first = build(name)
+    report = mnemos.fast(first)
+    parts = {
+        f"{one.name}.{part}"
+        for one in report.changed
+        for part, _ in first.get_submodule(one.name).named_modules()
+        if part
+    }
+    gated = {part for part in parts if type(first.get_submodule(part)).__name__.endswith("RMSNormGated")}
+    groups = [parts - gated | set(report.norms), gated] if gated else [parts | set(report.norms)]
+
+    def run(fast, way, names):
+        model, calls = build(name), {}
+        if fast:
+            mnemos.fast(model)
+        for part in sorted(names, reverse=True):
+            way(model, part)
+        for part in names:
+            model.get_submodule(part).register_forward_hook(functools.partial(note, calls.setdefault(part, [])))
+        grads = gradients(model, x)[1] if way in (hook_after, adapt) else {}
+        cache, outputs = None, []
+        with torch.no_grad():
+            for part in x.split([6, 1, 1, 1], 1):
+                found = model(part, use_cache=True, **({} if cache is None else {mnemos.libraries.cache_name(): cache}))
+                cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
+                outputs.append(found[0])
+        return torch.cat(outputs, 1), grads, calls
+
+    plain = run(False, lambda *_: None, ())[0]
+    for names in groups:
+        for way in WAYS:
+            theirs, ours = run(False, way, names), run(True, way, names)
+            assert way is hook_before or (theirs[0] - plain).abs().max() > 1e-3
+            torch.testing.assert_close(ours[0], theirs[0], **CLOSE)
+            assert ours[1].keys() == theirs[1].keys()
+            for key, grad in ours[1].items():
+                bar = 2e-5 * float(theirs[1][key].abs().max()) + 1e-7
+                torch.testing.assert_close(grad, theirs[1][key], rtol=1e-3, atol=bar)
+            assert {key: len(seen) for key, seen in ours[2].items()} == {
+                key: len(seen) for key, seen in theirs[2].items()
+            }
+            torch.testing.assert_close(ours[2], theirs[2], rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2"])
+@torch.no_grad()
+def test_hooks_of_all_modules_see_every_call(name):
+    x, calls = tokens(1, 7), []
+    for fast in (False, True):
+        model, seen = build(name), []
+        if fast:
+            mnemos.fast(model)
+        own = set(model.modules())  # Transformers also makes activations while it computes
+
+        def hook(module, args, y, seen=seen, own=own):
+            if module in own:
+                note(seen, module, args, y)
+
+        with torch.nn.modules.module.register_module_forward_hook(hook):
+            model.generate(x, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+        calls.append(seen)
+    assert len(calls[0]) == len(calls[1])
+    torch.testing.assert_close(calls[1], calls[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_token_under_autocast_calls_each_module_once():
+    x, outputs = tokens(1, 7), []
+    for fast in (False, True):
+        model, seen = build("Mamba2"), []
+        if fast:
+            mnemos.fast(model)
+        model.backbone.layers[0].mixer.in_proj.register_forward_hook(functools.partial(note, seen))
+        cache = model(x, use_cache=True)[_CACHES[LATER]]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x[:, :1], **{_CACHES[LATER]: cache})[0]
+        outputs.append(y)
+        assert len(seen) == 2
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
+@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2"])
+@torch.no_grad()
+def test_adapters_of_peft(name):
+    peft, x, outputs = pytest.importorskip("peft"), tokens(1, 7), []
+    for fast in (False, True):
+        model = build(name)
+        layers = [part for part, module in model.named_modules() if type(module).__name__ in LAYERS]
+        norms = [f"{part}.{LAYERS[type(model.get_submodule(part)).__name__].norm}" for part in layers]
+        torch.manual_seed(0)
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["in_proj_ba", "q_proj", "in_proj"]))
+        model = peft.get_peft_model(model.base_model.model, peft.LNTuningConfig(target_modules=norms))
+        for part, p in model.named_parameters():
+            if "lora_B" in part or "ln_tuning" in part:
+                p.add_(0.3 * torch.randn_like(p))
+        model.set_adapter("default")
+        if fast:
+            mnemos.fast(model)
+        options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+        outputs.append(model.generate(input_ids=x, output_logits=True, return_dict_in_generate=True, **options).logits)
+    torch.testing.assert_close(outputs[1], outputs[0], **CLOSE)
+
+
 @pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2", "Mamba"])
 def test_checkpointed_layers_and_bfloat16(name):
     """Layers that are computed again have the same gradients; in bfloat16 outputs are as close as Transformers' are."""

@@ -180,7 +180,7 @@ class Scaled(torch.nn.Linear):
 
 
 @pytest.mark.parametrize(
-    "reason", ["hook", "backward hook", "subclass", "float64", "autocast", "flops", "compile", "vmap"]
+    "reason", ["hook", "forward", "backward hook", "subclass", "float64", "autocast", "flops", "compile", "vmap"]
 )
 def test_steps_aside(reason, monkeypatch):
     """Whoever observes or changes the branch's operations gets operations, and the same values."""
@@ -190,6 +190,9 @@ def test_steps_aside(reason, monkeypatch):
     seen = []
     if reason == "hook":
         layer.query.register_forward_hook(lambda *_: seen.append(1))
+    elif reason == "forward":
+        own = layer.key.forward
+        layer.key.forward = lambda x: own(x)
     elif reason == "backward hook":
         layer.value.register_full_backward_hook(lambda *_: seen.append(1))
     elif reason == "subclass":

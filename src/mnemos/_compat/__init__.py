@@ -322,18 +322,25 @@ class _Members(MutableMapping[str, Tensor | None]):
         return sum(1 for _ in self)
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether hooks run before or after a module's forward; code that bypasses the forward would skip them.
+def is_plain(module: nn.Module) -> bool:
+    """Whether a call of the module runs its class's forward alone, so that a kernel may read its tensors instead.
 
-    Fallback: True.
+    Not so with hooks of its own or of all modules, around forward or backward, and with a forward set on the instance.
+    Wrappers and parametrisations are other classes: compare `type(module)` too. Fallback: False.
     """
-    return any(module.__dict__.get(name, True) for name in ("_forward_hooks", "_forward_pre_hooks"))
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks run around a module's forward or backward. Fallback: True."""
-    names = ("_backward_hooks", "_backward_pre_hooks")
-    return has_forward_hooks(module) or any(module.__dict__.get(name, True) for name in names)
+    own = module.__dict__
+    # As `nn.Module.__call__` asks before it calls forward directly. No loop: it is asked for every token.
+    return not (
+        own.get("_forward_hooks", True)
+        or own.get("_forward_pre_hooks", True)
+        or own.get("_backward_hooks", True)
+        or own.get("_backward_pre_hooks", True)
+        or getattr(_all_modules, "_global_forward_hooks", True)
+        or getattr(_all_modules, "_global_forward_pre_hooks", True)
+        or getattr(_all_modules, "_global_backward_hooks", True)
+        or getattr(_all_modules, "_global_backward_pre_hooks", True)
+        or "forward" in own
+    )
 
 
 def pre_hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
@@ -343,11 +350,6 @@ def pre_hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
     """
     found: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_pre_hooks", {})
     return found
-
-
-def has_global_forward_hooks() -> bool:
-    """Whether hooks run before or after the forward of every module. Fallback: True."""
-    return any(getattr(_all_modules, name, True) for name in ("_global_forward_hooks", "_global_forward_pre_hooks"))
 
 
 class Moving(nn.Module):

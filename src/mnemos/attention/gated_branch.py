@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import has_global_forward_hooks, has_hooks
+from mnemos._compat import is_plain
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
@@ -108,7 +108,7 @@ class GatedBranch(GatedCache):
         own [B, T, H, M]: the attention's own heads. On the CPU in float32 one kernel projects, attends and mixes.
         """
         linears = [self.map(role) for role in GatedBranch.maps]
-        if self._calls_kernel(x) and all(map(_plain, linears)):
+        if self._calls_kernel(x) and all(map(is_plain_linear, linears)):
             weights = [w for one in linears for w in (one.weight, one.bias)]
             given = (x, cache, own, None if own is None else self.mix, *weights)
             kernel = native.Reading(self._compose, self.num_heads)
@@ -121,7 +121,7 @@ class GatedBranch(GatedCache):
         """Whether a kernel may read the cache for these inputs, as far as the branch's own modules allow it."""
         if torch.compiler.is_compiling() or self.grc.branch != "softmax":
             return False
-        return not autocasts(x.device.type) and not has_global_forward_hooks()
+        return not autocasts(x.device.type)
 
     def mix_heads(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""
@@ -239,6 +239,6 @@ def _check_grid(branch: GatedBranch) -> None:
         )
 
 
-def _plain(module: nn.Module) -> bool:
+def is_plain_linear(module: nn.Module | None) -> bool:
     """Whether calling the module is a product with its weight and a sum with its bias, and nothing else."""
-    return type(module) in (nn.Linear, Projection) and module.bias is not None and not has_hooks(module)
+    return type(module) in (nn.Linear, Projection) and module.bias is not None and is_plain(module)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import has_forward_hooks, has_global_forward_hooks, packed_products, with_children
+from mnemos._compat import is_plain, packed_products, with_children
 from mnemos.types import Output, State
 
 from .fused import ROWS, fused_step
@@ -56,7 +56,7 @@ def pack(model: nn.Module) -> nn.Module:
     could not be noticed, because PyTorch does not count those of its fused optimisers. Modules with hooks stay as they
     are. Cost: the copies are as large as the matrices, and take about as long to make as to read and write them.
     """
-    if packed_products() is None or has_global_forward_hooks():
+    if packed_products() is None:
         return model
     return _pack(model)
 
@@ -73,7 +73,7 @@ def _pack(module: nn.Module) -> nn.Module:
 def _fits(layer: nn.Linear) -> bool:
     weight = layer.weight
     plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
-    return plain and weight.numel() >= LEAST and not has_forward_hooks(layer)
+    return plain and weight.numel() >= LEAST and is_plain(layer)
 
 
 class PackedLinear(nn.Module):

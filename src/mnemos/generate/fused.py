@@ -19,8 +19,7 @@ from mnemos import native
 from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
-    has_forward_hooks,
-    has_global_forward_hooks,
+    is_plain,
     literal,
     parameters_of,
     transformed,
@@ -418,11 +417,9 @@ def why_not_fused(model: nn.Module) -> str:
         return why_not()
     if type(model) not in (Transformer, EncoderDecoder):
         return f"the kernel needs a mnemos.Transformer or EncoderDecoder, found {type(model).__name__}"
-    if has_global_forward_hooks():
-        return "there are hooks on the forward of all modules, which the kernel would skip"
     for name, part in model.named_modules():
-        if has_forward_hooks(part) and not _encodes(name):
-            return f"there is a hook on {name or 'the model'}, which the kernel would skip"
+        if not is_plain(part) and not _encodes(name):
+            return f"there is a hook on {name or 'the model'}, or a forward of its own, which the kernel would skip"
     config: Any = model.config
     if getattr(config, "features", 0):
         return "it reads vectors, and the kernel reads tokens"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated_branch import GatedBranch, is_plain_linear
 from mnemos.memory.gated_cache import begin_forward, end_forward, promote, recomputing
 from mnemos.memory.grc import GRC
 from mnemos.memory.projection import Projection
@@ -224,7 +224,7 @@ class HostBranch(GatedBranch):
     def _mix(self, y: Tensor, o_mem: Tensor) -> Tensor:
         if self.observer is not None:
             self.observer(self, y, self.lifted(o_mem).flatten(2))
-        if self.grc.lift == "pad":
+        if self.grc.lift == "pad" or not is_plain_linear(self.lift):
             share = torch.sigmoid(self.mix)
             heads = y.unflatten(-1, (self.num_heads, -1))
             return torch.lerp(heads, self.lifted(o_mem).to(y.dtype), share.to(y.dtype)[:, None]).flatten(2)

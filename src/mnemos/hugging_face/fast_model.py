@@ -255,7 +255,8 @@ def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
         forward = with_globals(forward, functions)
         if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, hands_on)
-    if kind := LAYERS.get(name):
+    # A class of the same name from elsewhere (a model with code of its own) may compute something else.
+    if (kind := LAYERS.get(name)) and type(layer).__module__.startswith("transformers."):
         forward = _with_tokens(forward, kind)
     elif name in NORMS:
         forward = _with_kernel(forward, NORMS[name])

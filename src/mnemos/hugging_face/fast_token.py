@@ -3,6 +3,7 @@
 In decoding most of a layer's time is the overhead of some eighty operations of PyTorch on a few numbers.
 """
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos.ops.kernel_call import eager, loaded_kernels, pointers
+from mnemos._compat import is_plain
+from mnemos.ops.kernel_call import PLAIN, eager, loaded_kernels, pointers
+from mnemos.ops.precision import autocasts
 
 from .functional_cache import FunctionalCache
 
@@ -37,6 +40,12 @@ class Inputs(NamedTuple):
     beta: float = 1.0
 
 
+def _call(module: Any, x: Tensor) -> Tensor:
+    """What the module returns, as the kernel reads it: hooks and adapters may give other types and strides."""
+    y: Tensor = module(x)
+    return y if _read_by_kernel(y) else y.to(x).contiguous()
+
+
 def _rows(x: Tensor, heads: int) -> tuple[int, int, int]:
     """x [B, 1, N] without gaps, an equal part of the N numbers for each key head."""
     width = x.shape[-1]
@@ -47,7 +56,7 @@ def _together(layer: Any, x: Tensor) -> Inputs:
     """Qwen3-Next: all of a key head side by side."""
     heads, share = layer.num_k_heads, layer.num_v_heads // layer.num_k_heads
     d, m = layer.head_k_dim, layer.head_v_dim
-    inner, gates = layer.in_proj_qkvz(x), layer.in_proj_ba(x)
+    inner, gates = _call(layer.in_proj_qkvz, x), _call(layer.in_proj_ba, x)
     (at, *strides), (gate, *spaces) = _rows(inner, heads), _rows(gates, heads)
     q, k, v, z = ((at + n * _FLOAT, *strides) for n in (0, d, 2 * d, 2 * d + share * m))
     b, a = (gate, *spaces), (gate + share * _FLOAT, *spaces)
@@ -57,7 +66,8 @@ def _together(layer: Any, x: Tensor) -> Inputs:
 
 def _apart(layer: Any, x: Tensor) -> Inputs:
     """Qwen3.5 and others: queries, keys and values together, and each gate apart."""
-    inner, z, b, a = layer.in_proj_qkv(x), layer.in_proj_z(x), layer.in_proj_b(x), layer.in_proj_a(x)
+    parts = layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a
+    inner, z, b, a = [_call(part, x) for part in parts]
     heads, d, n = layer.num_k_heads, layer.head_k_dim, layer.key_dim
     at, width = inner.data_ptr(), inner.shape[-1]
     q, k, v = (at, width, d), (at + n * _FLOAT, width, d), (at + 2 * n * _FLOAT, width, layer.value_dim // heads)
@@ -67,7 +77,8 @@ def _apart(layer: Any, x: Tensor) -> Inputs:
 
 def _each(layer: Any, x: Tensor) -> Inputs:
     """OLMo Hybrid: a projection for each."""
-    parts = [f(x) for f in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj)]
+    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj
+    parts = [_call(projection, x) for projection in projections]
     heads, n = layer.num_k_heads, layer.key_dim
     q, k, v, z, a, b = [_rows(part, heads) for part in parts]
     sizes, beta = (heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim), 2.0 if layer.allow_neg_eigval else 1.0
@@ -76,25 +87,26 @@ def _each(layer: Any, x: Tensor) -> Inputs:
 
 def _channels(layer: Any, x: Tensor) -> Inputs:
     """Kimi Linear: a decay per channel, from a module of its own."""
-    return _with_gate(layer, x, layer.g_b_proj(layer.g_a_proj(x)))
+    return _with_gate(layer, x, _call(layer.g_b_proj, layer.g_a_proj(x)))
 
 
 def _whole_gate(layer: Any, x: Tensor) -> Inputs:
     """Bailing Hybrid: Kimi Linear with another output gate."""
-    return _with_gate(layer, x, layer.g_proj(x))
+    return _with_gate(layer, x, _call(layer.g_proj, x))
 
 
 def _with_gate(layer: Any, x: Tensor, gate: Tensor) -> Inputs:
     heads, width, n = layer.num_heads, layer.head_dim, layer.qkv_dim
-    kept = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x), gate, layer.b_proj(x)
+    q, k, v, b = [_call(projection, x) for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj)]
+    kept = q, k, v, gate, b
     q, k, v, z, b = [_rows(part, heads) for part in kept]
-    decay = layer.forget_gate(x).contiguous()
-    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), kept, decay)
+    decay = _call(layer.forget_gate, x)
+    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), (*kept, decay), decay)
 
 
 def _scalar(layer: Any, x: Tensor) -> Inputs:
     """Mamba-2: C, B and dt·x in place of queries, keys and values."""
-    inner, groups, n, width = layer.in_proj(x), layer.n_groups, layer.ssm_state_size, layer.intermediate_size
+    inner, groups, n, width = _call(layer.in_proj, x), layer.n_groups, layer.ssm_state_size, layer.intermediate_size
     at, row = inner.data_ptr(), inner.shape[-1]
     share, first = layer.num_heads // groups, (width + groups * n, width, 0)
     v = at + width * _FLOAT, row, width // groups
@@ -137,29 +149,41 @@ LAYERS = {
 def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | None) -> Tensor | None:
     """The layer's output [B, 1, D] for x [B, 1, D] after the tokens of the cache, whose states it writes.
 
-    None: its forward has to run. That is so for the first tokens of a cache, with padding or gradients, and for other
-    types than float32.
+    None: its forward has to run. That is so for the first tokens of a cache, with padding, gradients or autocast, for
+    other types than float32, and where a call of the norm would be more than the class's own forward.
     """
     # `hasattr` of a module is slow where there is no such attribute.
-    if x.dtype is not torch.float32 or torch.is_grad_enabled() or layer.activation != "silu":
+    if x.dtype is not torch.float32 or torch.is_grad_enabled() or layer.activation != "silu" or autocasts("cpu"):
         return None
     if mask is not None and not mask.all():
         return None
     if cache is None or isinstance(cache, FunctionalCache) or cache.is_recording_past(layer.layer_idx):
         return None
     window, state = cache.get_conv_state(layer.layer_idx), cache.get_recurrent_state(layer.layer_idx)
+    if window is None or state is None or not eager(x):
+        return None
+    # Transformers reads the convolution's weights, too, and calls accelerate's hooks for that.
     conv, norm = layer.conv1d, getattr(layer, kind.norm)
+    if not is_plain(norm) or not _is_gated_norm(type(norm)) or "_hf_hook" in vars(conv):
+        return None
     gate = "silu" if kind.scan else norm.activation
-    if window is None or state is None or gate not in ("silu", "sigmoid") or "_hf_hook" in vars(conv) or not eager(x):
-        return None
     weights = conv.weight, conv.bias, norm.weight, *[getattr(layer, name) for name in kind.gates]
-    taps = conv.weight.shape[-1]
-    if not _read_by_kernel(window, state, *weights) or window.shape[-1] < taps:
+    taps = weights[0].shape[-1]
+    if gate not in ("silu", "sigmoid") or not _read_by_kernel(window, state, *weights) or window.shape[-1] < taps:
         return None
+    # From here on every module is called once: its hooks see what they see without `fast`.
     given = kind.inputs(layer, x)
-    if not _read_by_kernel(*given.kept, given.decay):
-        return None
     heads, values, d, m = given.sizes
+    channels = 2 * heads * d + values * m
+    sizes = channels * taps, channels, m * (values if kind.scan else 1), *[values] * len(kind.gates)
+    inputs = channels + values * (m + (1 if kind.scan else 2 if given.decay is None else 1 + d))
+    if (
+        window.shape[:2] != (len(x), channels)
+        or state.numel() != len(x) * values * d * m
+        or any([w is not None and w.numel() != n for w, n in zip(weights, sizes, strict=True)])
+        or sum([part.numel() for part in given.kept]) != len(x) * inputs
+    ):
+        return None  # Transformers tells what does not fit
     y = x.new_empty(len(x), 1, values * m)
     weight, bias, scale, *gates = pointers(*weights)
     call = CALL.pack(
@@ -173,6 +197,12 @@ def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | Non
         raise MemoryError("fast: not enough memory for a token; use fewer rows")
     out: Tensor = getattr(layer, kind.output)(y)
     return out
+
+
+@functools.cache
+def _is_gated_norm(kind: type) -> bool:
+    """Whether a norm is of the class that Transformers gives these layers, and no wrapper or other norm."""
+    return kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("RMSNormGated")
 
 
 # RMS norms of Transformers: what is added to the weight.
@@ -192,8 +222,10 @@ def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
     weight = norm.weight
     if torch.is_grad_enabled() or not _read_by_kernel(weight) or x.dtype is not torch.float32 or not eager(x):
         return None
-    x = x.contiguous()
-    y, n = torch.empty_like(x), x.shape[-1]
+    x, n = x.contiguous(), x.shape[-1]
+    if weight.numel() != n:
+        return None
+    y = torch.empty_like(x)
     call = NORM.pack(x.numel() // max(n, 1), n, torch.get_num_threads(), *pointers(x, weight, y))
     loaded = loaded_kernels()
     eps = norm.variance_epsilon if offset == 0 else norm.eps
@@ -202,6 +234,10 @@ def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
 
 
 def _read_by_kernel(*tensors: Tensor | None) -> bool:
-    return all(
-        [x is None or (x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu") for x in tensors]
-    )
+    # A loop, and `is_cpu` in place of `device`: this is asked of some fifteen tensors a token and layer.
+    for x in tensors:
+        if x is None:
+            continue
+        if not (x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and type(x) in PLAIN):
+            return False
+    return True

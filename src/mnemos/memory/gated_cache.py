@@ -93,7 +93,7 @@ class GatedCache(StoredCache):
         modules = (self.update_gate, self.reset_gate, self.candidate)
         weights: list[Tensor | None] = [w for module in modules for w in (own_weight(module), module.bias)]
         norm = self.candidate_norm
-        weights += [None, None] if norm is None else [norm.weight, norm.bias]
+        weights += [None, None] if norm is None else [own_weight(norm), norm.bias]
         # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
         weights = [w if w is None or w.dtype == cache.dtype else w.to(cache.dtype) for w in weights]
         return write(source, cache, weights, mask, self.grc.resample, grid, mean, self.observer_of_gates)

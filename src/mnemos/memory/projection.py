@@ -34,14 +34,19 @@ class Projection(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def own_weight(linear: nn.Linear | Projection) -> Tensor:
-    """The weight of a linear map, for code that multiplies by it without calling the module.
+def own_weight(module: nn.Linear | nn.LayerNorm | Projection) -> Tensor:
+    """The weight of a linear map or a norm, for code that multiplies by it without calling the module.
 
-    Raises InputError for an adapter around the map (LoRA and others of PEFT), which would have no effect there.
+    Raises InputError for an adapter around it (LoRA and others of PEFT), which would have no effect there, and for a
+    quantised map, whose weight is no tensor.
     """
-    if type(linear) not in (nn.Linear, Projection) and hasattr(linear, "base_layer"):
+    if type(module) in (nn.Linear, Projection):
+        return module.weight
+    weight = module.weight
+    if hasattr(module, "base_layer") or not isinstance(weight, Tensor):
         raise InputError(
-            f"expected a linear map whose weight is read directly, found an adapter ({type(linear).__name__}) on it, "
-            "which would have no effect; leave it out of target_modules, and name the whole memory in modules_to_save"
+            "expected a module whose weight is read directly, found an adapter or a quantised one "
+            f"({type(module).__name__}), which would have no effect; leave it out of target_modules, and name the "
+            "whole memory in modules_to_save"
         )
-    return linear.weight
+    return weight

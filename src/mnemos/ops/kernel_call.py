@@ -10,7 +10,7 @@ from torch import Tensor
 from mnemos._compat import constant, dispatch_mode_active, literal, transformed
 from mnemos.native import library, why_not
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @constant
@@ -53,7 +53,7 @@ def eager(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or dispatch_mode_active():
         return False
     given = [x for x in tensors if x is not None]
-    return all([type(x) in _PLAIN and literal(x) for x in given]) and not transformed(*given)  # a list: faster
+    return all([type(x) in PLAIN and literal(x) for x in given]) and not transformed(*given)  # a list: faster
 
 
 def present(inputs: Sequence[object], found: Sequence[Tensor]) -> list[Tensor | None]:
