@@ -1,11 +1,17 @@
 """States as files: bit for bit or smaller, of their own model alone."""
 
+import json
+import resource
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import mnemos
-from mnemos import InputError, Stream, Transformer
+from mnemos import InputError, Stream, Transformer, tree_file
 from mnemos.attention import LinearConfig
+from mnemos.tree_file import digest
 from mnemos.types import leaves
 
 
@@ -74,3 +80,123 @@ def test_smaller_states_are_right_to_their_bits(tmp_path, dtype, bound, bits):
     state["s"][0, 0, 0, 0] = torch.inf
     mnemos.save_state(state, tmp_path / "x", dtype=dtype)
     assert torch.equal(mnemos.load_state(tmp_path / "x", like=state)["s"], state["s"])
+
+
+def _rewritten(file, change) -> None:
+    """Write a file again after change(header, tensors), with the hash of what it then has."""
+    with safe_open(str(file), "pt") as opened:
+        header, tensors = opened.metadata(), {n: opened.get_tensor(n).clone() for n in opened.keys()}  # noqa: SIM118
+    header.pop("sha256")
+    change(header, tensors)
+    save_file(tensors, str(file), header | {"sha256": digest(tensors, json.dumps(header, sort_keys=True))})
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])
+def test_a_byte_changed_anywhere_is_an_error_or_changes_nothing(tmp_path, dtype):
+    state, file = {"n": 7, "x": torch.randn(2, 3), "i": torch.arange(2)}, tmp_path / "x"
+    mnemos.save_state(state, file, torch.nn.Linear(1, 1), dtype)
+    whole, saved = file.read_bytes(), mnemos.load_state(file, like=state)
+    for place in range(len(whole)):
+        for bit in (1, 32, 128):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            try:
+                found = mnemos.load_state(file, like=state)
+            except InputError:
+                continue
+            assert found["n"] == 7
+            assert all(map(torch.equal, leaves(found), leaves(saved))), place
+    for length in range(0, len(whole), 7):
+        file.write_bytes(whole[:length])
+        with pytest.raises(InputError):
+            mnemos.load_state(file, like=state)
+
+
+def test_a_byte_changed_in_a_tree_is_an_error_or_changes_nothing(tmp_path):
+    value, file = {"a": [1, 0.5, None], "x": torch.randn(2), "t": ("é",)}, tmp_path / "x"
+    tree_file.write(file, value)
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 32, 128):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            try:
+                found = tree_file.read(file)
+            except InputError:
+                continue
+            assert (found["a"], found["t"]) == (value["a"], value["t"])
+            assert torch.equal(found["x"], value["x"])
+
+
+def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_path):
+    model, file = built(), tmp_path / "x"
+
+    def double(name: str, axis: int):
+        return lambda header, x: x.update({name: torch.cat([x[name]] * 2, axis)})
+
+    def tensor(x: torch.Tensor):
+        return lambda header, tensors: tensors.update({"0": x})
+
+    def header(name: str, old: str, new: str):
+        return lambda header, tensors: header.update({name: header[name].replace(old, new)})
+
+    for change in (
+        tensor(torch.empty(200_000, 0, dtype=torch.int64)),
+        tensor(torch.empty(2**40, 0, dtype=torch.int64)),
+        tensor(torch.tensor(1)),
+        double("2", 0),
+        double("2", 1),
+        lambda header, tensors: tensors.update({"2": tensors["2"].double()}),
+        lambda header, tensors: tensors.update({"99": tensors["2"]}),
+        lambda header, tensors: tensors.pop("2"),
+        lambda header, tensors: header.pop("parts"),
+        header("parts", '"float32"', '"float16"'),
+        header("parts", '"float32"', '"nn"'),
+        header("parts", "[", "[["),
+        header("parts", "}", ', "as": "int8"}'),
+        header("structure", "seen", "read"),
+        header("model", "32", "33"),
+        header("weights", "a", "b"),
+        header("format", "2", "1"),
+    ):
+        Stream(model).prefill(ids(3)[None]).save(file)
+        _rewritten(file, lambda header, tensors: None)
+        Stream.restore(model, file)
+        _rewritten(file, change)
+        started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(InputError) as error:
+            Stream.restore(model, file)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 100_000  # kilobytes
+        assert "\n" not in str(error.value)
+
+
+def test_a_state_of_other_names_heads_rows_or_types_is_refused(tmp_path):
+    file, x = tmp_path / "x", torch.randn(2, 3, 4)
+    mnemos.save_state({"a": x, "b": x + 1}, file)
+    for like in (
+        {"b": x, "a": x},
+        {"a": x, "c": x},
+        (x, x),
+        {"a": x, "b": x.double()},
+        {"a": x, "b": x[:, :2]},
+        {"a": x, "b": x[..., 0]},
+        {"a": x, "b": 1},
+    ):
+        with pytest.raises(InputError):
+            mnemos.load_state(file, like=like)
+    found = mnemos.load_state(file, like={"a": x[:1], "b": x[:, :0]})  # any rows; tokens where there were none
+    assert torch.equal(found["b"], x + 1)
+    for wrong in ({"a": x, "b": x[:1]}, {"a": x, "b": torch.tensor(1.0)}):
+        with pytest.raises(InputError, match="as many rows"):
+            mnemos.save_state(wrong, file)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_numbers_out_of_the_smaller_types_range_are_exact(tmp_path, dtype):
+    for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        info = torch.finfo(kind)
+        for number in (info.max, info.min, info.tiny, info.smallest_normal / 8):
+            x = torch.tensor([[number, 0.0, number / 2], [1.0, 2.0, 3.0]], dtype=kind)
+            mnemos.save_state(x, tmp_path / "x", dtype=dtype)
+            found = mnemos.load_state(tmp_path / "x", like=x)
+            bound = (2**-7 if dtype == "bfloat16" else 1 / 2000) + info.eps
+            assert found.isfinite().all()
+            assert ((found - x).double().abs() <= bound * x.double().abs().amax(-1, keepdim=True)).all(), (kind, number)

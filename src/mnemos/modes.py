@@ -1,10 +1,14 @@
-"""The modes in which code runs: a model's inside a context, and whether code may read the values of a tensor."""
+"""The modes in which code runs: a model's inside a context, whether code may read the values of a tensor, wrappers."""
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ._compat import COMPILED, with_children
+from .errors import InputError
 
 
 @contextlib.contextmanager
@@ -32,3 +36,36 @@ def reads_without_waiting(x: Tensor) -> bool:
 def in_graph() -> bool:
     """Whether torch.compile or torch.jit.trace records what runs: operations that may not depend on values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def plain_module(model: nn.Module, verb: str) -> Any:
+    """The model without what torch.compile put around it or its parts, whose tensors have other names there.
+
+    The same tensors: a compiled model's own module, and shallow copies of modules with compiled parts; else the model
+    itself. Raises InputError, which starts with `verb`, for DataParallel, DistributedDataParallel, shards, averages.
+    """
+    model = dict(model.named_children()).get(COMPILED, model)
+    wraps = {"module", "_fsdp_wrapped_module"} & {name for name, _ in model.named_children()}
+    sharded = any(hasattr(x, "device_mesh") for x in model.parameters())
+    if sharded or (wraps and type(model).__module__.startswith(("torch.", "deepspeed."))):
+        raise InputError(
+            f"{verb}: expected a model itself, found {'a sharded one' if sharded else type(model).__name__}; give the "
+            "module inside"
+        )
+    if not any(name.rpartition(".")[2] == COMPILED for name, _ in model.named_modules()):
+        return model
+    copies: dict[int, nn.Module] = {}
+
+    def plain(part: nn.Module) -> nn.Module:
+        if id(part) not in copies:
+            below = part.named_modules(remove_duplicate=False)  # a child may have two names
+            children = {name: child for name, child in below if name and "." not in name}
+            if COMPILED in children:
+                copies[id(part)] = plain(children[COMPILED])
+            else:
+                new = {name: plain(child) for name, child in children.items()}
+                changed = any(new[name] is not child for name, child in children.items())
+                copies[id(part)] = with_children(part, new) if changed else part
+        return copies[id(part)]
+
+    return plain(model)

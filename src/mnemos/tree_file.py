@@ -75,7 +75,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         sha.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        sha.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

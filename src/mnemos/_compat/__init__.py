@@ -397,6 +397,9 @@ def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
     wrapped.require_forward_param_sync = False  # as after a forward that broadcast them
 
 
+COMPILED = "_orig_mod"  # the child that torch.compile's module has; PyTorch has no public name for it
+
+
 def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
     """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from mnemos.state_file import weights_mark
 from mnemos.types import InputError, leaves
 
 from .rollback import check_cuts
@@ -35,7 +36,7 @@ class PrefixTree:
         size: bytes of the stored states.
 
     Raises InputError for a model whose outputs depend on the cuts of a sequence, in training mode, or changed since
-    the tree was made (a few numbers of each weight are compared), and as `Stream.prefill` does.
+    the tree was made, and as `Stream.prefill` does.
     """
 
     def __init__(self, model: nn.Module, block: int = 64, memory: int = 1 << 30) -> None:
@@ -49,12 +50,12 @@ class PrefixTree:
         self.read = self.found = self.size = 0
         self._new = Stream(model)
         self._stored: OrderedDict[str, Stream] = OrderedDict()
-        self._numbers = _numbers(model)
+        self._weights = weights_mark(model)
 
     def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
         """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
         rows = [check_tokens(self._new, row[None])[0] for row in _rows(prompts)]
-        if _numbers(self.model) != self._numbers:
+        if weights_mark(self.model) != self._weights:
             raise InputError(
                 "PrefixTree: expected the weights with which the tree was made, found others; make a new tree"
             )
@@ -154,13 +155,3 @@ def _bytes(tokens: Tensor) -> bytes:
 
 def _size(stream: Stream) -> int:
     return sum(x.numel() * x.element_size() for x in [*leaves(stream.state), *leaves(stream.last)])
-
-
-def _numbers(model: nn.Module) -> str:
-    """A few numbers of every weight, hashed: what an optimiser's step or other weights change."""
-    found = hashlib.sha256()
-    for x in model.state_dict().values():
-        if isinstance(x, Tensor) and x.numel():
-            few = x.detach().flatten()[:: max(1, x.numel() // 16)]
-            found.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.state_file import fingerprint, read_state, write_state
+from mnemos.state_file import fingerprint, read_state, weights_mark, write_state
 from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, likelihood_of, select
 
 from .decoder_step import DecodeStep
@@ -57,7 +57,7 @@ class Tokens(Iterator[Tensor]):
         if self._rows:
             running = [(self._rows, (self._state, self._last))]
         state, last = merge_rows([*self._finished, *running])
-        return type(self._source)(self._source.model, self._source.step, state, last)
+        return self._source._after(state, last)
 
     def __next__(self) -> Tensor:
         if not self._left or not self._rows:
@@ -133,18 +133,40 @@ class Stream:
         stream.save("stream.safetensors"); stream = Stream.restore(model, "stream.safetensors")
 
     state: the model's state after all tokens but the last. last [B, 1]: the last token, which the next step reads. Both
-    are None before the first `prefill`. The model runs without gradient and must be in eval mode: a stream does not
+    are None before the first `prefill`. A state belongs to the weights that read it: after they change, a stream raises
+    InputError instead of going on or being saved; `Stream(model, state=stream.state, last=stream.last)` goes on all the
+    same. The model runs without gradient and must be in eval mode: a stream does not
     change the mode, because other threads may use the model. Single tokens go through `step`, by default
     `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a constant size. Streams can be
     copied and pickled, with their model.
     """
 
-    __slots__ = ("last", "model", "state", "step")
+    __slots__ = ("_weights", "last", "model", "state", "step")
 
     def __init__(
         self, model: nn.Module, step: DecodeStep | None = None, state: State = None, last: Tensor | None = None
     ):
         self.model, self.step, self.state, self.last = model, step or fused_step(model), state, last
+        self._weights = None if last is None else weights_mark(model)  # with which the tokens were read
+
+    def _after(self, state: State, last: Tensor) -> "Stream":
+        """A stream whose tokens the same weights have read."""
+        found = type(self).__new__(type(self))
+        found.model, found.step, found.state, found.last = self.model, self.step, state, last
+        found._weights = weights_mark(self.model) if self.last is None else self._weights
+        return found
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """The parts, and whether the weights are still those that read the tokens: a copy has others, just as good."""
+        current = self.last is None or self._weights == weights_mark(self.model)
+        return self.model, self.step, self.state, self.last, current
+
+    def __setstate__(self, parts: tuple[Any, ...]) -> None:
+        """Take the parts."""
+        *own, current = parts
+        self.__init__(*own)  # type: ignore[misc]
+        if not current:
+            self._weights = ()
 
     @property
     def rows(self) -> int:
@@ -167,11 +189,12 @@ class Stream:
         if self.last is None:
             state = new_state(self.model, len(tokens))
         else:
+            check_weights(self, "prefill")
             tokens = torch.cat([self.last, tokens], 1)
         with torch.no_grad():
             for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
                 _, state = (self.step if part.shape[1] == 1 else self.model)(part, state)
-        return Stream(self.model, self.step, state, tokens[:, -1:].clone())
+        return self._after(state, tokens[:, -1:].clone())
 
     def generate(
         self,
@@ -223,6 +246,7 @@ class Stream:
         """
         require_tokens(self, "generate")
         check_eval(self.model, "generate")
+        check_weights(self, "generate")
         if not is_whole(length) or length < 0:
             raise InputError(f"generate: expected a length that is a whole number of at least 0, found {length!r:.60}")
         checked_settings(temperature, top_k, top_p, min_p)
@@ -238,13 +262,14 @@ class Stream:
         """The model's outputs [B, V] for the next token."""
         last = require_tokens(self, "predict")
         check_eval(self.model, "predict")
+        check_weights(self, "predict")
         with torch.no_grad():
             return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
         """The streams of the given rows: indices [R], where a repeated index forks a stream, or a mask [B]."""
         require_tokens(self, "select")
-        return Stream(self.model, self.step, *select((self.state, self.last), rows))
+        return self._after(*select((self.state, self.last), rows))
 
     @staticmethod
     def join(streams: Sequence["Stream"]) -> "Stream":
@@ -253,17 +278,18 @@ class Stream:
             raise InputError("join: expected at least one stream, found none")
         for stream in streams:
             require_tokens(stream, "join")
-            if stream.model is not streams[0].model:
-                raise InputError("join: expected streams of one and the same model, found several")
-        return Stream(streams[0].model, streams[0].step, *join([(s.state, s.last) for s in streams]))
+            if stream.model is not streams[0].model or stream._weights != streams[0]._weights:
+                raise InputError("join: expected streams of one model, read with the same weights, found several")
+        return streams[0]._after(*join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path, dtype: str | torch.dtype | None = None) -> None:
         """Write state and last token to a safetensors file, atomically; `restore` reads it, bit for bit without dtype.
 
-        The file holds hashes of the model's weights and of its own tensors. dtype: "bfloat16" or "int8", for a smaller
-        file (`mnemos.save_state`). Cost: reading all weights once.
+        The file holds hashes of itself and of the model's weights, which must be those that read the tokens. dtype:
+        "bfloat16" or "int8", for a smaller file (`mnemos.save_state`). Cost: reading all weights once.
         """
         last = require_tokens(self, "save")
+        check_weights(self, "save")
         write_state((last, self.state), file, fingerprint(self.model), dtype, "stream")
 
     def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
@@ -271,7 +297,7 @@ class Stream:
             found = "one that has read tokens" if self.last is not None else "another model"
             raise InputError(f"prefill: expected a new stream of the tree's model, found {found}; leave the tree out")
         found_stream = tree.prefill(tokens)
-        return Stream(self.model, self.step, found_stream.state, found_stream.last)
+        return self._after(found_stream.state, found_stream.last)
 
     @classmethod
     def restore(cls, model: nn.Module, file: str | Path, step: DecodeStep | None = None) -> "Stream":
@@ -279,13 +305,9 @@ class Stream:
 
         Cost: reading the file, and all weights once.
         """
-        new_state(model, 1)  # says what a stream's model is
-        device = next(model.parameters()).device
-
-        def begin(rows: int) -> State:
-            return torch.zeros(rows, 1, dtype=torch.int64, device=device), new_state(model, rows)
-
-        last, state = read_state(file, begin, fingerprint(model), "stream")
+        state = new_state(model, 1)  # says what a stream's model is
+        last = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+        last, state = read_state(file, (last, state), fingerprint(model), "stream")
         return cls(model, step, state, last)
 
     def __repr__(self) -> str:
@@ -303,6 +325,15 @@ def check_eval(model: nn.Module, verb: str) -> None:
     """Raise InputError if a part of the model is in training mode; the message starts with `verb`."""
     if any(part.training for part in model.modules()):
         raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
+
+
+def check_weights(stream: Stream, verb: str) -> None:
+    """Raise InputError if the model's weights are not those that read the stream's tokens."""
+    if stream._weights != weights_mark(stream.model):
+        raise InputError(
+            f"{verb}: expected the weights that read the stream's tokens, found others; read the tokens again with "
+            "Stream(model).prefill"
+        )
 
 
 def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
