@@ -1,6 +1,5 @@
 """States as files: bit for bit or smaller, of their own model alone."""
 
-import json
 import resource
 
 import pytest
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 import mnemos
 from mnemos import InputError, Stream, Transformer, tree_file
 from mnemos.attention import LinearConfig
-from mnemos.tree_file import digest
+from mnemos.state_file import _hash
 from mnemos.types import leaves
 
 
@@ -44,8 +43,8 @@ def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
     for words, call in (
         ("of other weights", lambda: mnemos.load_state(file, built(1))),
         ("another configuration", lambda: mnemos.load_state(file, built(mlp=28))),
-        (r"expected a state of 2 parts, found \d", lambda: mnemos.load_state(file, like=(h, h))),
-        (r"part 0 of the state as float32 \[B, N\], found int64 \[B\]", lambda: mnemos.load_state(file, like=[h] * 7)),
+        ("expected a state of 2 parts", lambda: mnemos.load_state(file, like=(h, h))),
+        ("named and ordered as the model's", lambda: mnemos.load_state(file, like=[h] * 7)),
         ("give like=", lambda: mnemos.load_state(file, torch.nn.Linear(2, 2))),
         ("found Stream in the state; give stream.state", lambda: mnemos.save_state(Stream(model), file)),
         ("found a saved state; mnemos.load_state reads it", lambda: Stream.restore(model, file)),
@@ -88,7 +87,7 @@ def _rewritten(file, change) -> None:
         header, tensors = opened.metadata(), {n: opened.get_tensor(n).clone() for n in opened.keys()}  # noqa: SIM118
     header.pop("sha256")
     change(header, tensors)
-    save_file(tensors, str(file), header | {"sha256": digest(tensors, json.dumps(header, sort_keys=True))})
+    save_file(tensors, str(file), header | {"sha256": _hash(tensors, header)})
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])
@@ -145,7 +144,7 @@ def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_p
         double("2", 0),
         double("2", 1),
         lambda header, tensors: tensors.update({"2": tensors["2"].double()}),
-        lambda header, tensors: tensors.update({"99": tensors["2"]}),
+        lambda header, tensors: tensors.update({"99": tensors["2"] + 1}),
         lambda header, tensors: tensors.pop("2"),
         lambda header, tensors: header.pop("parts"),
         header("parts", '"float32"', '"float16"'),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +73,26 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
         return {}
     model = plain_module(model, "a saved state")
     # An extra state, which a module may have, need not be a tensor.
-    weights = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+    weights = [(name, x) for name, x in model.state_dict().items() if isinstance(x, Tensor)]
     config: Any = getattr(model, "config", None)
     # The backend is left out: the state is the same for all, so a stream may go on where another backend runs.
     about = type(model).__qualname__ if config is None else json.dumps(_without_backend(to_dict(config)), default=str)
-    return {"model": about, "weights": digest(weights, "")}
+    return {"model": about, "weights": _hash(weights)}
 
 
 def weights_mark(model: nn.Module) -> tuple[object, ...]:
     """What changes with a model's weights, at a fraction of the cost of a hash of them all.
 
-    The writes that PyTorch counts, where the tensors lie, and a few numbers of each, for optimisers with `fused=True`,
-    whose writes are not counted.
+    A few numbers of each tensor; and of parameters where they lie and the writes that PyTorch counts, which are not
+    those of optimisers with `fused=True`. A forward may write a buffer without changing it.
     """
     few, counts = hashlib.sha256(), []
     for x in model.state_dict(keep_vars=True).values():
-        if isinstance(x, Tensor):
+        if isinstance(x, nn.Parameter):
             counts.append((x.data_ptr(), None if x.is_inference() else write_count(x)))
-            if x.numel() and not x.is_meta:
-                some = x.detach().flatten()[:: max(1, x.numel() // 16)]
-                few.update(some.cpu().contiguous().view(torch.uint8).numpy().data)
+        if isinstance(x, Tensor) and x.numel() and not x.is_meta:
+            some = x.detach().flatten()[:: max(1, x.numel() // 16)]
+            few.update(some.cpu().contiguous().view(torch.uint8).numpy().data)
     return few.hexdigest(), *counts
 
 
@@ -127,8 +128,8 @@ def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str |
                 f"save_state: expected tensors and numbers, found {type(leaf).__name__} in the state; {fix}"
             )
     header = {"format": f"mnemos {kind} 2", **of, "structure": _outline(structure), "parts": json.dumps(parts)}
-    with replacing(file, own=True) as temporary:
-        save_file(tensors, str(temporary), header | {"sha256": digest(tensors, json.dumps(header, sort_keys=True))})
+    with replacing(file) as temporary:
+        save_file(tensors, str(temporary), header | {"sha256": _hash(tensors, header)})
         sort_metadata(temporary)
 
 
@@ -158,7 +159,7 @@ def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: s
             if other != kind and header.get("format") == f"mnemos {other} 2":
                 raise InputError(f"{file}: expected {what}, found a saved {other}; {reader} reads it")
         raise InputError(f"{file}: expected {what}, found another file ({header.get('format', 'no format')}); save one")
-    if header.pop("sha256", None) != digest(tensors, json.dumps(header, sort_keys=True)):
+    if header.pop("sha256", None) != _hash(tensors, header):
         raise InputError(f"{file}: expected the bytes that were saved, found others; save it again")
     own = bool(of) and ("weights" in header or kind != "state")
     for name, other in (("model", "another configuration"), ("weights", "other weights")) if of and own else ():
@@ -190,6 +191,11 @@ def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: s
         if isinstance(part, Tensor):
             parts[i] = part.to(wanted.device)
     return pytree.tree_unflatten(parts, structure)
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]] | dict[str, Tensor], header: dict[str, str] | None = None) -> str:
+    """A hash of tensors and a header. Cost: reading the tensors once, at about a gigabyte per second."""
+    return digest(dict(tensors), json.dumps(header, sort_keys=True))
 
 
 def check_rows(leaves: list[Any], verb: str) -> None:

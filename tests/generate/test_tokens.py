@@ -128,9 +128,9 @@ def test_a_length_that_is_no_whole_number_is_refused(length):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_that_are_not_numbers_are_refused_in_every_way_of_drawing(temperature):
     network = model("linear")
-    stream = Stream(network).prefill(ids(2, 5))
     with torch.no_grad():
         next(network.parameters()).fill_(torch.nan)
+    stream = Stream(network).prefill(ids(2, 5))
     for make in (
         lambda: stream.generate(3, temperature),
         lambda: speculate(stream, Lookup(ids(2, 5)), 3, temperature=temperature),
