@@ -1,12 +1,12 @@
-"""The tools of this library on a trained decoder: streams, drafts, replay, and a novel read with a gated cache.
+"""The tools of this library on a trained decoder: streams, replay, and a novel read with a gated cache.
 
     python benchmarks/trained_decoder.py PART --model FOLDER [--text FILE ..] [--result results/trained_decoder.json]
 
 FOLDER is a decoder of Transformers with its tokenizer, made for SmolLM2-135M-Instruct; texts are novels, plain or .gz.
 Each part adds its figures to the JSON file under its own name:
 
-    decode        Stream, and drafts by look-up and by smaller models, beside `generate` and its prompt look-up: tokens
-                  a second of decoding, and whether the greedy tokens are the same
+    decode        Stream beside `generate` and its prompt look-up: tokens a second of decoding, and whether the greedy
+                  tokens are the same
     pages         many questions on one page: a PrefixTree beside reading the page for each
     gradients     through many tokens of a novel: peak and time of `replay` beside other ways. The decoder has a gated
                   cache per stream and is read in segments; "layers" is the decoder itself, all tokens at once, whose
@@ -18,7 +18,6 @@ Each part adds its figures to the JSON file under its own name:
 """
 
 import argparse
-import copy
 import functools
 import gzip
 import inspect
@@ -200,83 +199,45 @@ def prompts(options: argparse.Namespace) -> dict[str, Tensor]:
     return found | {"code": torch.tensor([code])}
 
 
-def first_layers(model: Any, count: int) -> nn.Module:
-    """The decoder with its first layers alone, which share their weights with it."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = count
-    small = type(model)(config)
-    small.model.layers = model.model.layers[:count]
-    small.model.embed_tokens, small.model.norm, small.lm_head = (
-        model.model.embed_tokens,
-        model.model.norm,
-        model.lm_head,
-    )
-    return small.eval()
-
-
 def load(options: argparse.Namespace) -> Any:
     auto = mnemos.libraries.transformers().AutoModelForCausalLM
     return auto.from_pretrained(options.model, trust_remote_code=False).eval()
-
-
-def linearised(options: argparse.Namespace) -> nn.Module:
-    """A decoder that `mnemos.linearise` and a training made."""
-    auto = mnemos.libraries.transformers().AutoModelForCausalLM
-    return mnemos.hosts.from_pretrained(auto, options.linearised).eval()
 
 
 def decode(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of reading a prompt and decoding, in every way, in rounds whose order rotates; eos ends a row."""
     model = load(options)
     step = mnemos.functional(model)
-    smalls: dict[str, nn.Module] = {
-        f"draft: first {n} layers": mnemos.functional(first_layers(model, n)) for n in options.layers
-    }
-    if options.window:
-        windowed = load(options)
-        mnemos.linearise(windowed, window=options.window, state="none")
-        smalls[f"draft: window of {options.window}"] = mnemos.functional(windowed)
-    if options.linearised:
-        smalls["draft: linearised"] = mnemos.functional(linearised(options))
     found: dict[str, Any] = {}
     for title, ids in prompts(options).items():
         if options.prompt not in (None, title):
             continue
         eos = None if title == "code" else [options.tokenizer.eos_token_id]
 
-        def generate(more: dict[str, Any], ids: Tensor = ids, eos: Any = eos) -> tuple[Any, ...]:
+        def generate(more: dict[str, Any], ids: Tensor = ids, eos: Any = eos) -> tuple[float, list[int]]:
             settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": options.length, "do_sample": False}
             began = options.clock()
             found = model.generate(ids, **settings | {"eos_token_id": eos, "pad_token_id": 0} | more)
-            return options.clock() - began, found[0, ids.shape[1] :].tolist(), {}
+            return options.clock() - began, found[0, ids.shape[1] :].tolist()
 
-        def ours(draft: str, ids: Tensor = ids, eos: Any = eos) -> tuple[Any, ...]:
+        def ours(ids: Tensor = ids, eos: Any = eos) -> tuple[float, list[int]]:
             began = options.clock()
-            stream = mnemos.Stream(step).prefill(ids)
-            if draft == "":
-                tokens, _ = stream.generate(options.length, temperature=0, eos=eos)
-                return options.clock() - began, tokens[0].tolist(), {}
-            of = mnemos.Stream(smalls[draft]).prefill(ids) if draft in smalls else mnemos.Lookup(ids)
-            made = mnemos.speculate(stream, of, options.length, temperature=0, eos=eos)
-            seconds, did = options.clock() - began, made.statistics
-            more = {"acceptance": did.acceptance, "tokens per call": did.tokens_per_call}
-            return seconds, made.tokens[0].tolist(), more
+            tokens, _ = mnemos.Stream(step).prefill(ids).generate(options.length, temperature=0, eos=eos)
+            return options.clock() - began, tokens[0].tolist()
 
-        ways: dict[str, Callable[[], tuple[Any, ...]]] = {
+        ways: dict[str, Callable[[], tuple[float, list[int]]]] = {
             "generate, one token": functools.partial(generate, {"max_new_tokens": 1}),
             "generate": functools.partial(generate, {}),
             "generate, look-up": functools.partial(generate, {"prompt_lookup_num_tokens": 8}),
-            "Stream": functools.partial(ours, ""),
-            "draft: look-up": functools.partial(ours, "look-up"),
-            **{small: functools.partial(ours, small) for small in smalls},
+            "Stream": ours,
         }
         rows: dict[str, Any] = {way: {"seconds": []} for way in ways}
         made: dict[str, list[int]] = {}
         for i in range(options.rounds):
             for way in [*ways][i % len(ways) :] + [*ways][: i % len(ways)]:
-                seconds, made[way], more = ways[way]()
+                seconds, made[way] = ways[way]()
                 rows[way]["seconds"].append(seconds)
-                rows[way] |= {"tokens": len(made[way]), **more}
+                rows[way]["tokens"] = len(made[way])
         for way, row in rows.items():
             both = zip(made[way], made["generate"], strict=False)
             row["equal tokens"] = next(
@@ -376,11 +337,10 @@ def main() -> None:
     parser.add_argument("--way", choices=GRADIENTS, default="replay", help="of gradients (%(default)s)")
     parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
     parser.add_argument("--prompt", choices=("summary", "page", "code"), help="of decode (all)")
-    parser.add_argument("--window", type=int, default=0, help="decode: also a draft with this window; novel: 64")
-    parser.add_argument("--linearised", help="the folder of a linearised decoder; decode: also a draft")
+    parser.add_argument("--window", type=int, default=0, help="of a novel (64)")
+    parser.add_argument("--linearised", help="the folder of a linearised decoder, for a novel")
     parser.add_argument("--context", type=int, default=700, help="tokens of a page or code (%(default)s)")
     parser.add_argument("--length", type=int, default=96, help="tokens that decode generates (%(default)s)")
-    parser.add_argument("--layers", type=int, nargs="*", default=[6], help="of drafts of first layers (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of decode and pages (%(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/trained_decoder"), help="of trained caches")
     parser.add_argument("--threads", type=int, default=1)

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "environments.json"
 TESTS = [
-    *("tests/test_libraries.py", "tests/hugging_face", "tests/trainers", "tests/generate/test_speculative.py"),
+    *("tests/test_libraries.py", "tests/hugging_face", "tests/trainers"),
     "tests/ops/test_delta_agreement.py",
     *("tests/generate/test_beam_marian.py", "tests/memory_replay/test_replay_models.py"),
     *("tests/memory_replay/test_replay_outputs.py", "tests/lab/run/test_export.py", "tests/lab/vision"),

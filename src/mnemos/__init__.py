@@ -45,8 +45,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
     from .generate.prefix_tree import PrefixTree as PrefixTree
-    from .generate.speculative import Lookup as Lookup
-    from .generate.speculative import speculate as speculate
     from .generate.stream import Stream as Stream
     from .hosts.attach import cache as cache
     from .hosts.attach import uncache as uncache
@@ -126,7 +124,6 @@ _MODULES = {
     "generate.beam": "BeamConfig beam_search",
     "generate.fused": "fused_step",
     "generate.prefix_tree": "PrefixTree",
-    "generate.speculative": "Lookup speculate",
     "generate.stream": "Stream",
     "hosts.attach": "cache uncache",
     "hosts.known_hosts": "register_host",

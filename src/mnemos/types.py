@@ -341,15 +341,6 @@ class Starting(Protocol):
 
 
 @runtime_checkable
-class Bounded(Protocol):
-    """A model whose rows read no more tokens than it has positions for."""
-
-    def room(self, state: State) -> Tensor | None:
-        """[B] int64: the tokens that each row may still read; None: any number."""
-        ...
-
-
-@runtime_checkable
 class Widening(Protocol):
     """An attention or model whose state can have its final size from the first token on, as exported programs need."""
 

@@ -36,7 +36,7 @@ def test_drafts_from_the_prompt_give_the_same_tokens(name):
 
 @pytest.mark.skipif("Mamba2" in NAMES, reason="its cache has the common name")
 def test_a_model_that_takes_no_such_cache_is_refused():
-    with pytest.raises(InputError, match=r"found Mamba2ForCausalLM.*mnemos\.speculate"):
+    with pytest.raises(InputError, match="found Mamba2ForCausalLM"):
         CroppableCache(build("Mamba2"))
 
 

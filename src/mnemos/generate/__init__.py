@@ -1,1 +1,1 @@
-"""Decoding: streams of tokens, sampling, search, speculation, and the fused step."""
+"""Decoding: streams of tokens, sampling, search, and the fused step."""

@@ -142,8 +142,7 @@ class LinearisedLayer(DynamicLayer):
             if self.earlier is None or kept < 0 or (state := self.earlier(kept)) is None:
                 raise InputError(
                     f"crop: expected to take back tokens of the last call alone, of 2 to {DRAFT} tokens without "
-                    f"gradients, found {count} tokens; keep a copy.deepcopy of the cache, or use mnemos.speculate with "
-                    "mnemos.functional(model)"
+                    f"gradients, found {count} tokens; keep a copy.deepcopy of the cache"
                 )
             self.state, self.earlier = state, None
             self.columns -= count

@@ -46,7 +46,7 @@ class CroppableCache(DynamicCache):
             raise InputError(
                 f"CroppableCache: expected a model whose forward takes {libraries.cache_name()}, found "
                 f"{type(base).__name__}, to which generate cannot give this cache in this version of transformers; use "
-                "mnemos.speculate with mnemos.functional(model)"
+                "another model"
             )
         config: Any = model.config
         super().__init__(config=config)

@@ -239,14 +239,6 @@ class Functional(nn.Module):
         state: FunctionalState = map_state(fresh, FunctionalState(self._template.seen, tuple(parts)))
         return state
 
-    def room(self, state: FunctionalState) -> Tensor | None:
-        """[B]: the tokens that each row may read until the positions that the configuration names are used up.
-
-        Rotary positions go on after these. None: the configuration names no number.
-        """
-        most = getattr(self._settings, "max_position_embeddings", None)
-        return None if most is None else int(most) - self._first - state.seen
-
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
         """See the class."""
         self._check_input(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos import libraries
-from mnemos.generate.rollback import holds_keys, without_last
+from mnemos.generate.rollback import without_last
 from mnemos.ops.rewind import Calls
 from mnemos.types import InputError, State, leaves, select
 
@@ -104,7 +104,7 @@ class StateCache(Cache):
         last = self.reads.pop()
         count, within = kept - last.length, None
         tokens, mask = last.tokens[:, :count], None if last.mask is None else last.mask[:, :count]
-        if count and operators is not None and not holds_keys(self.state):  # a caller may have the keys of this state
+        if count and operators is not None:
             within = without_last(last.state, self.state, [count] * len(tokens), last.tokens.shape[1], operators)
         if within is not None:
             self.reads.append(Read(last.state, last.length, tokens, mask))

@@ -62,22 +62,6 @@ class KeyValues:
         (k, v, valid), buffer, end = append((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
         return KeyValues(k, v, valid, seen, buffer, end)
 
-    def without_last(self, n: int) -> "KeyValues":
-        """The state before its last n of N tokens. The caller drops this state.
-
-        Without gradients the next `append` may write to the place of these tokens; with them it copies. Without a
-        window, this is what was there before these tokens were appended. O(1).
-        """
-        if not n:
-            return self
-        kept, end = self.k.shape[1] - n, self._end - n
-        # With gradient, a graph may have kept the last tokens: the next `append` copies.
-        if self._buffer is not None and self._buffer.used == self._end and not torch.is_grad_enabled():
-            self._buffer.used = end
-        return KeyValues(
-            self.k[:, :kept], self.v[:, :kept], self.valid[:, :kept], self.seen - n, self._buffer, max(end, 0)
-        )
-
     def with_room(self) -> "KeyValues":
         """The state after one more valid token, N > 0, whose key and value the caller writes into `k` and `v`."""
         (k, v, valid), buffer, end = with_room((self.k, self.v, self.valid), 1, self._buffer, self._end)

@@ -274,12 +274,6 @@ class Transformer(nn.Module):
         layers = tuple(block.attention.initial_state(batch_size, device, dtype) for block in self.blocks)
         return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
 
-    def room(self, state: TransformerState) -> Tensor | None:
-        """[B]: the tokens that each row may still read, where positions are learned; None: any number."""
-        if not isinstance(self.positions, LearnedPositions) or state.seen is None:
-            return None
-        return self.positions.num_embeddings - state.seen
-
     def _state(self, seen: Tensor, layers: tuple[State, ...]) -> TransformerState | None:
         if all(layer is None for layer in layers):
             return None

@@ -58,7 +58,7 @@ class Calls:
         """The state after the first `kept[r]` tokens, 0 to T, of each row r, in place of all T tokens of the call.
 
         state: a pytree of tensors, all returned by operators inside the context; None in it stays None. A count of
-        tokens that a layer keeps beside them is not an operator's: set it yourself, or use `speculate`, which does.
+        tokens that a layer keeps beside them is not an operator's: set it yourself.
         Gradients flow as through the call.
         Cost: one call of each operator, of max(kept) tokens. Equal to a call of the kept tokens alone; bit for bit
         where the operator computes both numbers of tokens in the same order.

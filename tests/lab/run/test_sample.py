@@ -94,18 +94,8 @@ def test_text_goes_on_from_a_prompt(tmp_path, capsys):
     assert main([*greedy, "--stop", stop, "--count", "2"]) == 0
     cut = plain[: plain.index(stop, len("never was")) + len(stop)]
     assert capsys.readouterr().out.split("\n" + "─" * 40 + "\n") == [cut + "\n"] * 2
-    for wrong in (["--stop", ""], ["--stop", ".", "--draft", "lookup"]):
-        assert main([*greedy, *wrong]) == 2
-        assert "--stop: expected a text, and no --draft" in capsys.readouterr().err
-    for draft, share in ((str(folder), "100%"), ("lookup", "%")):  # a run drafts what it would write itself
-        assert main([*greedy, "--draft", draft, "--drafted", "3"]) == 0
-        said = capsys.readouterr()
-        assert said.out == plain
-        assert f"{share})" in said.err
-        assert "tokens/s" in said.err
-    words = trained("text-linear", tmp_path / "words", path=str(tmp_path / "text.txt"), segment=32, tokens="words")
-    with pytest.raises(InputError, match="words: expected the vocabulary"):
-        sample_run(folder, Sampling(draft=str(words)))
+    assert main([*greedy, "--stop", ""]) == 2
+    assert "--stop: expected a text" in capsys.readouterr().err
 
 
 def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
@@ -115,8 +105,6 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
     assert said.count("read ") == said.count("wrote") == 3
     with pytest.raises(InputError, match=r"--prompt: .*found 'x'"):
         sample_run(folder, Sampling(prompt="x"))
-    with pytest.raises(InputError, match="--draft"):
-        sample_run(folder, Sampling(draft="lookup"))
     with pytest.raises(InputError, match=r"--stop: expected none, .* found 'x'"):
         sample_run(folder, Sampling(stop="x"))
 

@@ -122,8 +122,6 @@ def sample(arguments: list[str]) -> int:
     parser.add_argument("--min-p", type=float, default=default.min_p, help="least share of the greatest probability")
     parser.add_argument("--stop", metavar="TEXT", help="end a text where this text is written")
     parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
-    parser.add_argument("--draft", metavar="RUN|lookup", help="draft text with a smaller run, or with the text so far")
-    parser.add_argument("--drafted", type=int, default=default.drafted, help="tokens of a draft (%(default)s)")
     fields = vars(parser.parse_args(arguments))
     folder = Path(fields.pop("run"))
 

@@ -63,7 +63,6 @@ USAGE = """mnemos: memory for transformers
                                                [--json: print them in COCO's result format]
   mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
                                                [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
-                                               [--draft RUN|lookup] [--drafted N]
   mnemos chat FOLDER                           chat with a language model of Transformers    [--window N]
                                                [--sinks N] [--system TEXT] [--length N] [--temperature T] [--top-k K]
                                                [--top-p P] [--seed N] [--trust-remote-code]

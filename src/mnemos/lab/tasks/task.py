@@ -23,9 +23,7 @@ class Sampling:
     """The settings of `mnemos sample`: how much a model generates, and how tokens are drawn (`Stream.generate`).
 
     count: number of images, texts or rows; None: the task's default. prompt: text that the model continues.
-    stop: of tasks with `drafts`, the text at whose end a text ends; None: after `length` tokens.
-    draft: of tasks with `drafts`, what `mnemos.speculate` drafts tokens with: a smaller model, or "lookup" for
-    `mnemos.Lookup`; None: tokens are generated one by one. drafted: the most tokens of a draft.
+    stop: of tasks that write text, the text at whose end a text ends; None: after `length` tokens.
     """
 
     count: int | None = None
@@ -37,8 +35,6 @@ class Sampling:
     min_p: float = 0.0
     stop: str | None = None
     seed: int = 0
-    draft: Any = None
-    drafted: int = 8
 
 
 class Question(NamedTuple):
@@ -198,10 +194,10 @@ class Objective:
 class Results:
     """What shows results of a trained model beside its metrics. Only these methods may generate.
 
-    drafts: `sample_outputs` writes text, and knows `Sampling.draft` and `.stop`.
+    writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
     """
 
-    drafts: bool = False
+    writes_text: bool = False
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """Write files (images, transcriptions, …) to a finished run's folder; returns entries for its result.json.

@@ -171,7 +171,7 @@ class TextTask(SegmentedTask):
     """
 
     metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
-    drafts = True
+    writes_text = True
 
     def __init__(
         self,
@@ -221,9 +221,8 @@ class TextTask(SegmentedTask):
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
         vocabulary, stop = self.vocabulary, None if sampling.stop is None else sampling.stop.encode()
-        if stop is not None and (not stop or sampling.draft is not None):
-            given = "--draft" if stop else "an empty text"
-            raise InputError(f"--stop: expected a text, and no --draft beside it, found {given}; leave one out")
+        if stop == b"":
+            raise InputError("--stop: expected a text, found an empty one; leave it out")
 
         going = set(range(sampling.count or 1))  # rows without the stop
 
@@ -237,15 +236,13 @@ class TextTask(SegmentedTask):
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         begin = torch.tensor([prompt or [vocabulary.start]])
         rows = begin.expand(sampling.count or 1, -1)
-        tokens, about = generate_tokens(model, rows, sampling, ended if stop else None)
+        tokens = generate_tokens(model, rows, sampling, ended if stop else None)
         for i, row in enumerate(tokens.tolist()):
             written = vocabulary.decode(row)
             if stop and stop in written:
                 written = written.partition(stop)[0] + stop
             text = (vocabulary.decode(prompt) + written).decode(errors="replace")
             print(("\n" + "─" * 40 + "\n") * bool(i) + text)
-        if about is not None:
-            print(about, file=sys.stderr)
         return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:

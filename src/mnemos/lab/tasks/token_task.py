@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.generate.speculative import Lookup, Statistics, speculate
 from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
 from mnemos.types import InputError, PicksPositions, State, likelihood_of
@@ -261,20 +260,15 @@ def sampling_generator(sampling: Sampling) -> torch.Generator:
 
 def generate_tokens(
     model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[list[Tensor]], bool] | None = None
-) -> tuple[Tensor, Statistics | None]:
-    """The tokens [B, sampling.length] after prompts [B, T]; and what the draft has done, if there is one.
+) -> Tensor:
+    """The tokens [B, sampling.length] after prompts [B, T].
 
-    enough: whether the tokens so far, each [B], suffice; asked after each one if there is no draft.
+    enough: whether the tokens so far, each [B], suffice; asked after each one.
     """
-    stream = Stream(model).prefill(prompts)
     settings = {"generator": sampling_generator(sampling), **sampling_options(sampling)}
-    if sampling.draft is None:
-        tokens: list[Tensor] = []
-        for token in stream.tokens(sampling.length, **settings):
-            tokens.append(token)
-            if enough is not None and enough(tokens):
-                break
-        return torch.stack(tokens, 1) if tokens else prompts.new_empty(len(prompts), 0), None
-    draft = Lookup(prompts) if sampling.draft == "lookup" else Stream(sampling.draft).prefill(prompts)
-    found = speculate(stream, draft, sampling.length, sampling.drafted, **settings)
-    return found.tokens, found.statistics
+    tokens: list[Tensor] = []
+    for token in Stream(model).prefill(prompts).tokens(sampling.length, **settings):
+        tokens.append(token)
+        if enough is not None and enough(tokens):
+            break
+    return torch.stack(tokens, 1) if tokens else prompts.new_empty(len(prompts), 0)

@@ -102,8 +102,8 @@ def _again(
     mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
     if resets is not None:
         resets = resets[:, :n] if valid is None else resets[:, :n] & valid  # one before an invalid token counts too
-    feature_map, state, *rest = settings
-    return _attend(k[:, :n], k[:, :n], v[:, :n], True, feature_map, state, mask, *rest, resets)[1]
+    feature_map, state, eps, backend = settings
+    return _attend(k[:, :n], k[:, :n], v[:, :n], True, feature_map, state, mask, eps, backend, resets)[1]
 
 
 def _attend(
