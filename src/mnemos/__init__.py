@@ -53,7 +53,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .hosts.linearising import unlinearise as unlinearise
     from .hosts.remembering import remember as remember
     from .hugging_face import fast as fast
-    from .hugging_face import fla_on_cpu as fla_on_cpu
     from .hugging_face import functional as functional
     from .lab.look.viewer import look as look
     from .lab.run.fit import fit as fit
@@ -129,7 +128,7 @@ _MODULES = {
     "hosts.known_hosts": "register_host",
     "hosts.linearising": "linearise unlinearise",
     "hosts.remembering": "remember",
-    "hugging_face": "fast fla_on_cpu functional",
+    "hugging_face": "fast functional",
     "memory.associations": "AssociationsConfig",
     "memory.grc": "GRC",
     "memory.memory_tokens": "TokensConfig",

@@ -13,7 +13,7 @@ from mnemos.types import InputError
 
 TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `vision` of pyproject.toml take no others
 # The versions, MAJOR.MINOR, with which the tests have run; another one is told once, when it is imported.
-TESTED = {"transformers": TRIED, "timm": ("1.0",), "fla": ("0.6",)}
+TESTED = {"transformers": TRIED, "timm": ("1.0",)}
 CACHE_NAMES = ("cache", "past_key_values")  # what they call a model's cache, the newest first; see `cache_name`
 # The private names of transformers and torchvision that are used, each by the module that has it, with the reason. Of
 # their own classes all are read with a fallback, but for what a subclass overrides. tests/test_libraries.py finds a use

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .croppable_cache import CroppableCache as CroppableCache
     from .fast_model import FastReport as FastReport
     from .fast_model import fast as fast
-    from .flash_linear_attention import fla_on_cpu as fla_on_cpu
     from .functional_cache import FunctionalState as FunctionalState
     from .functional_model import Functional as Functional
     from .functional_model import functional as functional
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _FUNCTIONAL = {
     "croppable_cache": "CroppableCache",
     "fast_model": "FastReport fast",
-    "flash_linear_attention": "fla_on_cpu",
     "functional_cache": "FunctionalState",
     "functional_model": "Functional functional",
 }
