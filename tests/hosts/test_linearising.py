@@ -404,6 +404,93 @@ def test_low_rank_updates_and_adapters() -> None:
     assert not any("linearised" in name for name in names)
 
 
+class Replaced(nn.Module):
+    """A linear map of another class, as tools put in the place of each nn.Linear."""
+
+    def __init__(self, own: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = own.weight, own.bias
+        self.in_features, self.out_features = own.in_features, own.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def replace_all(model: Any, make: Any = Replaced) -> Any:
+    for layer in model.get_decoder().layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(layer.self_attn, name, make(getattr(layer.self_attn, name)))
+    return model
+
+
+def forget_hooks(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        module._forward_hooks.clear()
+    return model
+
+
+def quantise(model: nn.Module) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+@torch.no_grad()
+def test_updates_outlive_the_projections_that_they_were_given_to(tmp_path: Path) -> None:
+    def updated() -> Any:
+        model = decoder("llama", -1.0, rank=2)
+        for key, parameter in model.named_parameters():
+            if ".updates." in key:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(key)))
+        return model
+
+    x = ids()
+    model, without = updated(), call(decoder("llama", -1.0, rank=2), x)
+    wanted = call(model, x)
+    assert (wanted - without).abs().max() > 0.1
+    for change in (replace_all, forget_hooks, wrap_plainly, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        model = change(updated())
+        torch.testing.assert_close(call(model, x), wanted)
+        torch.testing.assert_close(call(model, x), wanted)  # and they are added once
+        model = copy.deepcopy(model)
+        for module in model.modules():
+            if hasattr(module, "linearised"):
+                module.linearised.updates["to_q_proj"].up.zero_()  # a copy has updates of its own
+        assert not torch.allclose(call(model, x), wanted, atol=1e-2)
+        merged = mnemos.hosts.merge_updates(change(updated()))
+        torch.testing.assert_close(call(merged, x), wanted, rtol=2e-5, atol=2e-5)
+        undone = mnemos.unlinearise(change(updated()))
+        assert torch.equal(call(undone, x), call(decoder("llama"), x))
+    model = replace_all(updated())
+    model.save_pretrained(tmp_path)
+    assert torch.equal(call(mnemos.hosts.from_pretrained(type(model), tmp_path).eval(), x), wanted)
+    small, oracle = quantise(updated()), quantise(mnemos.hosts.merge_updates(updated()))
+    error = (call(small, x) - wanted).abs().max()
+    assert error < 0.2 * (wanted - without).abs().max()
+    assert (call(oracle, x) - wanted).abs().max() < 0.2 * (wanted - without).abs().max()
+    again = quantise(decoder("llama", -1.0, rank=2))
+    again.load_state_dict(small.state_dict())
+    assert torch.equal(call(again, x), call(small, x))
+    with pytest.raises(InputError, match="merge before quantisation"):
+        mnemos.hosts.merge_updates(small)
+    model = updated()
+    del model.get_decoder().layers[1].self_attn.v_proj
+    with pytest.raises(InputError, match="the projection v_proj, which has a low-rank update"):
+        call(model, x)
+
+
+def wrap_plainly(model: Any) -> Any:
+    """The projections inside others, which call them."""
+    return replace_all(model, Around)
+
+
+class Around(nn.Module):
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base_layer(x)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @torch.no_grad()
 def test_updates_are_merged_into_the_weights(name: str, tmp_path: Path) -> None:

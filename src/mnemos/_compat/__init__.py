@@ -352,6 +352,12 @@ def pre_hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
     return found
 
 
+def hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
+    """As `pre_hooks_of`, of the hooks after a module's forward."""
+    found: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_hooks", {})
+    return found
+
+
 class Moving(nn.Module):
     """A module whose method `moved` is called when `.to`, `.cuda`, `.double` etc. move or convert its tensors.
 

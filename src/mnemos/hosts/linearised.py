@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import hooks_of
 from mnemos.libraries import CACHE_NAMES
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import note
@@ -27,7 +28,6 @@ from .masks import combine, count_writes, own_tokens, refuse_lengths
 StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
-UPDATE = "_mnemos_update"  # attribute of a projection: its `LowRank`, a module of its attention, and the hook's handle
 _OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
 _KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm, with features before
@@ -66,22 +66,37 @@ class LowRank(nn.Module):
         """The change of a projection's output for its input x."""
         return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
 
-
-def add_update(projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
-    """A forward hook: the output of a projection with its low-rank update, unless that was taken off for a while."""
-    found = projection.__dict__.get(UPDATE)
-    return output if found is None else output + found[0](args[0])
+    def add(self, projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        """The hook after the forward of a projection."""
+        return output + self(args[0])
 
 
-def hook_update(projection: nn.Module, update: LowRank) -> None:
-    """Let a projection add an update, which is no module of the projection: its weights keep their names."""
-    projection.__dict__[UPDATE] = update, projection.register_forward_hook(add_update)
+def add_updates(attention: Any) -> None:
+    """Hook the updates of an attention to its projections, unless they are.
+
+    Every call asks for it, since tools wrap and replace projections (adapters, quantisation), and a trained update must
+    not vanish with the module that it was hooked to. Raises InputError where a projection is gone.
+    """
+    for name, update in attention.linearised.updates.items():
+        projection = getattr(attention, name.removeprefix("to_"), None)
+        if not isinstance(projection, nn.Module):
+            raise InputError(
+                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
+                "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
+            )
+        if update.add in hooks_of(projection).values():
+            continue
+        with _hooking:  # two threads may call the model
+            drop_updates(projection)
+            projection.register_forward_hook(update.add)
 
 
-def unhook_update(projection: nn.Module) -> None:
-    """Undo `hook_update`, if there is one."""
-    if (found := projection.__dict__.pop(UPDATE, None)) is not None:
-        found[1].remove()
+def drop_updates(module: nn.Module) -> None:
+    """Remove the hooks of updates from a module and all below it."""
+    for part in module.modules():
+        hooks = hooks_of(part)
+        for key in [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is LowRank.add]:
+            del hooks[key]
 
 
 def list_projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
@@ -130,6 +145,9 @@ class _Call:
         self.past, self.options, self.answered = past, options, False
         self.rotation: Rotation | None = None
         self.rotated: tuple[Tensor, Tensor] | None = None
+
+
+_hooking = threading.Lock()
 
 
 class _Present(threading.local):
@@ -201,6 +219,7 @@ def _list_names(forward: Any) -> tuple[str, ...]:
 def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
     """A call of the linearised attention `module`."""
     refuse_lengths(options)
+    add_updates(module)
     past = None
     for i, name in enumerate(_list_names(type(module).forward)[: len(args)]):
         if name in _PASTS and args[i] is not None:

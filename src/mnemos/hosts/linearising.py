@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mnemos.libraries import transformers
 from mnemos.types import InputError
@@ -19,17 +19,16 @@ from .attach import Where, find_host, is_called_attention, list_sites, select_si
 from .host import DecoderHost, Site
 from .known_hosts import hosts as registered_hosts
 from .linearised import (
-    UPDATE,
     Linearised,
     LowRank,
     Settings,
     StateName,
+    add_updates,
     copy_forward,
+    drop_updates,
     has_rotary,
-    hook_update,
     list_projections,
     run,
-    unhook_update,
 )
 from .report import LeftLayer
 
@@ -169,8 +168,7 @@ def unlinearise(model: nn.Module) -> nn.Module:
             raise InputError(f"unlinearise: expected a decoder as linearise changed it; {site.name}: {reason}")
     for module in found:
         kind: Any = type(module)
-        for child in module.modules():  # adapters may have wrapped a projection
-            unhook_update(child)
+        drop_updates(module)
         del module.linearised
         module.__class__ = kind.__mro__[1]
     for module in model.modules():
@@ -189,31 +187,30 @@ def merge_updates(model: nn.Module) -> nn.Module:
     leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, and for weights that
     are no matrix of floating-point numbers (quantised ones).
     """
-    found: list[tuple[str, Any, LowRank]] = []
+    found: list[tuple[Any, LowRank]] = []
     owners: list[Any] = [module for module in model.modules() if is_linearised(module)]
     for module in owners:
-        for name, projection, _, out in list_projections(module):
-            if (own := projection.__dict__.get(UPDATE)) is None:
-                continue
-            weight: Any = projection.weight
-            update = own[0]
-            shape = (out, update.down.shape[1])
-            if not weight.is_floating_point() or tuple(weight.shape) not in (shape, shape[::-1]):
+        projections = {name: projection for name, projection, *_ in list_projections(module)}
+        for key, update in module.linearised.updates.items():
+            projection: Any = projections.get(name := key.removeprefix("to_"))
+            weight, shape = getattr(projection, "weight", None), (len(update.up), update.down.shape[1])
+            if not (isinstance(weight, Tensor) and weight.is_floating_point() and weight.shape in (shape, shape[::-1])):
+                seen = f"{tuple(weight.shape)} in {weight.dtype}" if isinstance(weight, Tensor) else "no such weight"
                 raise InputError(
                     f"merge_updates: expected weights [{shape[0]}, {shape[1]}] of floating-point numbers, found {name} "
-                    f"with {tuple(weight.shape)} in {weight.dtype}; keep its updates"
+                    f"({type(projection).__name__}) with {seen}; keep its updates, or merge before quantisation"
                 )
-            found.append((name, projection, update))
+            found.append((projection, update))
     if not found:
         raise InputError(
             "merge_updates: expected a model that mnemos.linearise() gave low-rank updates, found none; nothing to add"
         )
-    for _, projection, update in found:
+    for projection, update in found:
         change = update.up.float() @ update.down.float()
         transposed = hasattr(projection, "nf")  # Conv1D, whose weight is [in, out]
         projection.weight.add_((change.mT if transposed else change).to(projection.weight.dtype))
-        unhook_update(projection)
     for module in owners:
+        drop_updates(module)
         module.linearised.updates = nn.ModuleDict()
         module.linearised.settings = replace(module.linearised.settings, rank=0)
     _record(model)
@@ -364,10 +361,9 @@ def _make(module: Any, host: DecoderHost, settings: Settings, model: nn.Module) 
 def _apply(site: Site, own: Linearised, sizes: list[int]) -> LinearisedAttention:
     module, kind, settings = site.module, site.module.__class__, own.settings
     heads, kv_heads, width = sizes
-    for name, projection, *_ in list_projections(module) if settings.rank else ():
-        hook_update(projection, own.updates[f"to_{name}"])  # type: ignore[arg-type]
     module.__class__ = _make_kind(kind)
     module.linearised = own
+    add_updates(module)
     features = {"none": 0, "linear": width}.get(settings.state, 2 * width)
     size = 2 * (settings.window + settings.sinks) * width + features * (width + 1)
     size += settings.window * width if own.raw and has_rotary(kind) else 0

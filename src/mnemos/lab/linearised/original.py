@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from mnemos.hosts.linearised import UPDATE
+from mnemos.hosts.linearised import add_updates, drop_updates
 from mnemos.hosts.linearising import is_linearised
 
 
@@ -17,17 +17,12 @@ def original(model: nn.Module) -> Iterator[None]:
     each other's.
     """
     found = [(module, type(module)) for module in model.modules() if is_linearised(module)]
-    updates = [
-        (vars(child), vars(child)[UPDATE]) for module, _ in found for child in module.modules() if UPDATE in vars(child)
-    ]
     try:
         for module, kind in found:
             module.__class__ = kind.__mro__[1]
-        for owner, _ in updates:
-            del owner[UPDATE]
+            drop_updates(module)
         yield
     finally:
         for module, kind in found:
             module.__class__ = kind
-        for owner, update in updates:
-            owner[UPDATE] = update
+            add_updates(module)
