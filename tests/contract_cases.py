@@ -199,12 +199,27 @@ MODELS = _models()
 
 def scatter(module: torch.nn.Module) -> torch.nn.Module:
     module = module.double()
+    if any(x.is_meta for x in module.parameters()):
+        return module
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         kept = module.state_dict(keep_vars=True)  # buffers that are not saved, such as a host's angles, stay
         for tensor in dict.fromkeys(filter(torch.is_floating_point, kept.values())):
             tensor += 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
     return module
+
+
+def materialised(build: Callable[[], torch.nn.Module], original: torch.nn.Module) -> list[torch.nn.Module]:
+    """Models built on the meta device, with the weights of another, in both ways."""
+    with torch.device("meta"):
+        emptied, assigned = build().double(), build().double()
+    emptied = emptied.to_empty(device="cpu")
+    with torch.no_grad():
+        for x in (*emptied.parameters(), *emptied.buffers()):
+            x.fill_(torch.nan if x.is_floating_point() else 10**6)
+    emptied.load_state_dict(original.state_dict())
+    assigned.load_state_dict(original.state_dict(), assign=True)
+    return [emptied.eval(), assigned.eval()]
 
 
 def tokens(seed: int = 2, t: int = TOKENS, rows: int = ROWS) -> torch.Tensor:

@@ -156,3 +156,15 @@ def test_compiled_equals_eager(layer):
 def moves(layer):
     """A cache per row that is written."""
     return layer.grc.scope == "stream" and layer.grc.write
+
+
+@over_layers(modes=(False,), apart=True)
+def test_built_on_meta_and_materialised_it_is_the_same(layer, request):
+    case = next(x for x in request.node.callspec.params.values())[:-1]
+    for other in contract_cases.materialised(lambda: make(*case), layer):
+        torch.manual_seed(3)  # of hashes
+        y, state = layer(tokens())
+        torch.manual_seed(3)
+        found, after = other(tokens())
+        assert torch.equal(found, y)
+        same_state(after, state)

@@ -202,3 +202,18 @@ def test_gradients_and_save(model, tmp_path):
     assert loaded.config == model.config
     for (name, a), b in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-6, msg=name)
+
+
+@over_models()
+def test_built_on_meta_and_materialised_it_is_the_same(model, request):
+    case, x = request.node.callspec.params["model"], inputs(model)
+    with torch.no_grad():
+        for other in contract_cases.materialised(case.build, model.eval()):
+            for _ in range(2):  # the second call meets what the first one wrote
+                torch.manual_seed(3)
+                y, state = model(x)
+                torch.manual_seed(3)
+                found, after = other(x)
+                assert torch.equal(found, y)
+                if state is not None:
+                    same_state(after, state)

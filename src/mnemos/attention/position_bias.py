@@ -39,7 +39,8 @@ class PositionBias(nn.Module):
             [bisect_left(distances, b, key=lambda d: bucket(d, each, max_distance)) for b in range(each)]
         )
         table = torch.searchsorted(nearest, torch.arange(max_distance + 1), right=True) - 1
-        self.register_buffer("table", torch.cat([table, table + each]) if both else table, persistent=False)
+        # Saved, though it follows from the settings: a model built on the meta device gets it with the weights.
+        self.register_buffer("table", torch.cat([table, table + each]) if both else table)
         self.table: Tensor
         # Adam moves a bias by at most the learning rate per update: from noise, a head took hundreds of updates to
         # prefer near keys.
