@@ -12,6 +12,7 @@ from mnemos.hosts.attach import cache
 from mnemos.hosts.row_blocks import BlockState
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.models.skeleton import keep_tables
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
 
@@ -92,6 +93,7 @@ class HostedDecoder(nn.Module):
         super().__init__()
         self.config, self.host = config, host
         self.__dict__["_step"] = None
+        keep_tables(self)
 
     @property
     def step(self) -> "Functional":

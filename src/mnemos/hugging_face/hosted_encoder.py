@@ -16,6 +16,7 @@ from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
 from mnemos.memory.grc import GRC
 from mnemos.models.blocks import Stateless
+from mnemos.models.skeleton import keep_tables
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
 
@@ -100,6 +101,7 @@ class HostedEncoder(Stateless, nn.Module):
     def __init__(self, config: HostedEncoderConfig, host: Any) -> None:
         super().__init__()
         self.config, self.host = config, host
+        keep_tables(self)
         self.head = nn.Linear(
             host.config.hidden_size, config.classes
         )  # before the caches: the same start with and without them

@@ -21,6 +21,7 @@ from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
 from mnemos.memory.stored import StoredCache, clear_caches
 from mnemos.models.blocks import Stateless
+from mnemos.models.skeleton import keep_tables
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 
@@ -79,6 +80,7 @@ class ImageModel(Stateless, nn.Module):
     def __init__(self, config: ImageConfig, host: nn.Module) -> None:
         super().__init__()
         self.config, self.host = config, host
+        keep_tables(self)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""
