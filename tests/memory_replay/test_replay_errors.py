@@ -340,3 +340,36 @@ def wrapped_method(model):
         return loss, ({**state, "h": state["h"].detach()} if x.shape[1] == 3 else state)
 
     return bad.__get__(model)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_segment_of_other_rows_than_the_state_is_refused(rows):
+    layer = nn.Linear(8, 4)
+
+    def step(segment, state):
+        x = segment["x"] if isinstance(segment, dict) else segment
+        state = 0.9 * (0 if state is None else state) + layer(x).mean(1)  # one row broadcasts
+        return state.square().mean(), state
+
+    segments = torch.randn(3, 4, 5, 8)
+    state = replay(step, segments, module=layer).state
+    few = [x[:rows] for x in segments]
+    for given in (few, torch.stack(few), [{"x": x} for x in few]):
+        with pytest.raises(InputError, match="step 0: expected a segment of 4 rows"):
+            replay(step, given, state, module=layer)
+    with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
+        replay(step, [*segments[:2], few[2]], module=layer)
+    with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
+        replay(step, [*segments[:2], few[2]], module=layer, batch_axis=0)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_segments_of_one_token_and_a_state_of_layers_are_read(batch_first):
+    recurrent = nn.GRU(8, 6, num_layers=2, batch_first=batch_first)
+
+    def step(segment, state):
+        y, state = recurrent(segment, state)
+        return y.square().mean(), state
+
+    shape = (3, 1, 8) if batch_first else (1, 3, 8)
+    assert replay(step, torch.randn(4, *shape), torch.zeros(2, 3, 6)).state.shape == (2, 3, 6)

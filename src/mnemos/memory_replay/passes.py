@@ -305,12 +305,16 @@ class ReplayPasses:
 
     def _call(self, t: int, function: Callable[[Any, State], object], state: State) -> tuple[Any, AuxiliaryLosses]:
         self.buffers.forget()
+        segment = self.plan.segments[t]
+        self.plan.rows.check_segment(segment, state, t)
         try:
             with collect_auxiliary_losses() as auxiliary:
-                return function(self.plan.segments[t], state), auxiliary
+                return function(segment, state), auxiliary
         except InputError as error:
             raise InputError(f"step {t}: {error}") from error
         except Exception as error:
+            if isinstance(error, RuntimeError):
+                self.plan.rows.check_segment(segment, state, t, error)
             error.add_note(f"in step {t} of the rollout")
             raise
 
