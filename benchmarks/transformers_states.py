@@ -1,6 +1,6 @@
 """States of Hugging Face Transformers' own models beside `mnemos.functional`: are they right, and what do they cost?
 
-    python benchmarks/transformers_states.py [--only Mamba Rwkv] [--length 256] [--rounds 3]
+    python benchmarks/transformers_states.py [--only Mamba Llama] [--length 256] [--rounds 3]
 
 Random weights, float32, one thread, two rows. Three differences from the forward of whole rows without a cache, divided
 by the largest logit: tokens one at a time after half of the row, the second half at once, and a token after a prompt
@@ -33,9 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Mamba2": {"state_size": 32, "num_heads": 8, "head_dim": 32, "n_groups": 1, "chunk_size": 64},
     "Bamba": {**_HEADS, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 32, "mamba_chunk_size": 64},
     "Qwen3Next": {**_HEADS, **_DELTA, **_EXPERTS, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64},
-    "Rwkv": {},
-    "RecurrentGemma": {**_HEADS, "attention_window_size": 64},
-    "xLSTM": {"embedding_dim": 128, "num_heads": 8, "num_blocks": 4},
     "Llama": _HEADS,
 }
 
@@ -48,22 +45,19 @@ class Theirs:
         takes = inspect.signature(model.forward).parameters
         self.name = check_model(model)[1]
         self.attends = not all(transformers().DynamicCache(config=model.config).is_linear)
-        self.masks, self.positions = "attention_mask" in takes and self.name != "state", "position_ids" in takes
+        self.masks, self.positions = "attention_mask" in takes, "position_ids" in takes
 
     def __call__(
         self, x: Tensor, cache: Any, mask: Tensor | None = None, seen: Tensor | None = None
     ) -> tuple[Any, Any]:
         """mask [B, N + T]: of all tokens. seen [B]: the tokens before x."""
         options = {self.name: cache, "use_cache": True}
-        if cache is None and hasattr(self.model, "_setup_cache"):  # RecurrentGemma, which returns no cache
-            self.model._setup_cache(self.model.config, len(x), x.device, torch.float32)
-            options[self.name] = transformers().DynamicCache(config=self.model.config)
         if mask is not None and self.masks and (self.attends or mask.shape == x.shape):
             options["attention_mask"] = mask
         if self.positions and seen is not None:
             options["position_ids"] = seen[:, None] + torch.arange(x.shape[1])
         out = self.model(x, **options)
-        return out.logits, out.get(self.name, options[self.name])
+        return out.logits, out[self.name]
 
 
 def differences(model: Any, step: Callable[..., Any], x: Tensor, own: bool) -> list[str]:
@@ -141,7 +135,7 @@ def main() -> None:
 
 
 def work(model: Any, step: Callable[..., Any], x: Tensor) -> list[Callable[[], Any]]:
-    """What is timed: the row; eight single tokens of one row, as RWKV's own cache serves one; forward and backward."""
+    """What is timed: the row; eight single tokens of one row; forward and backward."""
 
     def singles() -> None:
         state = step(x[:1, :8], None)[1]

@@ -41,17 +41,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 8,
         **_HYBRID,
     },
-    "Rwkv": {"rescale_every": 1},  # in evaluation its weights are divided by a power of two
-    "RecurrentGemma": {
-        **_HEADS,
-        "num_hidden_layers": 3,
-        "attention_window_size": 4,
-        "lru_width": 24,
-        "head_dim": 4,
-        "block_types": ("recurrent", "recurrent", "attention"),
-    },
-    # Its own cache has the right shapes only for multiples of 64.
-    "xLSTM": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 8, "num_blocks": 2, "chunk_size": 8},
     "GPT2": {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "num_attention_heads": 4},
     "Llama": _HEADS,
     "Mistral": {**_HEADS, "sliding_window": 4},
@@ -113,6 +102,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Zamba": {**_HEADS, "layers_block_type": ["hybrid"] * 2, "mamba_d_state": 3, "mamba_dt_rank": 2},
     "Lfm2": _CONV,
     "Lfm3": _CONV,
+    "Rwkv": {"rescale_every": 1},
+    "RecurrentGemma": {
+        **_HEADS,
+        "num_hidden_layers": 3,
+        "attention_window_size": 4,
+        "lru_width": 24,
+        "head_dim": 4,
+        "block_types": ("recurrent", "recurrent", "attention"),
+    },
+    "xLSTM": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 8, "num_blocks": 2, "chunk_size": 8},
 }
 
 

@@ -51,6 +51,11 @@ def test_models_without_a_causal_state_that_is_known(kind, sizes, words):
     refused(lambda: mnemos.functional(model(model.config_class(**config))), "expected", words)
 
 
+@pytest.mark.parametrize("name", ["Rwkv", "RecurrentGemma", "xLSTM"])
+def test_recurrent_models_that_are_not_served(name):
+    refused(lambda: mnemos.functional(build(name)), f"{name}ForCausalLM")
+
+
 def test_models_of_ours_in_transformers():
     ours = MnemosForCausalLM.of(mnemos.Transformer(vocab_size=17, dim=8, layers=1, num_heads=2, mlp=8))
     remembering = RememberingForCausalLM.of(mnemos.remember(build("GPT2"), tokens=2), segment=4)

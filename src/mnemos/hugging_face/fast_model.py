@@ -18,13 +18,14 @@ from mnemos.types import InputError
 
 from .fast_functions import FUNCTIONS, Function, unknown_parameters
 from .fast_token import LAYERS, NORMS, Kind, normalise, read_token
-from .recurrent_layers import STEPS
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
 # Recurrences that mix packed rows unless they are given the ends of the sequences.
 _MIXING = {name for name in FUNCTIONS if "delta" in name or name == "mamba_selective_scan"}
 _PACKED = "seq_idx", "cu_seq_lens_q"
+# Recurrent layers of Transformers without a kernel, which a report names as left.
+_NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBlock", "xLSTMLayer"}
 # The reports that can undo what was done to a layer. A copy of a layer has none.
 _reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
 
@@ -153,7 +154,7 @@ def _why_unchanged(model: nn.Module) -> str:
     if "transformers" in packages:
         return (
             f"{name} has no recurrent layer or short convolution that the kernels of mnemos.fast compute "
-            "(docs/hugging-face.md has the list); use it as it is, or mnemos.functional(model) for explicit states"
+            "(docs/hugging-face.md has the list); use it as it is"
         )
     if "mnemos" in packages:
         return f"{name} is a model of mnemos, whose layers call its kernels themselves; use it as it is"
@@ -191,7 +192,7 @@ def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
         return {}, ["is fast already"]
     if functions and _has_own_forward(layer):
         return {}, ["has a forward of its own, which another library set"]
-    if not functions and not reasons and kind.__name__ in STEPS and kind.__module__.startswith("transformers."):
+    if not functions and not reasons and kind.__name__ in _NO_KERNEL and kind.__module__.startswith("transformers."):
         reasons = ["no kernel computes it"]
     if not functions and not reasons and (base := next(filter(is_served, kind.__mro__[1:-1]), None)) is not None:
         reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]

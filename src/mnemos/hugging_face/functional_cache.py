@@ -5,7 +5,6 @@ convolution windows of a row stay next to each other. So padding takes no place 
 """
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -187,8 +186,6 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     seen [B]: as in the given state. parts: the given ones; None for a first call, which finds out their shapes.
     """
 
-    seqlen_offset = 0  # xLSTM counts its tokens there
-
     def __init__(
         self, layout: CacheLayout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None
     ) -> None:
@@ -294,11 +291,6 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     def is_compileable(self) -> bool:
         """No: the state grows."""
         return False
-
-    @property
-    def rnn_state(self) -> defaultdict[int, "FunctionalCache"]:
-        """What xLSTM passes to its layers."""
-        return defaultdict(lambda: self)
 
     def _unknown(self, *given: Any, layer_idx: int | None = None, **_: Any) -> Any:
         layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx

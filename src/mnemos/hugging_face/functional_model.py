@@ -19,10 +19,12 @@ from .fast_model import is_served, renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
 from .recurrent_layers import add_steps
 
-_CACHES = (*libraries.CACHE_NAMES, "cache_params", "state")  # what forwards of Transformers call their cache
+_CACHES = (*libraries.CACHE_NAMES, "cache_params")  # what forwards of Transformers call their cache
 _UNFIT = {  # what their caches ask of a call
     "cpmant": "reads the ids of all earlier tokens in every call; use another model",
     "prophetnet": "reads one token in a call with a cache; use another model",
+    "recurrent_gemma": "keeps its recurrent states in its modules; use another model",
+    "xlstm": "has a cache of its own kind; use another model",
     **dict.fromkeys(
         ("MnemosForCausalLM", "RememberingForCausalLM"), "has its own state; call y, state = model.model(x, state)"
     ),
@@ -35,14 +37,13 @@ _OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use
 def functional(model: nn.Module) -> "Functional":
     """A causal model of Hugging Face Transformers as `y, state = step(x, state)`, with its own weights.
 
-        step = mnemos.functional(model)                    # Mamba, RWKV, Qwen3-Next, Llama, ...
+        step = mnemos.functional(model)                    # Mamba, Qwen3-Next, Llama, ...
         logits, state = step(ids, None)                    # any number of tokens; None: new rows
         logits, state = step(more, state)                  # as if both were read at once
 
     It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
-    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next, RWKV (4), RecurrentGemma, xLSTM and others
-    (`recurrent_layers.STEPS`). The model is not changed; it is `step.model`. `Functional` says what is computed, at
-    what cost, and where the limits are.
+    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next and others (`recurrent_layers.STEPS`). The model is
+    not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
 
     A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
     positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
@@ -119,8 +120,6 @@ class Functional(nn.Module):
         self._settings = base.config.get_text_config(decoder=True)
         self._padding_id = getattr(self._settings, "pad_token_id", None)
         self._type = str(base.config.model_type)
-        # In evaluation xLSTM reads more tokens than these in pieces of its own, without gradient.
-        self._most = int(getattr(base.config, "max_inference_chunksize", 0))
         self._takes = frozenset(inspect.signature(base.forward).parameters)
         self._layout = CacheLayout(base, _other_way(base))
         add_steps(base)
@@ -248,8 +247,6 @@ class Functional(nn.Module):
             state = self._align_rows(state, padding)
         if x.shape[1] == 0:
             return self._like.new_zeros(len(x), 0, self._like.shape[-1]), state
-        if 0 < self._most < x.shape[1]:
-            return self._read_pieces(x, state, mask)
         cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], padding)
         try:
             y = self._read(x if padding is None else padding.sort(x), cache)
@@ -264,14 +261,6 @@ class Functional(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _read_pieces(self, x: Tensor, state: FunctionalState, mask: Tensor | None) -> Output:
-        outputs = []
-        for start in range(0, x.shape[1], self._most):
-            piece = slice(start, start + self._most)
-            y, state = self.forward(x[:, piece], state, None if mask is None else mask[:, piece])
-            outputs.append(y)
-        return torch.cat(outputs, 1), state
 
     def _align_rows(self, state: FunctionalState, padding: Padding | None) -> FunctionalState:
         """The state of rows that have read the same number of tokens, without what was before these."""

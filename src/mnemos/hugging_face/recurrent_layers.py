@@ -1,4 +1,4 @@
-"""The recurrent layers of Transformers whose step is known: Mamba, gated delta rules, Griffin, xLSTM and RWKV.
+"""The recurrent layers of Transformers whose step is known: Mamba, Mamba-2 and gated delta rules.
 
 Their own code writes states in place, lets padding change them, and in part ignores the given state for several tokens.
 Here each layer is a step from a state to a state, with their weights. `add_steps` makes a layer's forward that step.
@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from mnemos.attention.recurrent import unit
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 
-from .functional_cache import FunctionalCache, join_tokens
-
-CHUNK = 64  # tokens that are computed at once: matrices of CHUNK × CHUNK per head
-_LEAST = 2.5e-7  # of Griffin's 1 − a²: the derivative of its root is then at most 1000, as in the authors' code
+from .functional_cache import FunctionalCache
 
 
 class MambaState(NamedTuple):
@@ -130,162 +127,6 @@ def _project_delta(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return inner, gate.unflatten(-1, (layer.num_v_heads, -1)), beta, rate
 
 
-class GriffinState(NamedTuple):
-    """window [B, K − 1, C]: the last inputs of the convolution. memory [B, C], float32."""
-
-    window: Tensor
-    memory: Tensor
-
-    @property
-    def memory_name(self) -> str:
-        """Its name in reports."""
-        return "RG-LRU"
-
-
-def recurrent_block(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, None]:
-    """Griffin's recurrent block (De et al. 2024, §2.4), x [B, T, D] -> y [B, T, D], in a loop over tokens.
-
-    h_t = a_t·h_{t−1} + √(1 − a_t²)·(i_t·u_t) with log a_t = −8·softplus(Λ)·r_t and gates i, r; the first token of a row
-    is not scaled.
-    """
-    given, unit = cache.take(), layer.rg_lru
-    u, window = convolve(layer.linear_x(x), given and given.window, layer.conv_1d, cache)
-    heads = u.unflatten(-1, (unit.num_attention_heads, -1))
-    wide = memory_dtype(x)
-    enters = _gate(heads, unit.input_gate_weight, unit.input_gate_bias)
-    decays = _gate(heads, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
-    log_a = -8.0 * decays.to(wide) * F.softplus(unit.recurrent_param.to(wide))
-    first = (cache.positions == 0).to(x.device)[..., None]
-    scale = torch.where(first, 1.0, (-torch.expm1(2 * log_a)).clamp(min=_LEAST).sqrt())
-    a = mask_padding(log_a, cache).exp()
-    new = mask_padding((u * enters).to(wide) * scale, cache)
-    h = new.new_zeros(len(x), new.shape[-1]) if given is None else given.memory.to(wide)
-    outputs = []
-    for t in range(x.shape[1]):
-        h = a[:, t] * h + new[:, t]
-        outputs.append(h)
-    cache.new.append(GriffinState(window, h))
-    y = torch.stack(outputs, 1).to(x.dtype) * layer.act_fn(layer.linear_y(x))
-    return layer.linear_out(y), None
-
-
-def _gate(heads: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """σ(W u + b), one matrix per head: [B, T, H, C] -> [B, T, H·C]."""
-    return torch.sigmoid(torch.einsum("bthc,hcd->bthd", heads, weight) + bias).flatten(2)
-
-
-class MatrixState(NamedTuple):
-    """memory [B, H, D, M + 1]: the cell, and the normaliser as its last column, times e^{−top}. top [B, H]. float32."""
-
-    memory: Tensor
-    top: Tensor
-
-    @property
-    def memory_name(self) -> str:
-        """Its name in reports."""
-        return "mLSTM"
-
-
-def matrix_lstm(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, FunctionalCache]:
-    """The mLSTM (Beck et al. 2024, eqs. 19 to 27), x [B, T, D] -> y [B, T, D].
-
-    h_t = C_tᵀq_t / max(|n_tᵀq_t|, 1): with a column of ones in the values, the normaliser n is a column of C.
-    """
-    given, config = cache.take(), layer.config
-    q, k, v, gate, write, keep = _project_matrix(layer, x)
-    wide, heads = memory_dtype(x), config.num_heads
-    q, k, v = (z.to(wide).unflatten(-1, (heads, -1)) for z in (q, k, v))
-    v = F.pad(v, (0, 1), value=1.0)
-    cap = config.gate_soft_cap
-    write, keep = (z.to(wide) if cap is None else cap * torch.tanh(z.to(wide) / cap) for z in (write, keep))
-    if given is None:
-        memory, top = v.new_zeros(len(x), heads, k.shape[-1], v.shape[-1]), v.new_zeros(len(x), heads)
-    else:
-        memory, top = given.memory.to(wide), given.top.to(wide)
-    keep, write = mask_padding(F.logsigmoid(keep), cache), mask_padding(write, cache, -torch.inf)
-    y, m, memory, top = run_stabilised(q * q.shape[-1] ** -0.5, k, v, keep, write, memory, top)
-    cache.new.append(MatrixState(memory, top))
-    y = y[..., :-1] / (torch.maximum(y[..., -1].abs(), (-m).exp()) + config.eps)[..., None]
-    y = layer.multihead_norm(y.to(x.dtype)).flatten(2)
-    return layer.out_proj(layer.ogate_act_fn(gate) * y.to(x.dtype)), cache
-
-
-def _project_matrix(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """q, k, v, the output gate, and the logits of the input and forget gates, of either layout of weights."""
-    if layer.config.weight_mode == "single":
-        return tuple(
-            p(x) for p in (layer.q, layer.k, layer.v, layer.ogate_preact, layer.igate_preact, layer.fgate_preact)
-        )
-    sizes = [layer.qk_dim, layer.qk_dim, layer.v_dim, layer.v_dim]
-    return *layer.qkv_opreact(x).split(sizes, -1), *layer.ifgate_preact(x).chunk(2, -1)
-
-
-class TimeMixState(NamedTuple):
-    """last [B, 1, D]: the last input. weighted, weights, top [B, C]: sums Σ e^{k−m}·v and Σ e^{k−m}, and m; float32."""
-
-    last: Tensor
-    weighted: Tensor
-    weights: Tensor
-    top: Tensor
-
-    @property
-    def memory_name(self) -> str:
-        """Its name in reports."""
-        return "RWKV"
-
-
-class ChannelMixState(NamedTuple):
-    """last [B, 1, D]: the last input."""
-
-    last: Tensor
-
-
-def _mix_shifted(
-    x: Tensor, last: Tensor | None, cache: FunctionalCache, *shares: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """μ·x_t + (1 − μ)·x_{t−1} for every μ of `shares`, and the last input."""
-    last = x.new_zeros(len(x), 1, x.shape[-1]) if last is None else last.to(x.dtype)
-    joined = join_tokens(last, x, cache.padding)
-    return [x * share + joined[:, :-1] * (1 - share) for share in shares], joined[:, -1:].clone()
-
-
-def time_mix(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, FunctionalCache]:
-    """The WKV recurrence (Peng et al. 2023, eqs. 16 to 22): x [B, T, D] -> y [B, T, D], in a loop over tokens."""
-    given = cache.take()
-    shares = layer.time_mix_key, layer.time_mix_value, layer.time_mix_receptance
-    (key, value, receptance), last = _mix_shifted(x, given and given.last, cache, *shares)
-    wide = memory_dtype(x)
-    k, v = layer.key(key).to(wide), layer.value(value).to(wide)
-    first, decay = layer.time_first.to(wide), -layer.time_decay.to(wide).exp()
-    a, b, top = [k.new_zeros(len(x), k.shape[-1])] * 3 if given is None else [z.to(wide) for z in given[1:]]
-    top = top.masked_fill((cache.seen == 0).to(top.device)[:, None], -1e38)  # new rows have no largest key
-    valid = None if cache.valid is None else cache.valid.to(x.device)[..., None]
-    outputs = []
-    for t in range(x.shape[1]):
-        m = torch.maximum(top, first + k[:, t])
-        old, now = (top - m).exp(), (first + k[:, t] - m).exp()
-        outputs.append((old * a + now * v[:, t]) / (old * b + now))
-        m = torch.maximum(top + decay, k[:, t])
-        old, now = (top + decay - m).exp(), (k[:, t] - m).exp()
-        new = old * a + now * v[:, t], old * b + now, m
-        if valid is not None:
-            a, b, top = (torch.where(valid[:, t], z, before) for z, before in zip(new, (a, b, top), strict=True))
-        else:
-            a, b, top = new
-    cache.new.append(TimeMixState(last, a, b, top))
-    y = torch.stack(outputs, 1).to(x.dtype)
-    return layer.output(torch.sigmoid(layer.receptance(receptance)) * y), cache
-
-
-def channel_mix(layer: Any, cache: FunctionalCache, x: Tensor) -> tuple[Tensor, FunctionalCache]:
-    """σ(r)·W_v max(k, 0)² of inputs that are mixed with the one before: x [B, T, D] -> y [B, T, D]."""
-    given = cache.take()
-    shares = layer.time_mix_key, layer.time_mix_receptance
-    (key, receptance), last = _mix_shifted(x, given and given.last, cache, *shares)
-    cache.new.append(ChannelMixState(last))
-    return torch.sigmoid(layer.receptance(receptance)) * layer.value(layer.key(key).relu().square()), cache
-
-
 def memory_dtype(x: Tensor) -> torch.dtype:
     """float32 at least: half precision does not hold a long sum."""
     return torch.promote_types(x.dtype, torch.float32)
@@ -307,51 +148,11 @@ def valid_tokens(x: Tensor, cache: FunctionalCache) -> Tensor | None:
     return None if cache.valid is None else cache.valid.to(x.device)
 
 
-def mask_padding(x: Tensor, cache: FunctionalCache, value: float = 0.0) -> Tensor:
-    """x [B, T, ..] with `value` at padding, in memory's type."""
-    x = x.to(memory_dtype(x))
-    valid = valid_tokens(x, cache)
-    return x if valid is None else x.masked_fill(~valid.view(*valid.shape, *[1] * (x.dim() - 2)), value)
-
-
 def rms(x: Tensor, eps: float, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x / √(mean x² + ε) over the last axis, times a weight; computed in `dtype`, by default memory's type."""
     wide = x.to(dtype or memory_dtype(x))
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
-
-
-def _split(*tensors: Tensor) -> list[list[Tensor]]:
-    """Chunks of tensors [B, T, H, ..] with the heads first, [B, H, CHUNK, ..]."""
-    return [list(part) for part in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in tensors), strict=True)]
-
-
-def _weigh(row: Tensor, column: Tensor) -> Tensor:
-    """e^{row_t + column_j} for j ≤ t, else 0: [.., T, T] of two [.., T]."""
-    t = row.shape[-1]
-    past = torch.ones(t, t, dtype=torch.bool, device=row.device).tril()
-    return (row[..., :, None] + column[..., None, :]).masked_fill(~past, -torch.inf).exp()
-
-
-def run_stabilised(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, log_write: Tensor, memory: Tensor, top: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """S_t = f_t·S_{t−1} + i_t·k_t v_tᵀ, kept as S·e^{−m} with m_t = max(log f_t + m_{t−1}, log i_t): the mLSTM.
-
-    Beck et al. 2024, eqs. 19 to 27. log_write: log i [B, T, H], −inf writes nothing; top: m [B, H]. Returns
-    q_tᵀS_t·e^{−m_t} [B, T, H, M], all m_t [B, T, H], and the new S·e^{−m} and m.
-    """
-    outputs, tops = [], []
-    for q_c, k_c, v_c, decay_c, write in _split(q, k, v, log_decay, log_write):
-        g = decay_c.cumsum(-1)
-        m = g + torch.maximum(top[..., None], (write - g).cummax(-1).values)
-        scores = (q_c @ k_c.mT) * _weigh(g - m, write - g)
-        outputs.append((g + top[..., None] - m).exp()[..., None] * (q_c @ memory) + scores @ v_c)
-        tops.append(m)
-        last = (g[..., -1:] - g + write - m[..., -1:]).exp()[..., None]
-        keep = (g[..., -1] + top - m[..., -1]).exp()[..., None, None]
-        memory, top = keep * memory + (k_c * last).mT @ v_c, m[..., -1]
-    return torch.cat(outputs, 2).transpose(1, 2), torch.cat(tops, 2).transpose(1, 2), memory, top
 
 
 Step = Callable[..., Any]  # (layer, cache, its input x) -> what the layer's forward returns
@@ -368,10 +169,6 @@ STEPS: dict[str, Step] = {
     "Qwen3_5GatedDeltaNet": gated_delta,
     "Qwen3_5MoeGatedDeltaNet": gated_delta,
     "OlmoHybridGatedDeltaNet": gated_delta,
-    "RwkvSelfAttention": time_mix,
-    "RwkvFeedForward": channel_mix,
-    "RecurrentGemmaRecurrentBlock": recurrent_block,
-    "xLSTMLayer": matrix_lstm,
 }
 
 
