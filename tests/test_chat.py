@@ -183,3 +183,14 @@ def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_pa
     found = {"tokenizer": "a tokenizer", "config.json": "without its config.json", "a folder": "no such folder"}
     assert err[0].startswith(f"mnemos: {other}: expected ")
     assert found[missing] in err[0]
+
+
+def test_an_answer_has_no_power_over_the_terminal(folder, monkeypatch, capsys):
+    def answer(talk, text, put, stopped):
+        for token in talk.tokenizer("so\x1b]0;title\x07 be", add_special_tokens=False)["input_ids"]:
+            put(torch.tensor([token]))
+        return chats.Answer(1, 1, 1.0, 1.0)
+
+    monkeypatch.setattr(chats.Chat, "answer", answer)
+    code, out, _ = said(monkeypatch, capsys, folder, ["hello"])
+    assert (code, out) == (0, "so\\x1b]0;title\\x07 be\n")

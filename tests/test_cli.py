@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pairwise import cover
 from processes import mnemos
 
 from mnemos import registry
+from mnemos.errors import InputError, say
 from mnemos.lab.cli import main
 
 COSTS = ("seconds", "peak_bytes", "steps", "tokens", "train_flops")
@@ -645,3 +647,45 @@ def test_a_run_keeps_its_model_and_a_comparison_is_no_run(comparison, capsys):
     model = load(comparison / "short-listops-cached/seed-0/model")
     assert model(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
     assert "found a comparison" in refused(capsys, "eval", str(comparison))
+
+
+def started(code: str, closed: tuple[int, ...] = (), **environment: str) -> subprocess.CompletedProcess:
+    """The end of `mnemos list` in a process of its own, and of some code after it."""
+    program = "import sys\nfrom mnemos.__main__ import main\nsys.argv[1:] = ['list']\nended = main()\n"
+    return subprocess.run(
+        [sys.executable, "-c", f"{program}{code}\nsys.exit(ended)"],
+        check=False,
+        capture_output=True,
+        env=os.environ | environment,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+
+
+def test_standard_streams_that_are_closed(tmp_path):
+    """The next file that is opened must not get the number of one, and with it what is printed."""
+    code = f"file = open({str(tmp_path / 'file')!r}, 'w')\nprint('out')\nprint('err', file=sys.stderr)\n"
+    found = started(f"{code}assert sys.stdin.read() == ''", (0, 1, 2))
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+    assert (tmp_path / "file").read_text() == ""
+    assert b"Traceback" not in started("", (1,)).stderr
+
+
+def test_an_encoding_that_lacks_characters():
+    found = started("print('漢')", PYTHONIOENCODING="cp1252")
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert found.stdout.decode("cp1252").rstrip().endswith("\\u6f22")
+
+
+def test_terminals_get_no_control_characters_from_names(capsys):
+    say("a\x1b]0;title\x07\tb", "\x9b2J\r\x7fé漢\u200d\n", sep="|", end="")
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07\tb|\\x9b2J\\r\\x7fé漢\u200d\n"
+    for name in ("a\x1b[2J", "a\nb"):
+        with pytest.raises(InputError, match="without control characters"):
+            dataclasses.replace(registry.load("recipe", "demo")(), name=name)
+    laboratory = Path(registry.__file__).parent / "lab"
+    prints = {
+        path.relative_to(laboratory).as_posix(): len(found)
+        for path in laboratory.rglob("*.py")
+        if (found := re.findall(r"(?<![\w.])print\(", path.read_text()))
+    }
+    assert prints == {"cli/trained.py": 1, "cli/translation.py": 1}  # counts, which go back to the line's beginning

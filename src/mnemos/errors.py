@@ -1,12 +1,16 @@
-"""Errors that end a command in one line, and a warning. Nothing slow is imported, so that no command needs torch."""
+"""Errors that end a command in one line, and how text is printed. Nothing slow is imported: no command needs torch."""
 
 import errno
 import importlib.metadata
 import re
+from typing import TextIO
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TOO_MANY = {errno.EMFILE, errno.ENFILE}
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
 class InputError(ValueError):
@@ -40,6 +44,16 @@ def install_command(extra: str) -> str:
         needed = []
     own = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
     return "pip install " + (" ".join(f"'{one}'" for one in own) or f"'.[{extra}]' in a clone of mnemos")
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which a terminal would obey, as escapes; tabs and line ends stay."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """`print` of `printable` text: names of files, labels and what models write may hold control characters."""
+    print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
 
 
 def one_line(error: BaseException) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mnemos.atomic import write_text
+from mnemos.errors import say
 from mnemos.lab.compare.significance import Spread, interval
 from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
 from mnemos.lab.report.markup import (
@@ -45,7 +46,7 @@ def show(entry: JSONObject) -> None:
         return made
 
     head = _head(entry)
-    console = Console(width=max(130 + 18 * (len(head) - len(HEAD)), Console().width))
+    console = Console(width=max(130 + 18 * (len(head) - len(HEAD)), Console().width), markup=False)
     found = printed(*head)
     for row in entry["rows"]:
         found.add_row(*_cells(row))
@@ -61,7 +62,7 @@ def show(entry: JSONObject) -> None:
         console.print(theirs)
     for line in (_origin(entry), failed_seeds(entry), unlearned(entry)):
         if line:
-            print(line)
+            say(line)
 
 
 def unlearned(entry: JSONObject) -> str:

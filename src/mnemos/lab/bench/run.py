@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mnemos.atomic import read_text, write_json
-from mnemos.errors import TrainingFailed
+from mnemos.errors import TrainingFailed, say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, read_rates, sweep, valid_score
@@ -116,17 +116,17 @@ def bench_memory(options: Options) -> JSONObject:
     names = _memories(options)
     count = len(found) * len(names) * _runs(options)
     compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
-    print(f"{plural(len(found), 'task')} × {compared}: {plural(count, 'run')}, {options.jobs} at a time", flush=True)
+    say(f"{plural(len(found), 'task')} × {compared}: {plural(count, 'run')}, {options.jobs} at a time", flush=True)
     benchmarks: list[JSONObject] = []
     result: JSONObject = {"quick": options.quick, "seeds": _seeds(options), "benchmarks": benchmarks}
     result["provenance"] = provenance(0, "cpu")
     for name, benchmark in found.items():
-        print(f"{name}: {benchmark.about}", flush=True)
+        say(f"{name}: {benchmark.about}", flush=True)
         benchmarks.append(_bench(name, benchmark, options))
         write_json(options.out / "benchmarks.json", result)
         show(benchmarks[-1])
         write_page(result, options.out / "benchmarks.html")
-    print(options.out / "benchmarks.html")
+    say(options.out / "benchmarks.html")
     return result
 
 
@@ -236,7 +236,7 @@ def _bench(name: str, benchmark: Benchmark, options: Options) -> JSONObject:
     if not best:
         raise TrainingFailed(f"{folder}: no run of any memory was finished; the lines above give the reasons")
     if (warning := end_warning(sweeps)) is not None:
-        print(f"  warning: {warning}", flush=True)
+        say(f"  warning: {warning}", flush=True)
     left.without([name for name in names if name not in best])
     planned = at_best_rates(recipes, sweeps, seeds, folder)
     train_several([run for run in planned if run[0].train.seed], options.jobs, keep_going=True, left=left)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, printable, say
 
 from .parsers import SOURCE, TRUST, CommandParser
 
@@ -305,6 +305,7 @@ class Terminal:
         from mnemos.libraries import transformers
 
         shown = transformers().TextStreamer(self.talk.tokenizer, skip_special_tokens=True)
+        shown.on_finalized_text = lambda text, stream_end=False: say(text, end="\n" * stream_end, flush=True)
         asked: list[int] = []
         with on_ctrl_c(lambda number, frame: asked.append(number)):
             found = self.talk.answer(text, shown.put, lambda: bool(asked))
@@ -319,7 +320,7 @@ class Terminal:
 
     def note(self, text: str, style: str = "dim") -> None:
         """A line that is no part of an answer."""
-        self.notes.print(text, style=style)
+        self.notes.print(printable(text), style=style)
 
 
 def _size(count: int) -> str:

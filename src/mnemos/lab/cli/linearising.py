@@ -6,6 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from mnemos.errors import say
+
 from .parsers import SOURCE, TRUST, CommandParser
 
 
@@ -53,16 +55,16 @@ def linearise(arguments: list[str]) -> int:
     found = train_folder(options.model, options.text, settings, options.out, **more)
     for name, stage in found["stages"].items():
         said = f"{stage['updates']} updates, {stage['tokens']:,} tokens, {stage['seconds']:.0f} s"
-        print(f"{name.replace('_', ' ')}: {said}")
+        say(f"{name.replace('_', ' ')}: {said}")
     for name, measured in found.get("test", {}).items():
         ranges = (f"{at} {one['perplexity']:.2f}" for at, one in measured["positions"].items())
-        print(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
+        say(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
         if "recall" not in measured:  # see `plan_assessment`
-            print("  told facts were not asked for: too few positions, or places that begin with the same token")
+            say("  told facts were not asked for: too few positions, or places that begin with the same token")
             continue
         told = (f"{one['distance']:,}: {sum(one['choice'])}" for one in measured["recall"]["distances"])
-        print(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")
-    print(f"{options.out / 'model'}: the decoder; mnemos chat and mnemos.hosts.from_pretrained load it")
+        say(f"  of {measured['recall']['rows']} told facts chosen among ten, by tokens since: {', '.join(told)}")
+    say(f"{options.out / 'model'}: the decoder; mnemos chat and mnemos.hosts.from_pretrained load it")
     return 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mnemos import registry
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
 
 from .parsers import CommandParser, RecipeParser, chosen_recipe, only
 
@@ -83,7 +83,7 @@ def list_names(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="list every recipe on a line of its own")
     options = parser.parse_args(arguments)
     for failure in registry.load_plugins():
-        print(f"mnemos: warning: {failure}", file=sys.stderr)
+        say(f"mnemos: warning: {failure}", file=sys.stderr)
     every = families()
     tasks = {task for family in every for task in family.tasks} | {*registry.names("data")}
     if options.task not in (None, *tasks):
@@ -93,14 +93,14 @@ def list_names(arguments: list[str]) -> int:
         _show_recipes(options.name, options.task, every, tasks, options.all)
         return 0
     for kind in [section] if section else registry.KINDS:
-        print(_TITLES.get(kind, f"{kind}s"))
+        say(_TITLES.get(kind, f"{kind}s"))
         if kind == "recipe":
             _show_families(every, options.all)
         else:
             _lines({name: registry.about(kind, name) for name in registry.names(kind)}, "  ")
     if section:
         return 0
-    print(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
+    say(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
     return 0
 
 
@@ -114,18 +114,18 @@ def show(arguments: list[str]) -> int:
     from mnemos.config import to_dict
 
     if name in registry.names("attention") and name not in registry.names("recipe") and not fields:
-        print(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
+        say(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
         of = registry.places("attention")[name]
         hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
-        print(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
+        say(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
         return 0
     found = chosen_recipe("show", name, fields)
-    print(json.dumps(to_dict(found), indent=2))
+    say(json.dumps(to_dict(found), indent=2))
     if place := registry.places("recipe").get(name):
-        print(f"mnemos: {name} is the function {place}", file=sys.stderr)
+        say(f"mnemos: {name} is the function {place}", file=sys.stderr)
     if left := found.from_data():
         zeros = ", ".join(f"model.{field}" for field in left)
-        print(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
+        say(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
     return 0
 
 
@@ -138,7 +138,7 @@ def _show_families(every: list[Family], whole: bool) -> None:
             rows.setdefault(task, {}).update(recipes if whole else {family.name: many + family.about})
     width = max(len(name) for row in rows.values() for name in row)
     for task, row in rows.items():
-        print(f"  {task or 'other tasks'}")
+        say(f"  {task or 'other tasks'}")
         _lines(row, "    ", width)
 
 
@@ -170,7 +170,7 @@ def _show_recipes(name: str | None, task: str | None, every: list[Family], tasks
 
 def _show_task(task: str, found: list[Family], whole: bool) -> None:
     """The recipes of a task; unless whole, the first of each family, and the first family's all."""
-    print(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
+    say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
     alone = [family for family in found if list(family.recipes) == [family.name]]
     width = max((len(family.name) for family in alone), default=0)
     left = 0
@@ -178,16 +178,16 @@ def _show_task(task: str, found: list[Family], whole: bool) -> None:
         if family in alone:
             _lines(family.recipes, "  ", width)
             continue
-        print(f"  {family.name}: {family.about}")
+        say(f"  {family.name}: {family.about}")
         recipes = list(family.recipes.items())
         shown = dict(recipes if whole or not number else recipes[:_SHOWN])
         _lines(shown, "    ", max(len(name) for name, _ in recipes))
         if len(shown) < len(recipes):
             left += len(recipes) - len(shown)
-            print(f"    … and {len(recipes) - len(shown)} more")
+            say(f"    … and {len(recipes) - len(shown)} more")
     if not whole:
         end = f", --all the {left} others too" if left else ""
-        print(f"\nRecipes of papers come last. `mnemos list FAMILY` lists a family{end}.")
+        say(f"\nRecipes of papers come last. `mnemos list FAMILY` lists a family{end}.")
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -198,4 +198,4 @@ def _near(name: str, known: Iterable[str]) -> str:
 def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:
     width = width or max(map(len, abouts), default=0)
     for name, about in abouts.items():
-        print(f"{indent}{name:{width}}  {about}")
+        say(f"{indent}{name:{width}}  {about}")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from mnemos.errors import say
+
 from .parsers import CommandParser
 
 
@@ -25,5 +27,5 @@ def look(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="the page; by default look.html in the first folder")
     options = parser.parse_args(arguments)
     runs = [Path(run) for run in options.runs]
-    print(look_at_runs(runs, options.text, options.out, options.document, options.segments))
+    say(look_at_runs(runs, options.text, options.out, options.document, options.segments))
     return 0

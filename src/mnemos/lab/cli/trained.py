@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
 
 from .parsers import CommandParser
 
@@ -52,9 +52,9 @@ def predict(arguments: list[str]) -> int:
     for found in predict(options.run, options.files, top=options.top, length=options.length):
         failed |= bool(found.problem)
         if found.problem:
-            print(f"mnemos: {found.problem}", file=sys.stderr, flush=True)
+            say(f"mnemos: {found.problem}", file=sys.stderr, flush=True)
         else:
-            print(f"{found.file}: {found.text}", flush=True)
+            say(f"{found.file}: {found.text}", flush=True)
     return int(failed)
 
 
@@ -85,15 +85,15 @@ def detect(arguments: list[str]) -> int:
         every += photo.objects
         if photo.problem:
             unread += 1
-            print(f"mnemos: {photo.problem}", file=sys.stderr, flush=True)
+            say(f"mnemos: {photo.problem}", file=sys.stderr, flush=True)
         elif lines:
-            print(f"{photo.file}: {photo.text}", flush=True)
+            say(f"{photo.file}: {photo.text}", flush=True)
         if shown:
             print(f"\rmnemos: {done:,} of {count:,} photos", end="\n" * (done == count), file=sys.stderr, flush=True)
     if options.json:
-        print(json.dumps(every))
+        say(json.dumps(every))
     left = f"; {unread:,} of {done:,} photos could not be read" if unread else ""
-    print(f"{out / DETECTIONS}: {len(every):,} objects in {_pictures(every):,} photos{left}", file=sys.stderr)
+    say(f"{out / DETECTIONS}: {len(every):,} objects in {_pictures(every):,} photos{left}", file=sys.stderr)
     return int(unread > 0)
 
 
@@ -126,7 +126,7 @@ def sample(arguments: list[str]) -> int:
     folder = Path(fields.pop("run"))
 
     if (written := sample_run(folder, Sampling(**fields))) is not None:
-        print(*write_grids(written), sep="\n")
+        say(*write_grids(written), sep="\n")
     return 0
 
 
@@ -139,7 +139,7 @@ def average(arguments: list[str]) -> int:
     parser.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints, the newest ones (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="the model's folder; by default RUN/averaged-N")
     options = parser.parse_args(arguments)
-    print(average_run(options.run, options.last, options.out))
+    say(average_run(options.run, options.last, options.out))
     return 0
 
 
@@ -163,12 +163,12 @@ def export(arguments: list[str]) -> int:
     if options.to != HF:
         if options.push:
             raise InputError(f"--push: expected --to {HF} beside it, found --to {options.to}; leave one out")
-        print(export_run_programs(options.run, options.to, options.out))
+        say(export_run_programs(options.run, options.to, options.out))
         return 0
     out = export_run(options.run, options.out)
-    print(out)
+    say(out)
     if options.push:
-        print(push(out, options.push))
+        say(push(out, options.push))
     return 0
 
 
@@ -191,6 +191,6 @@ def report(arguments: list[str]) -> int:
     from mnemos.lab.report.page import write_report
 
     page, first = write_report(runs, Path(options.out) if options.out else None)
-    print(page)
-    print(f"Open {page.resolve().as_uri()} in a browser.\n{first}")
+    say(page)
+    say(f"Open {page.resolve().as_uri()} in a browser.\n{first}")
     return 0

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
 
 from .parsers import CommandParser, RecipeParser, chosen_recipe, only
 
@@ -93,7 +93,7 @@ def reproduce(arguments: list[str]) -> int:
     parser.add_argument("--recipes-only", action="store_true", help="train nothing: print the recipes that would run")
     options = parser.parse_args(arguments)
     if options.target is None:
-        print(listing())
+        say(listing())
         return 0
     paper, _ = chosen(options.target)
     wanted = Options(

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
 
 from .parsers import CommandParser
 
@@ -36,7 +36,7 @@ def tokenizer(arguments: list[str]) -> int:
     made = SubWordTokens.train(lines(), options.size, options.lowercase, first_names(options.files), "--size")
     made.write(out)
     more = "" if options.lowercase else " (with --data.lowercase False for recipes that lower-case)"
-    print(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains a translation with them{more}")
+    say(f"{out}: {made.size:,} sub-words; --data.tokenizer {out} trains a translation with them{more}")
     return 0
 
 
@@ -66,7 +66,7 @@ def translate(arguments: list[str]) -> int:
         sys.stdout.reconfigure(encoding="utf-8")  # as the input is, whatever the locale
     for number, found in enumerate(translator.translate(lines, decoding, f"{name}: line", progress)):
         for one in found:
-            print(f"{number} ||| {one.text} ||| {one.score:.4f}" if options.n_best > 1 else one.text, flush=True)
+            say(f"{number} ||| {one.text} ||| {one.score:.4f}" if options.n_best > 1 else one.text, flush=True)
     return 0
 
 

@@ -16,7 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mnemos.errors import InputError, Interrupted, SkippedFile, TrainingFailed, UntestedVersion, one_line
+from mnemos.errors import (
+    InputError,
+    Interrupted,
+    SkippedFile,
+    TrainingFailed,
+    UntestedVersion,
+    one_line,
+    printable,
+    say,
+)
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
 from .interrupts import end_at_once
@@ -123,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(line: str) -> None:
     """Print an error as one line: a name in it may hold line ends, or what a terminal would obey."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-    print(f"mnemos: {shown}", file=sys.stderr)
+    say(f"mnemos: {shown}", file=sys.stderr)
 
 
 def _discard_output() -> None:
@@ -136,13 +145,13 @@ def _discard_output() -> None:
 
 def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
+        say(USAGE, end="")
         return 0
     verb, rest = arguments[0], arguments[1:]
     if verb == "--version":
         from mnemos import __version__
 
-        print(__version__)
+        say(__version__)
         return 0
     _limit_spinning()
     keep_freed_memory()
@@ -168,7 +177,9 @@ def _short_warnings() -> Iterator[None]:
 
     def short(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
         shown = usual(message, category, *place, **line)
-        return f"mnemos: warning: {message}\n" if issubclass(category, SkippedFile | UntestedVersion) else shown
+        return (
+            printable(f"mnemos: warning: {message}\n") if issubclass(category, SkippedFile | UntestedVersion) else shown
+        )
 
     warnings.formatwarning = short
     try:

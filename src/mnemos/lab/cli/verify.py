@@ -1,5 +1,7 @@
 """`mnemos verify`: what this machine is, and whether every operation by every backend on it gives the right numbers."""
 
+from mnemos.errors import say
+
 from .parsers import CommandParser
 
 ABOUT = (
@@ -18,17 +20,17 @@ def verify(arguments: list[str]) -> int:
     from mnemos.testing.machine import HEAD
     from mnemos.testing.machine import verify as compare
 
-    print(f"processor    {processor()}")
+    say(f"processor    {processor()}")
     sets = native.instruction_sets()
     listed = ", ".join(sets)
-    print(f"kernels      {f'compiled, {sets[-1]} (of {listed})' if sets else native.why_not()}")
+    say(f"kernels      {f'compiled, {sets[-1]} (of {listed})' if sets else native.why_not()}")
     found = {name: version or "not installed" for name, version in versions().items()}
-    print(f"versions     {', '.join(f'{name} {version}' for name, version in found.items())}\n")
-    print(HEAD)
+    say(f"versions     {', '.join(f'{name} {version}' for name, version in found.items())}\n")
+    say(HEAD)
     results = []
     for result in compare(options.operation or None):
-        print(result, flush=True)
+        say(result, flush=True)
         results.append(result)
     failed = sum(not result.passed for result in results)
-    print(f"\n{failed} of {len(results)} FAILED" if failed else f"\nall {len(results)} passed")
+    say(f"\n{failed} of {len(results)} FAILED" if failed else f"\nall {len(results)} passed")
     return 1 if failed else 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos.atomic import is_temporary
-from mnemos.errors import TrainingFailed
+from mnemos.errors import TrainingFailed, say
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
@@ -112,14 +112,14 @@ def compare(
     if not of_claim:
         if recipes[0].train.test_rows:
             rows = f"{comparison.scored_rows.get('test', 0):,} rows of the test split"
-            print(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
+            say(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
         show(comparison)
-        print(folder)
+        say(folder)
     return comparison.as_json()
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    say(line, flush=True)
 
 
 def _silent(line: str) -> None:
@@ -173,7 +173,7 @@ def _plan(
     for name, one in sweeps.items():
         tell(f"{name}: learning rate {one.best:.1e}, the best of {len(rates)} on the validation split")
     if (warning := end_warning(sweeps)) is not None:
-        print(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
+        say(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
     return at_best_rates(recipes, sweeps, seeds, folder), sweeps
 
 

@@ -284,7 +284,7 @@ def show(comparison: Comparison) -> None:
     """Print a comparison as tables: scores with what the seeds show, costs, and the metric along the task's axis."""
     from rich.console import Console
 
-    console = Console(width=max(_WIDTH, Console().width))
+    console = Console(width=max(_WIDTH, Console().width), markup=False)
     console.print(_score_table(comparison))
     for line in _notes(comparison):
         console.print(line, highlight=False, soft_wrap=True)

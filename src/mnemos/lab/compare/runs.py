@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from mnemos.config import to_dict
-from mnemos.errors import Interrupted, TrainingFailed, one_line
+from mnemos.errors import Interrupted, TrainingFailed, one_line, say
 from mnemos.lab.run.files import Result, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.progress import PLACE, Place, clock
@@ -150,7 +150,7 @@ def _train(
     except TrainingFailed as error:
         if not keep_going or stopped.is_set():  # a child that is stopped while it starts has not failed
             raise
-        print(f"  {error} ({left.done(recipe.name, began)})", flush=True)
+        say(f"  {error} ({left.done(recipe.name, began)})", flush=True)
         return
     finally:
         PLACE.reset(among)
@@ -162,7 +162,7 @@ def _train(
         if math.isfinite(before := result.before.get(result.metric, math.nan)):
             score += f" ({before:.4g} before training)"
         where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
-        print(f"  {where}: {score}, {result.seconds:.0f} s ({ended})", flush=True)
+        say(f"  {where}: {score}, {result.seconds:.0f} s ({ended})", flush=True)
 
 
 def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:
@@ -273,13 +273,13 @@ def child_of_comparison() -> Iterator[None]:
     except Interrupted:
         raise SystemExit(130) from None
     except (InputError, TrainingFailed) as error:
-        print(f"mnemos: {error}", file=sys.stderr)
+        say(f"mnemos: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, InputError) else 1) from None
     except Exception as error:
         line = one_line(error)
         if line is None:
             raise
-        print(f"mnemos: {line}", file=sys.stderr)
+        say(f"mnemos: {line}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.errors import say
 from mnemos.generators import generator
 from mnemos.lab.run import checkpoint
 from mnemos.types import InputError, JSONObject
@@ -181,7 +182,7 @@ def train_told(
             if seen:
                 shown = np.mean(seen[-20:], 0)
                 words = f"loss {shown[0]:.3f}, right {shown[1]:.2f}, text {shown[2]:.3f}"
-                print(f"{update + 1}/{settings.updates}: {words}", flush=True)
+                say(f"{update + 1}/{settings.updates}: {words}", flush=True)
     last = np.mean(seen[-max(int(each), 1) :], 0) if seen else [float("nan")] * 3
     return {"updates": settings.updates, "loss": float(last[0]), "right": float(last[1]), "text": float(last[2])}
 

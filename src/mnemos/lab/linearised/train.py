@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos.atomic import append, open_to_append, write_json
-from mnemos.errors import Interrupted, TrainingFailed
+from mnemos.errors import Interrupted, TrainingFailed, say
 from mnemos.hosts.linearising import RECORD
 from mnemos.hugging_face.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
@@ -395,7 +395,7 @@ def _sha256(model: Any) -> str:
 
 def _say(text: str) -> None:
     """A line that tells what begins, on standard error, as those of the progress in a log."""
-    print(text, file=sys.stderr, flush=True)
+    say(text, file=sys.stderr, flush=True)
 
 
 def _count(parameters: dict[str, nn.Parameter]) -> int:

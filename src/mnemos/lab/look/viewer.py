@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mnemos.atomic import write_text
 from mnemos.attention.gated_branch import GatedBranch
+from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.write_attention import documents
@@ -179,7 +180,7 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
     if not steps(run / "checkpoints") and not best_steps(run / "checkpoints"):
         return ""
     said = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
-    print(f"mnemos: warning: {run}: {said}", file=sys.stderr)
+    say(f"mnemos: warning: {run}: {said}", file=sys.stderr)
     return said
 
 

@@ -60,7 +60,7 @@ class Finding:
         from rich.table import Table as Rich
 
         # At least 110 columns: a file or pipe has no width of its own.
-        console = Console(width=max(110, Console().width), highlight=False)
+        console = Console(width=max(110, Console().width), highlight=False, markup=False)
         for found in self.tables:
             console.print(found.title, style="bold")
             table = Rich(box=None, pad_edge=False, header_style="italic")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemos.atomic import write_json
+from mnemos.errors import say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
@@ -48,7 +49,7 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     _check(options)
     found = []
     for claim in claims:
-        print(f"{about.name}/{claim.name}: {claim.about}\n  The paper: {claim.says}", flush=True)
+        say(f"{about.name}/{claim.name}: {claim.about}\n  The paper: {claim.says}", flush=True)
         found.append(_reproduce_claim(about, claim, options))
     return found
 
@@ -111,6 +112,6 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject
         page = options.out / f"claim-{claim.name}.html"
         write_claim_page(result, finding, page)
         for written in (*finding.files, path, page):
-            print(written)
-    print(flush=True)
+            say(written)
+    say(flush=True)
     return result

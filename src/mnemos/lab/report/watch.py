@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
 from mnemos.lab.compare.comparison import FILE
 from mnemos.lab.run.progress import clock
 from mnemos.types import JSONObject
@@ -167,8 +167,8 @@ def _text(runs: Sequence[JSONObject]) -> str:
 def watch(folders: Sequence[Path]) -> None:
     """Serve the page of some runs until Ctrl-C, and print its address. Raises InputError as `Watch` does."""
     with Watch(folders) as server:
-        print(server.address)
-        print(
+        say(server.address)
+        say(
             "Open this address in a browser of this machine; the page follows the training. Ctrl-C ends it.", flush=True
         )
         server.serve_forever()

@@ -20,7 +20,7 @@ import torch
 
 from mnemos.atomic import append, is_temporary, open_to_append, read_bytes, remove_temporary, write_bytes, write_json
 from mnemos.config import DataConfig, to_dict
-from mnemos.errors import TrainingFailed
+from mnemos.errors import TrainingFailed, say
 from mnemos.json_text import parse
 from mnemos.types import JSON, InputError, JSONObject
 
@@ -221,7 +221,7 @@ class RunFolder:
         notes += self.resumed(step, self._recipe.data, weights, made_with, accept_changed_data)
         notes += self.trim(step)
         for note in notes:
-            print(note, file=sys.stderr)
+            say(note, file=sys.stderr)
         return step, saved
 
     def trim(self, step: int) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
+from mnemos.errors import printable, say
+
 Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
 MEASURED = 3.0  # seconds of updates from which the time of several runs is estimated
@@ -88,7 +90,7 @@ class LogProgress(NoProgress):
 
     def message(self, text: str) -> None:
         """Print a line to stderr."""
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr, flush=True)
 
 
 class BarProgress(NoProgress):
@@ -100,7 +102,7 @@ class BarProgress(NoProgress):
 
         self.first, self.began = step, time.monotonic()
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
@@ -111,7 +113,9 @@ class BarProgress(NoProgress):
         self.name = name
         shown = step < steps
         # More would not fit into 80 columns. An evaluation has a bar, and a time left, of its own.
-        self.task = self.bar.add_task(name, total=steps, completed=step, facts="", left="left", visible=shown)
+        self.task = self.bar.add_task(
+            printable(name), total=steps, completed=step, facts="", left="left", visible=shown
+        )
 
     def __enter__(self) -> "BarProgress":
         self.bar.start()
@@ -140,7 +144,7 @@ class BarProgress(NoProgress):
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        self.bar.console.print(text, markup=False, highlight=False)
+        self.bar.console.print(printable(text), markup=False, highlight=False)
 
 
 def in_notebook() -> bool:
@@ -177,7 +181,7 @@ class FirstRun(NoProgress):
             self.said = True
             one = (now - self.began[0]) / (step - self.began[1]) * self.steps
             runs = self.place.of - self.place.number + 1
-            print(
+            say(
                 f"the updates of this run will take about {clock(one)}, those of {runs} runs like it "
                 f"{clock(one * -(-runs // self.place.jobs))}",
                 flush=True,

@@ -10,6 +10,7 @@ from typing import Literal, overload
 
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
+from mnemos.errors import printable
 from mnemos.memory.grc import GRC
 from mnemos.memory.written import stop_writing
 from mnemos.types import JSON, InputError
@@ -207,6 +208,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if {"/", "\\"} & {*self.name} or self.name in (".", ".."):  # its runs are in a folder of this name
             raise InputError(f"name: expected a name without / and \\, found {self.name!r}; change it")
+        if "\n" in self.name or printable(self.name) != self.name:  # it is printed to terminals
+            raise InputError(f"name: expected a name without control characters, found {self.name!r}; change it")
 
     @property
     def resuming(self) -> str:

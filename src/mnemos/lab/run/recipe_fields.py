@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from mnemos import registry
 from mnemos.config import AttentionConfig, default_config, in_words
+from mnemos.errors import say
 from mnemos.memory.grc import GRC, PRESETS
 from mnemos.types import InputError
 
@@ -52,7 +53,7 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
             )
     except SystemExit as stop:
         if not stop.code:  # --help
-            print(output.getvalue(), end="")
+            say(output.getvalue(), end="")
             raise
         raise InputError(_one_line(output.getvalue(), recipe, words, program)) from None
 

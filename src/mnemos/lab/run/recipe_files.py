@@ -9,6 +9,7 @@ from pathlib import Path
 from mnemos import registry
 from mnemos.atomic import read_text
 from mnemos.config import from_dict
+from mnemos.errors import say
 from mnemos.json_text import parse
 from mnemos.types import InputError
 
@@ -137,7 +138,7 @@ def _read(path: Path) -> Recipe:
             )
         for file in dict.fromkeys(_plugin_files(saved)):
             if Path(file).is_file() and not registry.is_loaded(file):
-                print(f"mnemos: executing the plug-in {file}, which {path} names", file=sys.stderr)
+                say(f"mnemos: executing the plug-in {file}, which {path} names", file=sys.stderr)
         recipe = from_json(saved)
     except FileNotFoundError:
         raise

@@ -30,7 +30,7 @@ from torch import nn
 from mnemos import generators
 from mnemos.atomic import replacing, write_json
 from mnemos.config import ModelConfig, to_dict
-from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory
+from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory, say
 from mnemos.lab.evaluate.controls import control_names, controls
 from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.gates import measure_gates
@@ -152,9 +152,9 @@ class Run:
         place = PLACE.get()
         if self.files is not None and (not self.quiet if place is None else place.first):  # once for a comparison
             for line in self.task.about:
-                print(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
+                say(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
         if self.files is not None and start is not None and (not self.quiet if place is None else place.new):
-            print(f"{recipe.name}: {start.about}", flush=True)
+            say(f"{recipe.name}: {start.about}", flush=True)
         self.learner = Learner(self.fabric, recipe, self.task, self.model)
         self.model = self.learner.model
         if saved is not None:
@@ -165,7 +165,7 @@ class Run:
         self.saved, self._generators = self.step, generators.take()
         if self.files is not None and not self.quiet:
             for warning in filter(None, (schedule_warning(recipe), precision_warning(recipe, self.fabric.device.type))):
-                print(f"{recipe.name}: warning: {warning}", file=sys.stderr)
+                say(f"{recipe.name}: warning: {warning}", file=sys.stderr)
 
     def _open_folder(
         self, resume: bool, longer: bool, accept_changed_data: bool, weights: JSONObject | None
@@ -534,7 +534,7 @@ def _reference(task: Task) -> dict[str, float]:
         return dict(task.reference)
     except Exception as error:  # of a plug-in's task it may be any; MemoryError of long text
         found = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"mnemos: warning: the result lacks the scores without learning, which failed: {found}", file=sys.stderr)
+        say(f"mnemos: warning: the result lacks the scores without learning, which failed: {found}", file=sys.stderr)
         return {}
 
 

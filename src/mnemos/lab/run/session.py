@@ -3,6 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
+from mnemos.errors import say
 from mnemos.lab.evaluate.controls import legend
 from mnemos.lab.tasks.no_learning import no_better
 from mnemos.lab.tasks.task import Task
@@ -46,10 +47,10 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
         name = run.recipe.name
         if run.recipe.train.test_rows and run.task.has_test:
             rows = f"{result.scored_rows['test']:,} rows"
-            print(f"{name}: {rows} of the test split were scored; mnemos eval scores all")
+            say(f"{name}: {rows} of the test split were scored; mnemos eval scores all")
         if finished:
             steps = run.recipe.train.steps
-            print(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")
+            say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")
         _print_summary(result, run.task, run.path)
     return result
 
@@ -81,4 +82,4 @@ def _print_summary(result: Result, task: Task, folder: Path) -> None:
         line += f"; {result.epoch_seconds:.1f} s per epoch"
     score = result.score(metric.name)
     said += no_better({result.recipe: score}, task.reference, metric.name, metric.higher_is_better)
-    print("\n".join([f"{result.recipe}: {line}", *said, str(folder)]))
+    say("\n".join([f"{result.recipe}: {line}", *said, str(folder)]))

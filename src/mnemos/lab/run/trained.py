@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mnemos.config import DataConfig, to_dict
+from mnemos.errors import say
 from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
@@ -72,7 +73,7 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
     recipe = replace(recipe, train=replace(recipe.train, valid_rows=rows, test_rows=rows))
     metric = task.metrics[0]
     for line in task.about if fields else ():
-        print(line)
+        say(line)
     with progress(False, recipe.name, 0, 0) as display:
         batches = partial(scored_segments, task, split, recipe.train, display)
         score = evaluate(model, batches(), task)
@@ -86,18 +87,18 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
         scores |= controls(model, batches, task)
     what = "all" if task.whole else f"{split} split of"
     part = f"{score['count']:,.0f} targets of " if rows else ""
-    print(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets")
+    say(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets")
     for name, found in scores.items():
         note = CONTROLS.get(name, _CARRIED.get(name, "") if whole is not None else "")
-        print(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
+        say(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
     for line in control_lines(state_controls(model, task, split, recipe.train.rollout.segment_length), task):
-        print(line)
+        say(line)
     for name, value in task.reference.items() if split == "test" else ():  # it is that of the test split
-        print(f"  {name:11} {'':3}{metric.text(value)}")
+        say(f"  {name:11} {'':3}{metric.text(value)}")
     if metric.about:
-        print(f"  {metric.name}: {metric.about}")
+        say(f"  {metric.name}: {metric.about}")
     for line in task.show(model, split):
-        print(line)
+        say(line)
     return scores
 
 
@@ -284,7 +285,7 @@ def translate_test_split(folder: Path) -> None:
         return
     if not isinstance(read_preprocessing(folder), TranslationPreprocessing):
         return
-    print(f"{folder}: translating the test split", flush=True)
+    say(f"{folder}: translating the test split", flush=True)
     _, task, model = open_run(folder)
     try:
         task.artifacts(model, folder, "test")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mnemos.atomic import replacing, write_json
 from mnemos.config import DataConfig
+from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
@@ -152,7 +153,7 @@ class PixelTask(LanguageTask):
         completed = len(found["completions"].flatten(0, 1)) if "completions" in found else 0
         size = " x ".join(map(str, self.shape))
         seconds = time.perf_counter() - start
-        print(f"{count} images of {size} bytes and {completed} completions of half images in {seconds:.1f} s")
+        say(f"{count} images of {size} bytes and {completed} completions of half images in {seconds:.1f} s")
         return True
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mnemos.config import DataConfig
+from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.modes import evaluating
 from mnemos.registry import register
@@ -242,7 +243,7 @@ class TextTask(SegmentedTask):
             if stop and stop in written:
                 written = written.partition(stop)[0] + stop
             text = (vocabulary.decode(prompt) + written).decode(errors="replace")
-            print(("\n" + "─" * 40 + "\n") * bool(i) + text)
+            say(("\n" + "─" * 40 + "\n") * bool(i) + text)
         return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
 from mnemos.types import InputError, PicksPositions, State, likelihood_of
@@ -82,10 +83,10 @@ class LanguageTask(TokenTask):
             )[0][0]
             wanted = targets[first : last + 1]
             hit = int(((written == wanted) & (wanted != IGNORE)).sum())
-            print(f"read    {self.written(inputs[: first + 1].tolist())}")
-            print(f"wrote   {self.written(written.tolist())}")
-            print(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in wanted.tolist())}")
-            print(f"        {hit} of {len(counted)} right\n")
+            say(f"read    {self.written(inputs[: first + 1].tolist())}")
+            say(f"wrote   {self.written(written.tolist())}")
+            say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in wanted.tolist())}")
+            say(f"        {hit} of {len(counted)} right\n")
         return False
 
     def written(self, row: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mnemos.errors import say
 from mnemos.json_text import parse
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.libraries import sacrebleu, sacremoses
@@ -153,14 +154,14 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
     scores, compared = {}, {}
     for one in found:
         scores[str(one.folder)] = {name: scorer.score(name, one.translations, one.references) for name in NAMES}
-        print(f"{one.folder}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[str(one.folder)].items()))
+        say(f"{one.folder}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[str(one.folder)].items()))
         if one is not first:
             test = scorer.compare(first.translations, one.translations, first.references, samples)
             compared[str(one.folder)] = {name: difference._asdict() for name, difference in test.items()}
-            print(*(f"  {_describe(name, difference)}" for name, difference in test.items()), sep="\n")
+            say(*(f"  {_describe(name, difference)}" for name, difference in test.items()), sep="\n")
             if first.search and one.search and first.search != one.search:
-                print(f"  searched with {one.search}, and the first with {first.search}: this adds to the difference")
-    print(*(f"{name}: {signature}" for name, signature in scorer.signatures.items()), sep="\n")
+                say(f"  searched with {one.search}, and the first with {first.search}: this adds to the difference")
+    say(*(f"{name}: {signature}" for name, signature in scorer.signatures.items()), sep="\n")
     return {"signatures": scorer.signatures, "scores": scores, "compared": compared}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mnemos.errors import say
 from mnemos.lab.report.style import RULE, variant_colour
 from mnemos.lab.report.summary_image import heading
 from mnemos.lab.run.files import Result
@@ -88,7 +89,7 @@ def _recipe(options: Options, horizon: int, slots: int) -> Recipe:
 def _trained(found: Finding, options: Options, horizon: int, slots: int) -> list[float]:
     """The test perplexity of each seed. Each variant has its own folder: `compare` requires equal training settings."""
     recipe = _recipe(options, horizon, slots)
-    print(f"  horizon {horizon}, {slots} slots", flush=True)
+    say(f"  horizon {horizon}, {slots} slots", flush=True)
     trained = runs(train_and_compare(options, recipe.name, [recipe]))
     found.runs += [run for run in trained if run not in found.runs]
     return [math.exp(Result.read(run).score("loss")) for run in trained]

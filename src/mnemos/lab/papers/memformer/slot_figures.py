@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mnemos.errors import say
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.recipes.text import text as text_recipe
@@ -131,7 +132,7 @@ def _run(options: Options) -> Path:
     if options.run is not None:
         return options.run
     recipe = small(options, STEPS)
-    print(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
+    say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
     (run,) = runs(train_and_compare(options, "text", [recipe], seeds=1))
     return run
 
