@@ -18,7 +18,6 @@ from mnemos.lab.look.memories import Memory, Sources
 from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
 from mnemos.lab.look.page import page
 from mnemos.lab.look.record import Asked, Document, Recording
-from mnemos.lab.look.summary import sentences
 from mnemos.lab.look.viewer import TOKENS, Look
 from mnemos.lab.tasks.task import Question
 
@@ -47,7 +46,7 @@ def made(segments=3, length=32, units=8, layers=1):
     place = Place(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
-    return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), some(n), [place])
+    return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), {"caches": some(n)}, [place])
 
 
 def asked(*known):
@@ -61,7 +60,7 @@ def asked(*known):
 def pictured():
     """Two pictures of random numbers."""
     some = np.random.default_rng(0).random
-    layer = PictureLayer(HOSTILE, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)), 5)
+    layer = PictureLayer(HOSTILE, 0.3, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)), 5)
     pixels = (255 * some((2, 8, 8, 1))).astype(np.uint8)
     return PictureRecording(HOSTILE, "", (HOSTILE, "b"), ("a", "b"), pixels, [layer])
 
@@ -119,26 +118,9 @@ def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     assert ".625" not in text
 
 
-@pytest.mark.parametrize(
-    ("known", "said"),
-    [
-        (
-            (0.1, 0.9, 0.3),
-            "lost between 8 and 16 words later, where it falls from 0.90 to 0.30; at the end it has 0.30.",
-        ),
-        ((0.1, 0.02, 0.9), "a probability of 0.10; 16 words later it has 0.90."),  # never known, then never lost
-    ],
-)
-def test_an_answer_is_lost_when_it_was_known_before(known, said):
-    one = asked(*known)
-    when, *_, where = sentences(one)
-    assert when.endswith(said)
-    assert where.startswith("The answer is not known at the end") == (known[-1] < 0.5)
-
-
 def test_the_page_of_a_question_says_when_it_is_put_and_what_is_known():
     text = page([asked(0.1, 0.9, 0.9)])
-    for said in ("asked after every 8 words", "Known: a probability of at least 0.50."):
+    for said in ("asked after every 8 tokens", "Enough alone:"):
         assert said in text
         assert said not in page([made()])
 

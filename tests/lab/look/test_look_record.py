@@ -1,6 +1,7 @@
 """What the viewer records is what the model computed: observed weights, hand-made sums, gates, and emptied parts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
-from mnemos.lab.look.summary import sentences
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Result
@@ -124,6 +124,68 @@ def test_gates_are_those_of_the_equations():
     torch.testing.assert_close(torch.tensor(cache.written[0]), wanted)
 
 
+def scored(outputs, first, length):
+    """-ln p of the tokens after each of a segment."""
+    targets = TOKENS[0, first + 1 : first + length + 1]
+    return -torch.log_softmax(outputs[0, : len(targets)], -1).gather(1, targets[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(("share", "credited"), [(-math.inf, False), (2.0, True)])
+@torch.no_grad()
+def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
+    """The same tokens, positions, keys and values: a cache that gives nothing is not credited with the window's."""
+    model, length, state = build("cached"), 10, None
+    for block in model.blocks:
+        block.attention.mix.fill_(share)
+    found = record(model, Document.of_text(TOKENS[0].tolist()), length=length)
+    for first in range(0, 20, length):
+        wanted = model(TOKENS[:, first : first + length], state)
+        if state is not None:
+            layers = [one._replace(walk=one.walk._replace(cache=0 * one.walk.cache)) for one in state.layers]
+            emptied, _ = model(TOKENS[:, first : first + length], state._replace(layers=tuple(layers)))
+        else:
+            emptied = wanted[0]
+        for array, outputs in ((found.surprise, wanted[0]), (found.emptied["caches"], emptied)):
+            values = torch.tensor(array[first + 1 : first + length + 1]).float()
+            torch.testing.assert_close(values, scored(outputs, first, length)[: len(values)], rtol=1e-4, atol=1e-4)
+        state = wanted[1]
+    changed = np.abs(found.emptied["caches"] - found.surprise)[1:]
+    assert (changed.max() > 1e-3) == credited
+    assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
+    (place, *_) = found.places or [None]
+    assert (place is not None) == bool((found.emptied["caches"] - found.surprise)[1:].max() > 0)
+
+
+@pytest.mark.parametrize("position", ["rotary", "sinusoidal"])
+@torch.no_grad()
+def test_positions_stay_where_keys_and_values_are_emptied(position):
+    torch.manual_seed(1)
+    model = mnemos.Transformer(**SIZES, layers=1, max_length=99, position=position).eval()
+    _, state = model(TOKENS[:, :8])
+    (reader,) = readers_of(model, 9)
+    found, _ = model(TOKENS[:, 8:], reader.emptied(state, None))
+    mask = torch.arange(21)[None] >= 8  # the same row, whose first tokens may not be attended to
+    wanted, _ = model(TOKENS, None, mask)
+    torch.testing.assert_close(found, wanted[:, 8:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("segment", "segments", "model", "length"),
+    [(128, 0, {"cache": GRC(block=64)}, 128), (256, 0, {}, 256), (0, 0, {"cache": GRC(block=64)}, 64), (0, 32, {}, 32)],
+)
+def test_a_run_is_looked_at_in_the_segments_of_its_training(segment, segments, model, length, monkeypatch, tmp_path):
+    (tmp_path / "recipe.json").touch()
+    recipe = mnemos.registry.load("recipe", "text-cached")()
+    recipe = replace(
+        recipe, train=replace(recipe.train, rollout=replace(recipe.train.rollout, segment_length=segments))
+    )
+    task = Task()
+    task.carries_state, task.max_length = segment > 0, segment
+    made = mnemos.Transformer(**SIZES, attention=mnemos.SoftmaxConfig(window=99), **model)
+    monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, made))
+    assert viewer._open(tmp_path, None).length == length
+
+
 @torch.no_grad()
 def test_directions_are_those_of_the_sum():
     model = build("linear")
@@ -166,8 +228,7 @@ def test_effects_that_say_nothing_more_are_left_out():
     place = effects.Place(9, 1, 0.9, 1, 0.9)
     kept = [effect([0.1, 0.1], effects.WHOLE), effect([0.1, 0.2], "slots", 0), effect([0.9, 0.8], "window", 1)]
     kept += [effect([0.9, 0.9], "slot 1", 0, 0, True), effect([0.5, 0.6], "all keys")]
-    more = [effect([0.1, 0.2], "all slots"), effect([0.1, 0.1], "unit", 1, 0, True)]
-    place.effects = [*kept, *more]
+    place.effects = [*kept, effect([0.1, 0.1], "unit", 1, 0, True)]
     assert effects.telling(place, ["slots", "window"]) == kept
 
 
@@ -216,6 +277,26 @@ def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
     assert [task.names[token] for token in text] == ["Anna", "is in the", "garden", ".", "Where is", "Anna", "?"]
 
 
+@torch.no_grad()
+def test_asking_does_not_change_the_segments_that_are_read():
+    """Of a model whose cuts are part of the computation: each answer is that of a row in its own segments."""
+    torch.manual_seed(0)
+    attention = mnemos.RelativeConfig(memory=6)
+    model = mnemos.Transformer(
+        **SIZES, layers=2, attention=attention, cache=GRC(length=3, scope="stream", block=4)
+    ).eval()
+    row = TOKENS[0].tolist()
+    document = Document(tuple(row), (("w", 1),) * 21, (-1,) * 20 + (7,), "", Question((2, 5), tuple(row[-2:]), 7))
+    found = record(model, document, length=8)
+    assert found.asked.after == [5, 6, 8, 10, 12, 14, 16, 18, 19]
+    for after, p in zip(*found.asked, strict=True):
+        state = None
+        for part in torch.tensor([[*row[:after], *row[-2:]]]).split(8, 1):
+            outputs, state = model(part, state)
+        assert math.isclose(p, float(torch.softmax(outputs[0, -1], -1)[7]), rel_tol=1e-4)
+    assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
+
+
 @pytest.mark.parametrize("rotary", [True, False])
 @torch.no_grad()
 def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
@@ -262,21 +343,20 @@ def test_a_row_of_one_segment_is_chosen_without_a_state():
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     batch = next(iter(task.batches("test", 4)))
     far = int(task.distances(batch.inputs).argmax())
-    assert choose_row(task, [build("window")], batch, 99) == (
+    assert choose_row(task, [(build("window"), 99)], batch) == (
         far,
-        "the first of those told 16 words before the question",
+        "the first of those told 16 tokens before the question",
     )
 
 
 class Knows(torch.nn.Module):
-    """Answers "1" if a row's first token is in its state, and of some rows anyway; two tokens are a segment."""
+    """Answers "1" if a row's first token, 3, or a later hint, 4, is in its state; two tokens are a segment."""
 
     def forward(self, x, state=None):
         state = torch.zeros(len(x), 1) if state is None else state
-        state = state + (x[:, :1] == 3).float()
-        guesses = (x == 4).any(1) if x.shape[1] > 2 else torch.zeros(len(x), dtype=torch.bool)
+        state = torch.maximum(state, ((x == 3) | (x == 4)).any(1, keepdim=True).float())
         logits = torch.zeros(*x.shape, 6)
-        logits[..., 1] = 9 * torch.maximum(state, guesses.float()[:, None])
+        logits[..., 1] = 9 * state
         return logits, state
 
 
@@ -286,7 +366,7 @@ def test_a_row_that_is_guessed_when_the_rest_is_read_again_is_not_chosen():
             return Question((0, 1), (5,), 1)
 
     rows = torch.tensor([[3, 0, 4, 0, 0, 0, 5], [3, 0, 0, 0, 0, 0, 5]])
-    row, why = choose_row(Asks(), [Knows()], Batch(rows, torch.ones_like(rows)), 2)
+    row, why = choose_row(Asks(), [(Knows(), 2)], Batch(rows, torch.ones_like(rows)))
     assert row == 1
     assert why.endswith("not guessed without it")
 
@@ -313,7 +393,7 @@ def test_a_row_whose_answer_is_a_favourite_word_is_chosen_last():
         ([Favours(), Knows()], 1, 0, "does not know it"),
         ([Knows()], 2, 0, "guessed without it"),
     ):
-        found, why = choose_row(Asks(), models, Batch(rows[:n], torch.ones_like(rows[:n])), 2)
+        found, why = choose_row(Asks(), [(one, 2) for one in models], Batch(rows[:n], torch.ones_like(rows[:n])))
         assert found == row
         assert why.endswith(said)
 
@@ -332,7 +412,7 @@ def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(
         viewer,
         "_open",
-        lambda folder, text: viewer.Opened(folder.name, "", build("window"), Task(), configs[folder.name]),
+        lambda folder, text: viewer.Opened(folder.name, "", build("window"), Task(), configs[folder.name], 6),
     )
     with pytest.raises(mnemos.InputError, match=r"same data.* a and b"):
         viewer.look_at_runs(["a", "b"], out=tmp_path / "look.html")
@@ -373,20 +453,11 @@ def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
 def test_a_text_without_a_word_is_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "text.txt").write_text("zyx")
-    opened = viewer.Opened("a", "", build("window"), ToldConfig(rows=4).build(), None)
+    opened = viewer.Opened("a", "", build("window"), ToldConfig(rows=4).build(), None, 6)
     with pytest.raises(mnemos.InputError, match=r"empty.txt: .* at least one word"):
         viewer.document_of([opened], 8, tmp_path / "empty.txt", None, 9)
     found = viewer.document_of([opened], 8, tmp_path / "text.txt", None, 9)
     assert found.words == ((found.other, 1),) == (("…", 1),)
-
-
-@pytest.mark.parametrize(("layers", "said"), [(6, "6 layers, which"), (12, "12 layers (6 shown), which")])
-def test_the_summary_counts_every_layer(layers, said, monkeypatch):
-    monkeypatch.setattr(look_record, "find_effects", lambda *given: [])
-    sizes = {"vocab_size": 30, "dim": 8, "num_heads": 2, "mlp": 8, "layers": layers, "max_length": 99}
-    model = mnemos.Transformer(**sizes, position="none", attention=mnemos.SoftmaxConfig(window=6)).eval()
-    found = sentences(record(model, Document.of_text(TOKENS[0].tolist())))[0]
-    assert f"a window of 5 earlier words in each of {said} together reach {5 * layers} words back" in found
 
 
 def test_a_run_of_linearise_without_a_model_is_refused(tmp_path):

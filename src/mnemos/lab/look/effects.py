@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mnemos.lab.evaluate.controls import graft, list_memories
 from mnemos.types import InputError, State, join, leaves, likelihood_of, reset, select
 
 from .memories import Array, Memory, Reader
@@ -76,11 +75,32 @@ def choose_places(targets: Sequence[int], helped: Array, length: int) -> list[in
     return sorted(found.values())
 
 
-class Effects:
-    """Empties parts of one model's state. memories: what the readers recorded."""
+def emptied_by_kind(readers: Sequence[Reader], state: State) -> dict[str, State]:
+    """The state with all memories of one kind as in a new row, by kind; other memories and the position stay.
 
-    def __init__(self, model: nn.Module, readers: Sequence[Reader], memories: Sequence[Memory], length: int) -> None:
+    readers: of all layers. Kinds that have nothing to empty are left out.
+    """
+    found: dict[str, State] = {}
+    for reader in readers:
+        changed = reader.emptied(found.get(reader.all_of_kind, state), None)
+        if changed is not None:
+            found[reader.all_of_kind] = changed
+    return found
+
+
+class Effects:
+    """Empties parts of one model's state. memories: what the readers recorded; every: the readers of all layers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        readers: Sequence[Reader],
+        memories: Sequence[Memory],
+        length: int,
+        every: Sequence[Reader] = (),
+    ) -> None:
         self.model, self.readers, self.memories, self.length = model, readers, memories, length
+        self.every = every or readers
         own = sum(p.numel() for p in model.parameters())
         self.rows = int(WORK / (2 * own * length))  # segments of one row that may be read with an emptied part
         self.most = UNITS
@@ -103,12 +123,13 @@ class Effects:
     def variants(self, state: State, units: set[tuple[int, int]]) -> dict[Change, State]:
         """The state of one row with each change."""
         fresh = reset(state, torch.ones(1, dtype=torch.bool, device=leaves(state)[0].device))
-        found: dict[Change, State] = {}
-        for label, name in list_memories(state).items():
-            if name is None:
-                found[Change(WHOLE)] = fresh
-            else:
-                found[Change(f"all {label}")] = graft(state, fresh, name)
+        found = {Change(WHOLE): fresh}
+        kinds = [reader.all_of_kind for reader in self.every]
+        found |= {
+            Change(f"all {kind}"): made
+            for kind, made in emptied_by_kind(self.every, state).items()
+            if kinds.count(kind) > 1
+        }
         several = sum(bool(reader.units) for reader in self.readers) > 1
         for m, reader in enumerate(self.readers):
             changed = {Change(reader.name, m): reader.emptied(state, None)}
@@ -168,28 +189,14 @@ def find_effects(
 def telling(place: Place, names: Sequence[str]) -> list[Effect]:
     """The effects without those that say nothing more.
 
-    These are units kept alone of a memory that is not needed, since the others then have the answer, and several
-    memories that are one (the slots, and all slots). names: of the memories.
+    These are units kept alone of a memory that is not needed, since the others then have the answer. names: of the
+    memories.
     """
     wholes = {one.change.memory: one for one in place.effects if _is_whole(one.change, names)}
     least = LOST * place.probability
     needed = {memory for memory, one in wholes.items() if bool((one.probability < least).any())}
 
-    def tells(one: Effect) -> bool:
-        change, p = one
-        if change.alone:
-            return change.memory in needed
-        return (
-            change.memory is not None
-            or change.name == WHOLE
-            or not any(
-                p.shape == other.probability.shape
-                and np.allclose(p, other.probability, rtol=1e-4, atol=0, equal_nan=True)
-                for other in wholes.values()
-            )
-        )
-
-    return [one for one in place.effects if tells(one)]
+    return [one for one in place.effects if not one.change.alone or one.change.memory in needed]
 
 
 def _is_whole(change: Change, names: Sequence[str]) -> bool:
@@ -241,6 +248,13 @@ def check_finite(outputs: Tensor) -> None:
         raise InputError(
             "look: expected a model with finite outputs, found NaN or infinity; its training diverged, look at another"
         )
+
+
+def read_segments(model: nn.Module, tokens: Tensor, state: State, length: int) -> tuple[Tensor, State]:
+    """Read tokens [B, T] in segments, as training does; returns the last segment's outputs, and the state."""
+    for part in tokens.split(length, 1):
+        outputs, state = model(part, state)
+    return outputs, state
 
 
 def log_probabilities(model: nn.Module, outputs: Tensor) -> Tensor:

@@ -26,11 +26,13 @@ class PictureLayer:
     """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
 
     slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each of them in what each token read.
-    share: σ(λ), the mean over heads. held: how many slots the layer has.
+    share: of the memory's branch by size, `BranchMaps.weight`; gate: σ(λ), the mean over heads. held: how many slots
+    the layer has.
     """
 
     name: str
     share: float
+    gate: float
     own: Array
     memory: Array
     slots: tuple[int, ...]
@@ -40,7 +42,10 @@ class PictureLayer:
 
 @dataclass
 class PictureRecording:
-    """N pictures of the test split, pixels [N, H, W, 1 or 3] uint8, their classes and guesses, and cached layers."""
+    """N pictures of the test split, pixels [N, H, W, 1 or 3] uint8, their classes and cached layers.
+
+    guesses: the model's classes; () where it does not classify.
+    """
 
     name: str
     about: str
@@ -73,7 +78,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
         with observing(model) as calls:
             outputs, _ = run(inputs, None)
         check_finite(outputs)
-        guess = outputs.argmax(-1).tolist() if run is model else label
+        guess = outputs.argmax(-1).tolist() if run is model else []
         known = {}
         for at, layer in caches.items():
             if at not in branches:
@@ -87,13 +92,13 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
         chosen = [list(known)[int(i)] for i in evenly_spaced(len(known), LAYERS)]
         layers = []
         for at, title in zip(chosen, shortened(chosen), strict=True):
-            _, own, memory = maps(caches[at], known[at], branches[at])
+            numbers, own, memory = maps(caches[at], known[at], branches[at])
             call = last(calls, at, Attended)
             assert call is not None
             slots, answered = _answers(call, known[at], len(index))
-            share = float(torch.sigmoid(caches[at].mix.float()).mean())
-            held = call.k.shape[-3]
-            layers.append(PictureLayer(title, share, own.numpy(), memory.numpy(), slots, answered.numpy(), held))
+            gate = float(torch.sigmoid(caches[at].mix.float()).mean())
+            drawn = own.numpy(), memory.numpy(), slots, answered.numpy(), call.k.shape[-3]
+            layers.append(PictureLayer(title, numbers.weight, gate, *drawn))
     names = [str(one) for one in pictures.names]
     labels, guesses = (tuple(names[i] if i < len(names) else str(i) for i in each) for each in (label, guess))
     return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)

@@ -278,7 +278,7 @@
     const w = state.word >= 0 ? state.word : one.wordOf[Math.min(one.count, (state.segment + 1) * one.length) - 1];
     const t = Math.min(one.starts[w + 1], one.count) - 1, s = Math.floor(t / one.length);
     const rows = [make("h3", {}, `What “${trimmed(one.words[w])}” read`),
-      make("p", { class: "note" }, (state.word < 0 ? "The last word of the segment; click or choose another. " : "") + "Shares of what each layer gives the word. Grey: this segment; yellow: earlier words; blue: the memory.")];
+      make("p", { class: "note" }, (state.word < 0 ? "The last word of the segment; click or choose another. " : "") + "The shares of each layer's sources, in the order of the bar.")];
     for (const source of one.sources) {
       const width = source.parts.length;
       const share = source.parts.map((_, i) => value(source.share, t * width + i));
@@ -296,12 +296,10 @@
       const best = read.sort((a, b) => b[1] - a[1]).slice(0, TOP).filter((row) => row[1] > 0);
       if (!best.length) continue;
       bars(list, best, best[0][1]);
-      rows.push(make("p", { class: "note" }, `${memory.name}: weights of its ${UNIT[memory.kind] ?? "slot"}s`), list);
+      rows.push(make("p", { class: "note" }, `${memory.name}: how much it read of each ${UNIT[memory.kind] ?? "slot"}`), list);
     }
-    if (one.surprise && t < one.count) {
-      const x = value(one.surprise, t), gain = value(one.helped, t);
-      if (!Number.isNaN(x)) rows.push(make("p", {}, `It was predicted with probability ${number(Math.exp(-x), 3)}; the memory raised ln p by ${number(gain)} or more.`));
-    }
+    const p = value(one.p, t);
+    if (!Number.isNaN(p)) rows.push(make("p", {}, `Its probability was ${number(p)}` + one.emptied.map((other) => `, ${number(value(other.p, t))} with the ${other.kind} emptied before this segment`).join("") + "."));
     ui.word.replaceChildren(...rows);
   }
 
@@ -376,8 +374,8 @@
     const units = make("select", { "aria-label": `unit of ${memory.name}`, onchange: () => choose(m, +units.value) }, make("option", { value: -1 }, "choose one"), ...memory.units.map((name, u) => make("option", { value: u }, name)));
     const history = strip(`history of the chosen unit of ${memory.name}`, (x) => go(Math.floor(x * total)));
     history.canvas.style.height = "64px";
-    const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), none = make("p", {}, "None: it took less than a half percent from each."), ever = make("div", { class: "row" });
-    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, memory.offset ? "Words of this segment's step that it took most from:" : "Words of this segment that it took most from:"), heard, none, make("p", { class: "note" }, "In the whole text, the word of each segment that it took most from (a button goes there):"), ever);
+    const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), none = make("p", {}, "None recorded."), ever = make("div", { class: "row" });
+    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, "Words that it took most from in this segment's step:"), heard, none, make("p", { class: "note" }, "In the whole text, up to 12 words that it took most from, one a segment (a button goes there):"), ever);
     const scale = make("p", { class: "note" });
     const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "shading shows ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), scale, detail);
 
@@ -444,7 +442,7 @@
     heat.canvas.style.height = `${Math.max(64, rows * 2)}px`;
     const list = make("ul", { class: "look-bars" }), said = make("p", { class: "note" });
     const heading = make("p", { class: "note" }, "Earlier words that this segment attends to most:");
-    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} Rows: the words before ${tall === width ? "the end of the segment" : "the segment"}, the oldest on top (${tall} words). A column is a segment; from no colour, 0, to full blue, ${number(memory.received.most, 3)}: attention to the word.`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} A column is a segment; in it, the ${tall} tokens ${tall === width ? "up to its end" : "before it"}, the oldest on top; from no colour, 0, to full blue, ${number(memory.received.most, 3)}: attention to the token${tall > rows ? ", of the tokens of a row the greatest" : ""}.`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
     function paint() {
       picture(heat.canvas, total, rows, (x, y) => {
         let most = 0;
@@ -457,17 +455,12 @@
       const s = state.segment, from = s * one.length - reach, found = [];
       for (let i = 0; i < reach; i++) {
         const t = from + i, x = value(memory.received, s * width + i);
-        if (t >= 0 && x > 0) found.push([trimmed(one.words[one.wordOf[t]]), x, memory.keys ? `${number(x, 3)}` : number(x, 3)]);
+        if (t >= 0 && x > 0) found.push([trimmed(one.words[one.wordOf[t]]), x, number(x, 3)]);
       }
       found.sort((a, b) => b[1] - a[1]);
       heading.hidden = !found.length;
       bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
-      const oldest = Math.max(0, from);
-      const begin = s * one.length, end = Math.min(one.count, begin + one.length);
-      let text = s ? `The segment can reach back to “${trimmed(one.words[one.wordOf[oldest]])}”, ${s * one.length - oldest} words before it.` : "No word comes before it.";
-      if (one.told) text += one.told[0] >= end ? " Nothing has been told yet." : one.told[0] >= begin ? " What was told stands in this segment." : one.told[0] >= oldest ? " What was told is within reach." : one.told[1] > oldest ? " A part of what was told is within reach." : ` What was told is out of reach: ${oldest - one.told[1] + 1} or more words too far back.`;
-      if (memory.keys) text += ` Mean length of its keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
-      said.textContent = text;
+      if (memory.keys) said.textContent = `Mean length of the segment's keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
     }
     return { element, paint, select() {}, update };
   }
@@ -497,7 +490,7 @@
 
   function build_trace(one) {
     const place = one.places[state.place];
-    ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all words." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
+    ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
     if (one.asked && !one.asked.known) { ui.holder.replaceChildren(make("p", { class: "note" }, "The answer is not known at the end, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
     const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
@@ -576,12 +569,12 @@
     place.replaceChildren(make("div", { class: "look" },
       make("div", { class: "look-bar", role: "group", "aria-label": "image, layer and slot" }, ...models, slider, said, make("label", {}, "layer ", layers), make("label", {}, "slot ", slots)),
       make("div", { class: "look-images" }, ...panes.map((pane) => make("figure", {}, pane.canvas, pane.caption))),
-      make("p", { class: "note" }, "o_self and o_mem: means over heads and channels at every patch, each scaled to its own range."), alike, list));
+      make("p", { class: "note" }, "o_self and o_mem: means over heads and channels, each scaled to its own range."), alike, list));
     function fill() {
       const one = all[now.model];
       slider.max = one.labels.length;
       now.image = Math.min(now.image, one.labels.length - 1);
-      layers.replaceChildren(...one.layers.map((layer, i) => option(`${layer.name}, σ(λ) ${number(layer.share)}`, i)));
+      layers.replaceChildren(...one.layers.map((layer, i) => option(`${layer.name}, share by size ${number(layer.share)}`, i)));
       layers.value = now.layer;
       slots.replaceChildren(option("that answered most", -1), ...one.layers[now.layer].slots.map((slot, i) => option(`slot ${slot}`, i)));
     }
@@ -591,7 +584,7 @@
     function show() {
       const one = all[now.model], i = now.image, layer = one.layers[now.layer];
       slots.value = now.slot;
-      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}` + (one.guesses[i] === one.labels[i] ? ", classified correctly" : `, classified as ${one.guesses[i]}`);
+      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}` + (one.guesses.length ? `, classified as ${one.guesses[i]}` : "");
       said.textContent = text;
       slider.value = i + 1;
       slider.setAttribute("aria-valuetext", text);
@@ -615,7 +608,7 @@
       const slot = now.slot < 0 ? read[0][2] : now.slot;
       map(panes[3].canvas, layer.answered, (i * count + slot) * h * w, h, w, layer.answered.most || 1, "--negative");
       panes[3].caption.textContent = `where slot ${layer.slots[slot]} answered`;
-      alike.textContent = `The slots that answered most in this image, by their mean weight; if all ${layer.held} were read alike, each would have ${number(1 / layer.held, 3)}:`;
+      alike.textContent = `Slots by their mean weight in this image${count < layer.held ? `, of the ${count} that answered most over all images` : ""}; if all ${layer.held} were read alike, each would have ${number(1 / layer.held, 3)}:`;
       bars(list, read.slice(0, TOP).map(([name, x]) => [name, x, number(x, 3)]), read[0][1]);
       [...list.children].forEach((item, k) => { item.className = read[k]?.[2] === slot ? "chosen" : ""; });
     }

@@ -23,7 +23,7 @@ from mnemos.memory.slots import SlotState
 from mnemos.models.memformer import Memformer
 from mnemos.models.segments import SegmentModel
 from mnemos.ops.gated_cache import resample
-from mnemos.types import State, reset
+from mnemos.types import State
 
 from .observe import Added, Attended, CacheWritten, Call, Calls, Mixed, SlotsWritten
 
@@ -87,7 +87,8 @@ class Reader:
     """Base of the readers. `read` is given what happened in a segment; `memory` is what came of it."""
 
     kind: ClassVar[Kind]
-    about: ClassVar[str]
+    all_of_kind: ClassVar[str]  # what the memories of all layers of a model are called together
+    about: str
     offset = 0
 
     def __init__(self, name: str, units: Sequence[str]) -> None:
@@ -171,13 +172,13 @@ class SlotReader(Reader):
     """Memformer's slots: the writer's attention, what encoder and decoder read, and how far each slot moved."""
 
     kind: ClassVar[Kind] = "slots"
-    about = (
-        "Each slot is written once a segment, by attention to the segment's words and to itself. A slot that keeps "
-        "itself holds what it had."
-    )
+    all_of_kind = "slots"
 
     def __init__(self, model: Memformer) -> None:
         assert model.memory is not None
+        self.about = "Slots are written once a segment, by attention to its tokens and to themselves."
+        if not model.memory.config.write:
+            self.about = "These slots are never written."
         super().__init__("slots", [f"slot {i + 1}" for i in range(model.config.memory.slots)])
         self.model = model
 
@@ -235,10 +236,8 @@ class EncodedReader(Reader):
     """The encoding of the segment before, which Memformer's decoder attends to."""
 
     kind: ClassVar[Kind] = "window"
-    about = (
-        "The decoder attends to the encoded words of the segment before, and to no earlier ones. Before segment 1 it "
-        "has a token for the beginning instead."
-    )
+    all_of_kind = "encoding of the segment before"
+    about = "The decoder attends to the encoded tokens of the segment before."
 
     def __init__(self, model: Memformer) -> None:
         super().__init__("the segment before", ())
@@ -265,12 +264,14 @@ class WindowReader(Reader):
     """Keys and values of the last tokens in one layer of softmax attention."""
 
     kind: ClassVar[Kind] = "window"
-    about = "The layer attends to the keys and values of the last words, each of which it forgets when it leaves."
+    all_of_kind = "keys and values"
 
     def __init__(self, name: str, title: str, layer: SoftmaxAttention, cached: str | None, place: int) -> None:
         super().__init__(f"{title}, window", ())
         self.module, self.cached, self.title, self.place = name, cached, title, place
         self.reach = REACH if layer.window is None else min(REACH, layer.window - 1)
+        past = "all earlier tokens" if layer.window is None else f"the last {layer.window - 1:,} tokens"
+        self.about = f"The layer attends to the keys and values of {past}."
 
     def read(self, calls: Calls, before: State, after: State, count: int) -> None:
         """See the class."""
@@ -285,39 +286,41 @@ class WindowReader(Reader):
         self.put(received=received, keys=_size(call.k[0, n:]), norms=_size(call.v[0, n:]))
         parts: tuple[str, ...] = ("this segment", "earlier words of the window")
         lengths = [own, earlier]
-        if self.cached is not None and (mixed := last(calls, self.cached, Mixed)) is not None:
+        if self.cached is not None:
             parts = (*parts, "cache")
+            mixed = _mixed(calls, self.cached)
             lengths = [one * mixed.own[0] for one in lengths] + [mixed.memory[0]]
         self.put_shares(0, self.title, parts, lengths)
 
     def emptied(self, state: State, unit: int | None) -> State | None:
-        """A window without a token."""
+        """A window without a token, at the same position of the row."""
         parts = nodes(state, KeyValues)
         if unit is not None or self.place >= len(parts):
             return None
         part = parts[self.place]
-        return replaced(state, part, reset(part, torch.ones(1, dtype=torch.bool, device=part.k.device)))
+        return replaced(state, part, KeyValues(part.k, part.v, torch.zeros_like(part.valid), part.seen))
 
 
 class CacheReader(Reader):
     """A gated recurrent cache: its gates, the tokens its slots took, what was read, and how far each slot moved."""
 
     kind: ClassVar[Kind] = "cache"
-    about = (
-        "Each slot takes one of every few words of a block and is updated by its gates: update 0 keeps the slot, 1 "
-        "replaces it by the candidate."
-    )
+    all_of_kind = "caches"
 
     def __init__(self, name: str, title: str, layer: GatedBranch, place: int) -> None:
         super().__init__(f"{title}, cache", [f"slot {i + 1}" for i in range(layer.cache.shape[0])])
+        self.about = "An update gate of 0 keeps a slot, 1 replaces it by its candidate."
+        if layer.grc.constant:
+            self.about = "A constant that was learned: nothing is written to it."
+        elif not layer.grc.write:
+            self.about = "Every update starts from the stored cache, and not from the update before."
         self.module, self.layer, self.place, self.title = name, layer, place, title
 
     def read(self, calls: Calls, before: State, after: State, count: int) -> None:
         """See the class."""
         k = len(self.units)
         if not isinstance(getattr(self.layer, "inner", None), SoftmaxAttention):  # else the window's reader says it
-            mixed = last(calls, self.module, Mixed)
-            assert mixed is not None
+            mixed = _mixed(calls, self.module)
             self.put_shares(0, self.title, ("the attention", "cache"), [mixed.own[0], mixed.memory[0]])
         writes = [call for call in calls.get(self.module, ()) if isinstance(call, CacheWritten)]
         zeros = torch.zeros(k)
@@ -363,6 +366,12 @@ class CacheReader(Reader):
         return replaced(state, walk, walk._replace(cache=part))
 
 
+def _mixed(calls: Calls, name: str) -> Mixed:
+    """The branches of a layer along the segment, which it may have read block by block."""
+    blocks = [call for call in calls[name] if isinstance(call, Mixed)]
+    return Mixed(*(torch.cat(parts, 1) for parts in zip(*blocks, strict=True)))
+
+
 def _taken(write: CacheWritten, method: str) -> Tensor:
     """How much of each slot [K] came from each token [T]: the mean update gate, shared among the tokens it took."""
     t, k = write.source.shape[1], write.after.shape[1]
@@ -374,9 +383,12 @@ class TokenReader(Reader):
     """Memory tokens of a model of segments: what they attended to when they were written, and who attended to them."""
 
     kind: ClassVar[Kind] = "tokens"
-    about = "The memory tokens stand before and behind every segment; the outputs of those behind are the next ones."
+    all_of_kind = "memory tokens"
 
     def __init__(self, model: SegmentModel) -> None:
+        self.about = "The memory tokens stand before every segment, the same ones each time."
+        if model.back:
+            self.about = "The outputs of the memory tokens behind a segment stand before the next one."
         super().__init__("memory tokens", [f"token {i + 1}" for i in range(model.front)])
         self.model = model
 

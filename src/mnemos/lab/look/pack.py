@@ -40,8 +40,8 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
         "count": len(document.tokens),
         "words": texts,
         "counts": None if set(counts) <= {1} else counts,
-        "surprise": dense(recording.surprise),
-        "helped": dense(np.clip(recording.helped, 0, None)),
+        "p": dense(np.exp(-recording.surprise), 1.0),
+        "emptied": [{"kind": kind, "p": dense(np.exp(-array), 1.0)} for kind, array in recording.emptied.items()],
         "told": None if document.question is None else list(document.question.told),
         "sources": [
             {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources

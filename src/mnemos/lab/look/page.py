@@ -50,7 +50,7 @@ def page(
 
 def _byline(recordings: Sequence[Recording]) -> str:
     if not recordings:
-        return "pictures of the test split, of as many classes as possible"
+        return "pictures of the test split"
     first = recordings[0]
     parts = [first.document.about, f"{len(first.document.tokens):,} tokens"]
     lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
@@ -64,7 +64,7 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
         return []
     chart = Chart(
         *("asked", "", "probability of the answer", [arm(one.name, i) for i, one in enumerate(known)], [""]),
-        [Axis("words between what was told and the question", ",d")],
+        [Axis("tokens between what was told and the question", ",d")],
         limits=(0.0, 1.0),
         references=[] if known[0].document.guess is None else [("a guess", known[0].document.guess)],
     )
@@ -75,8 +75,8 @@ def _asked(recordings: Sequence[Recording]) -> list[Section]:
             chart.add(i, 0, p, after - one.document.question.told[1])
     steps = listed([f"{one:,}" for one in dict.fromkeys(max(1, one.length // PARTS) for one in known)])
     caption = (
-        f"The question is asked after every {steps} words, and the probability of the right answer is drawn. This is "
-        "one row: a model that knows the answer in most rows at a distance may not know it in this one."
+        f"The question is asked after every {steps} tokens of this one row, and the probability of the right answer is "
+        "drawn."
     )
     caption += " Dotted: a guess." if chart.references else ""
     return [Section("asked", "When it is known", chart_figure([chart], caption, "wide"))]
@@ -90,7 +90,7 @@ def _told(recordings: Sequence[Recording]) -> str:
     texts = [text for text, count in one.document.words for _ in range(count)]
     told, ask = (" ".join(texts[a:b]) for a, b in (question.told, (len(texts) - len(question.ask), len(texts))))
     apart = len(texts) - len(question.ask) - question.told[1]
-    return paragraph(f"Told: “{told}” Asked {apart} words later: “{ask}”", "lead")
+    return paragraph(f"Told: “{told}” Asked {apart} tokens later: “{ask}”", "lead")
 
 
 def _viewer(recordings: Sequence[Recording]) -> list[Section]:
@@ -118,17 +118,18 @@ def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
             first = int(most.argmax())
             said = f"slot {layer.slots[first] + 1} ({decimal(float(most[first]))})"
             name = f"{one.name}, {layer.name}" if pictures[1:] else layer.name
-            rows.append([escape(name), decimal(layer.share), str(layer.held), decimal(1 / layer.held), escape(said)])
+            size = decimal(layer.share), decimal(layer.gate), str(layer.held), decimal(1 / layer.held)
+            rows.append([escape(name), *size, escape(said)])
     caption = (
-        "Each cached layer: the share of its memory, σ(λ); its slots; the weight that each would have if all were read "
-        "alike; and the slot that is read most, with its mean weight."
+        "Each cached layer: the share of its memory by size, σ(λ)·o_mem beside (1 − σ(λ))·o_self; the mean gate σ(λ); "
+        "its slots; the weight that each would have if all were read alike; the slot that is read most, with its mean "
+        "weight."
     )
-    shown = table(caption, ["layer", "σ(λ)", "slots", "read alike", "read most"], rows)
+    shown = table(caption, ["layer", "share by size", "gate σ(λ)", "slots", "read alike", "read most"], rows)
     data = "\n".join(embedded(pack_pictures(one), "look-pictures") for one in pictures)
     said = (
-        "Each layer with a memory has two branches. o_self is its own attention, over the patches of the image; o_mem "
-        "is what each patch reads from the slots of the layer's memory, its cache. The layer goes on with "
-        "(1 − σ(λ))·o_self + σ(λ)·o_mem. In the maps a square is a patch, and the fuller its colour, the greater."
+        "o_self is the layer's own attention; o_mem is what each patch reads from the slots of its cache. The layer "
+        "adds (1 − σ(λ))·o_self and σ(λ)·o_mem. The fuller a colour, the greater."
     )
     made = f'{paragraph(said)}<div id="look-images"></div>\n{data}\n{shown}'
     return [Section("images", "Image by image", made)]

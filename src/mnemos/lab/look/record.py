@@ -16,10 +16,21 @@ from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.linearised import Linearised
 from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
-from mnemos.types import InputError, State, reset
+from mnemos.types import InputError, State
 
-from .effects import KNOWN, LOST, Effects, Place, check_finite, choose_places, find_effects, log_probabilities
-from .memories import Array, Kind, Memory, Reader, Sources
+from .effects import (
+    KNOWN,
+    LOST,
+    Effects,
+    Place,
+    check_finite,
+    choose_places,
+    emptied_by_kind,
+    find_effects,
+    log_probabilities,
+    read_segments,
+)
+from .memories import Array, Kind, Memory, Reader, Sources, WindowReader
 from .observe import observing
 from .readers import readers_of
 
@@ -97,9 +108,9 @@ class Asked(NamedTuple):
 class Recording:
     """What a model's memories did over a document of N tokens in S segments of `length`.
 
-    surprise [N]: −ln p of each token given those before, NaN where it does not count. helped [N]: by how much ln p of
-    it is greater than with every memory emptied before its segment. answers: the words of the places' tokens, by token.
-    layers: how many memories of each kind the model has; `memories` has at most `LAYERS` of them.
+    surprise [N]: −ln p of each token given those before, NaN where it does not count. emptied: the same with the
+    memories of one kind, in all layers, emptied before the token's segment, by kind; everything else stays, keys and
+    values and positions too. layers: how many memories of each kind the model has; `memories` has at most `LAYERS`.
     """
 
     name: str
@@ -109,7 +120,7 @@ class Recording:
     memories: list[Memory]
     sources: list[Sources]
     surprise: Array
-    helped: Array
+    emptied: dict[str, Array]
     places: list[Place] = field(default_factory=list)
     asked: Asked | None = None
     layers: Mapping[Kind, int] = field(default_factory=dict)
@@ -120,11 +131,13 @@ class Recording:
         return -(-len(self.document.tokens) // self.length)
 
 
-def segment_length(model: nn.Module) -> int:
-    """The tokens of a segment: the model's own segments or blocks, else its window, else `SEGMENT`."""
+def segment_length(model: nn.Module, trained: int = 0) -> int:
+    """The tokens of a segment: the model's own, else those of its training, its blocks, its window, else `SEGMENT`."""
     config = getattr(model, "config", None)
     if isinstance(length := getattr(config, "segment", None), int):
         return length
+    if trained:
+        return trained
     modules = list(model.modules())
     branches = [one for one in modules if isinstance(one, GatedBranch) and getattr(one, "causal", True)]
     lengths = [getattr(one, "block", None) for one in branches]
@@ -157,34 +170,44 @@ def record(
     device = next(model.parameters()).device
     tokens = torch.tensor([document.tokens], device=device)
     targets = torch.tensor(document.targets)
-    readers = readers_of(model, LAYERS)
+    readers, every = readers_of(model, LAYERS), readers_of(model, sys.maxsize)
     with generators.preserve(), evaluating(model):
-        surprise, helped = _read(model, readers, tokens, targets, length, state)
+        surprise, emptied = _read(model, readers, every, tokens, targets, length, state)
         recording = Recording(
             *(name, about, document, length),
             memories=[reader.memory() for reader in readers],
             sources=[one for reader in readers for one in reader.sources()],
             surprise=surprise,
-            helped=helped,
-            layers=Counter(reader.kind for reader in readers_of(model, sys.maxsize)),
+            emptied=emptied,
+            layers=Counter(reader.kind for reader in every),
         )
         if document.question is not None:
             recording.asked = _ask(model, tokens, document.question, length, state)
+        # Words that keys and values alone helped are of interest where there is no other memory.
+        own = {kind: array for kind, array in emptied.items() if kind != WindowReader.all_of_kind} or emptied
+        helped = np.max([array - surprise for array in own.values()] or [np.full(len(surprise), np.nan)], 0)
         wanted = choose_places(document.targets, helped, length)
-        effects = Effects(model, readers, recording.memories, length)
-        emptied = recording.asked is None or recording.asked.known_at_end  # what is not known cannot be lost
-        recording.places = find_effects(effects, tokens, targets, wanted, state, emptied)
+        effects = Effects(model, readers, recording.memories, length, every)
+        known = recording.asked is None or recording.asked.known_at_end  # what is not known cannot be lost
+        recording.places = find_effects(effects, tokens, targets, wanted, state, known)
         for place in recording.places:
             place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
     return recording
 
 
 def _read(
-    model: nn.Module, readers: Sequence[Reader], tokens: Tensor, targets: Tensor, length: int, state: State
-) -> tuple[Array, Array]:
-    """Let every reader see each segment; returns surprise and helped, at the tokens that are predicted."""
+    model: nn.Module,
+    readers: Sequence[Reader],
+    every: Sequence[Reader],
+    tokens: Tensor,
+    targets: Tensor,
+    length: int,
+    state: State,
+) -> tuple[Array, dict[str, Array]]:
+    """Let the readers see each segment; returns `Recording.surprise` and `Recording.emptied`."""
     n = tokens.shape[1]
-    surprise, helped = np.full(n, np.nan), np.full(n, np.nan)
+    surprise = np.full(n, np.nan)
+    emptied: dict[str, Array] = {}
     with observing(model) as calls:
         for first in range(0, n, length):
             x = tokens[:, first : first + length]
@@ -195,17 +218,17 @@ def _read(
             for reader in readers:
                 reader.read(kept, state, after, x.shape[1])
             wanted = targets[first : first + length]
-            own = _scores(model, outputs, wanted)
-            without = own
-            if state is not None:
-                fresh = torch.ones(1, dtype=torch.bool, device=tokens.device)
-                without = _scores(model, model(x, reset(state, fresh))[0], wanted)
-            for i in range(x.shape[1]):
-                if wanted[i] >= 0 and first + i + 1 < n:
-                    surprise[first + i + 1] = -float(own[i])
-                    helped[first + i + 1] = float(own[i] - without[i])
+            counts = (wanted >= 0) & (torch.arange(first, first + x.shape[1]) < n - 1)
+            at = counts.nonzero()[:, 0].numpy() + first + 1
+            surprise[at] = -_scores(model, outputs, wanted)[counts].numpy()
+            without = {} if state is None else emptied_by_kind(every, state)
+            for kind in emptied | without:
+                # Before the first segment, and where nothing was written yet, there is nothing to empty.
+                emptied.setdefault(kind, surprise.copy())[at] = surprise[at]
+                if kind in without:
+                    emptied[kind][at] = -_scores(model, model(x, without[kind])[0], wanted)[counts].numpy()
             state = after
-    return surprise, helped
+    return surprise, emptied
 
 
 def _scores(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -216,17 +239,20 @@ def _scores(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
-    """Ask after every part of a segment from the told words on; the reading itself is not changed by it."""
+    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question.
+
+    The row is read in the model's own segments up to there, which changes nothing for the segments that follow.
+    """
     step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
     after, found = [], []
     end = tokens.shape[1] - len(question.ask)
-    starts = [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]
-    first = 0
-    for place in starts:
-        if place > first:
-            _, state = model(tokens[:, first:place], state)
-        first = place
-        outputs, _ = model(ask, state)
+    first = 0  # what `state` has read, whole segments
+    for place in [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]:
+        whole = place // length * length
+        if whole > first:
+            _, state = read_segments(model, tokens[:, first:whole], state, length)
+            first = whole
+        outputs, _ = read_segments(model, torch.cat([tokens[:, first:place], ask], 1), state, length)
         found.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
         after.append(place)
     return Asked(after, found)

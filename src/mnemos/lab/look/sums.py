@@ -24,10 +24,8 @@ class SumsReader(Reader):
     """
 
     kind: ClassVar[Kind] = "sums"
-    about = (
-        "Each head keeps one matrix, the sum over all words. It is shown by its strongest directions: their strength, "
-        "which words add to them, and which words read them."
-    )
+    all_of_kind = "sums"
+    about = "Each head keeps one matrix, of which the strongest directions are shown."
 
     def __init__(self, name: str, title: str, heads: int, place: int) -> None:
         count = DIRECTIONS if heads <= 8 else 1
@@ -236,11 +234,6 @@ def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
 
 class RecurrentReader(SumsReader):
     """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
-
-    about = (
-        "Each head keeps one matrix that decays or is corrected. It is shown by its strongest directions: their "
-        "strength and how they turn."
-    )
 
     def sums(self, state: State) -> Any:
         """The layer's sums."""

@@ -27,7 +27,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, reset
 
-from .effects import KNOWN, LOST, log_probabilities
+from .effects import KNOWN, LOST, log_probabilities, read_segments
 from .images import PictureRecording, record_pictures
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
@@ -93,8 +93,8 @@ def look(
 class Opened(NamedTuple):
     """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
 
-    about: the recipe's line, the run, and how far it was trained. data: settings of the run's data, or the tokenizer's
-    vocabulary: models with the same ones read the same tokens.
+    about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary: models
+    with the same ones read the same tokens. length: tokens of a segment.
     """
 
     name: str
@@ -102,6 +102,7 @@ class Opened(NamedTuple):
     model: nn.Module
     task: Task
     data: object
+    length: int
 
 
 def look_at_runs(
@@ -133,12 +134,8 @@ def look_at_runs(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
             "at a time"
         )
-    lengths = [segment_length(one.model) for one in opened]
-    document = document_of(opened, max(lengths), text, number, segments)
-    recordings = [
-        record(one.model, document, one.name, one.about, length) for one, length in zip(opened, lengths, strict=True)
-    ]
-    return Look(recordings).write(target)
+    document = document_of(opened, max(one.length for one in opened), text, number, segments)
+    return Look([record(one.model, document, one.name, one.about, one.length) for one in opened]).write(target)
 
 
 def _caches(model: nn.Module) -> bool:
@@ -161,11 +158,14 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
         from mnemos.hugging_face.hub import language_model
 
         model, tokenizer = language_model(str(source))
-        return Opened(folder.name, "", functional(model), DecoderText(tokenizer), tokenizer.get_vocab())
+        step = functional(model)
+        return Opened(folder.name, "", step, DecoderText(tokenizer), tokenizer.get_vocab(), segment_length(step))
     recipe, task, model = open_run(folder)
     run = folder.parent if is_model(folder) else folder
-    about = [recipe.about, f"run {'/'.join(run.resolve().parts[-2:])}", trained(run, recipe, task)]
-    return Opened(recipe.name, " · ".join(filter(None, about)), model, task, recipe.data)
+    about = [f"run {'/'.join(run.resolve().parts[-2:])}", trained(run, recipe, task)]
+    # The segments in which the run was trained and scored: a memory is emptied where it passes from one to the next.
+    cut = recipe.train.rollout.segment_length or (task.max_length if task.carries_state else 0)
+    return Opened(recipe.name, " · ".join(filter(None, about)), model, task, recipe.data, segment_length(model, cut))
 
 
 def trained(run: Path, recipe: Recipe, task: Task) -> str:
@@ -229,8 +229,8 @@ def document_of(
         about = f"document {row} of the test split" + ("" if number is not None else ", the first")
         return Document.of_text(tokens, task.words, about, task.other)
     batch = next(iter(task.batches("test", max(ROWS, (number or 0) + 1))))
-    models = [one.model for one in opened]
-    row, why = choose_row(task, models, batch, length) if number is None else (number, "")
+    models = [(one.model, one.length) for one in opened]
+    row, why = choose_row(task, models, batch) if number is None else (number, "")
     if row >= len(batch.inputs):
         raise InputError(f"--document: expected a number below {len(batch.inputs)}, found {row}; lower it")
     valid = torch.ones_like(batch.inputs[row], dtype=torch.bool) if batch.mask is None else batch.mask[row]
@@ -246,35 +246,34 @@ def document_of(
 
 
 @torch.no_grad()
-def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int) -> tuple[int, str]:
-    """Of rows that ask a question: the first of those told farthest back whose answer needs the memory; else row 0.
+def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) -> tuple[int, str]:
+    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0.
 
-    Returns the row and why it is this one.
+    models: each with the tokens of its segments. Returns the row and why it is this one.
 
-    An answer needs the memory if no model that knows it gives it half of that probability without its state: a model
+    An answer needs the state if no model that knows it gives it half of that probability without its state: a model
     that guesses it anyway shows nothing of where it is kept. Of these rows, one is taken whose answer is not the
-    likeliest word of a model that does not know it, if there is one.
+    likeliest token of a model that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.told[1] for one in questions]
     if (far := max(apart)) < 0:
         return 0, "the first"
     rows = [i for i, words in enumerate(apart) if words == far]
-    why = f"the first of those told {far:,} words before the question"
+    why = f"the first of those told {far:,} tokens before the question"
     inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
-    cut = (inputs.shape[1] - 1) // length * length
-    if not cut:  # one segment has the whole row: no memory is needed
-        return rows[0], why
     told = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
-    begin = min(cut, -(-told // length) * length)
     fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
-    for model in models:
+    for model, length in models:
+        if not (cut := (inputs.shape[1] - 1) // length * length):  # one segment has the whole row: no state is needed
+            return rows[0], why
+        begin = min(cut, -(-told // length) * length)
         with evaluating(model):
-            _, state = model(inputs[:, :cut], None)
+            _, state = read_segments(model, inputs[:, :cut], None, length)
             fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
             # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
             found = [
-                log_probabilities(model, model(inputs[:, first:], one)[0][:, -1])
+                log_probabilities(model, read_segments(model, inputs[:, first:], one, length)[0][:, -1])
                 for first, one in ((cut, state), (cut, fresh), (begin, fresh))
             ]
         known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in found)
@@ -284,7 +283,7 @@ def choose_row(task: Task, models: Sequence[nn.Module], batch: Any, length: int)
             needed = True
     if not (needed and fits.any()):
         return rows[0], why
-    why += " whose answer is known with the memory and not guessed without it"
+    why += " whose answer is known with the state and not guessed without it"
     if (best := fits & unlikely).any():
         return rows[int(best.nonzero()[0])], why
-    return rows[int(fits.nonzero()[0])], f"{why}, but the likeliest word of a model that does not know it"
+    return rows[int(fits.nonzero()[0])], f"{why}, but the likeliest token of a model that does not know it"
