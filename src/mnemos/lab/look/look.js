@@ -100,7 +100,7 @@
     ui.word = make("div", { "aria-live": "polite" });
     ui.panels = make("div", {});
     ui.prediction = make("div", {});
-    const legend = make("p", { class: "note" }, make("i", { class: "look-key w" }), "written to the memory", make("i", { class: "look-key r" }), "read from it; of earlier words: how much they are attended to. Faint: words of the segments before.");
+    const legend = make("p", { class: "note" }, make("i", { class: "look-key w" }), "written to the memory; ", make("i", { class: "look-key r" }), "read from it; of earlier words: how much they are attended to. Faint: words of the segments before.");
     root.replaceChildren(make("div", { class: "look" }, bar, ui.live, make("div", { class: "look-columns" },
       make("div", {}, make("h3", {}, "The text"), make("div", { class: "row" }, make("label", {}, "shaded by ", ui.memory), make("label", {}, "part ", ui.unit)), ui.text, legend, ui.panels),
       make("div", {}, ui.prediction, ui.word))));

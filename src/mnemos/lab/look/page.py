@@ -136,7 +136,7 @@ def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
 
 
 def _places(recordings: Sequence[Recording]) -> list[Section]:
-    """What is lost when a part of the memory is emptied before the last segment, as tables."""
+    """The predictions with a part of the memory emptied before their segment, as tables."""
     found: list[str] = []
     for one in recordings:
         for place in one.places:
@@ -166,4 +166,4 @@ def _places(recordings: Sequence[Recording]) -> list[Section]:
             name = f"{one.name}, “{place.answer_text}”"
             found.append(f"<details{'' if found else ' open'}><summary>{escape(name)}</summary>{made}</details>")
     texts = dict.fromkeys(paragraph(explained(one.document)) for one in recordings)
-    return [Section("emptied", "What is lost when a part is emptied", "\n".join([*texts, *found]))] if found else []
+    return [Section("emptied", "Predictions with a part emptied", "\n".join([*texts, *found]))] if found else []

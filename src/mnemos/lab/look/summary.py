@@ -27,7 +27,10 @@ def thresholds() -> str:
 
 def explained(document: Document) -> str:
     """What it means to empty a part, and what a guess is."""
-    said = "Emptied: set back to what it is before the first token of a row; the reading then goes on from there."
+    said = (
+        "Emptied: as before the first token of a row, the position too where it is the whole state; the reading goes "
+    )
+    said += "on from there."
     if document.guess is not None:
         said += f" A guess, {document.guess:.2f}, is what an answer picked at random has."
     return said
@@ -97,18 +100,23 @@ def _needed(one: Recording, place: Place, i: int) -> str:
     parts = [change for change in memories if change.unit is not None]
     parts = parts or [change for change in memories if ": " in change.name]
     if parts:
-        return f"lost without {' or '.join(change.name for change in parts)}"
+        return f"lost without {_either([change.name for change in parts])}"
     if not memories:
         return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given without {WHOLE} too"
     numbers = {change.memory for change in memories}
     alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
-    said = f"lost without {' or '.join(change.name for change in memories)}"
+    said = f"lost without {_either([change.name for change in memories])}"
     if not alone:
         return said
     units = sum(len(one.memories[number].units) for number in numbers if number is not None)
     tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
-    enough = " or ".join(change.name for change, p in alone if p >= least)
-    return f"{said}, of whose {tried} {enough or 'none'} is enough alone"
+    enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
+    return f"{said}, of whose {tried} {_either(enough) or 'none'} is enough alone"
+
+
+def _either(names: list[str]) -> str:
+    """a, b or c."""
+    return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def picture_sentences(one: PictureRecording) -> list[str]:

@@ -1,0 +1,160 @@
+"""Every sentence of a look is measured: a recording in which it would be false changes it, or has none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import mnemos
+from mnemos.lab.look.effects import WHOLE, Change, Effect, Place
+from mnemos.lab.look.images import PictureLayer, PictureRecording
+from mnemos.lab.look.memories import Memory
+from mnemos.lab.look.page import page
+from mnemos.lab.look.readers import readers_of
+from mnemos.lab.look.record import Asked, Document, Recording
+from mnemos.lab.look.summary import picture_sentences, sentences
+from mnemos.lab.tasks.task import Question
+
+UNITS = 8
+
+
+def effect(p, name, *more):
+    return Effect(Change(name, *more), np.array([p]))
+
+
+def recorded(**changes):
+    """32 tokens in four segments, of which the answer, known as .9, comes from a cache of 8 slots."""
+    cache = Memory("layer 1, cache", "cache", tuple(f"slot {i + 1}" for i in range(UNITS)), "")
+    document = Document((1,) * 32, (("w", 1),) * 32, (-1,) * 32, "", Question((0, 4), (1,), 1))
+    asked = Asked([4, 8, 16, 31], [0.9, 0.9, 0.9, 0.9])
+    gone = [effect(0.1, WHOLE), effect(0.1, "layer 1, cache", 0)]
+    place = Place(32, 1, 0.9, 1, 0.9, "x", "x", [3], gone)
+    one = Recording("", "", document, 8, [cache], [], np.full(32, 1.0), {"caches": np.full(32, 2.0)}, [place], asked)
+    for name, value in changes.items():
+        if name == "effects":
+            one.places[0].effects = value
+        else:
+            setattr(one, name, value)
+    return one
+
+
+def text(**changes):
+    """The same without a question."""
+    one = recorded(asked=None, **changes)
+    one.document = replace(one.document, question=None)
+    return one
+
+
+def alone(*enough, tried=UNITS):
+    """Each slot emptied, which changes nothing, and kept alone, which is enough for some."""
+    slots = [effect(0.9, f"slot {i + 1}", 0, i) for i in range(tried)]
+    kept = [effect(0.8 if i in enough else 0.1, f"slot {i + 1}", 0, i, True) for i in range(tried)]
+    return [effect(0.1, WHOLE), effect(0.1, "layer 1, cache", 0), *slots, *kept]
+
+
+OTHER = Memory("layer 2, window", "window", (), "")
+CASES = {
+    "helps": (text(), ["1.000 as read; 2.000 with the caches emptied", "segment of 8 tokens"], ["Asked"]),
+    "harms": (text(emptied={"caches": np.full(32, 0.5)}), ["1.000 as read; 0.500 with"], ["greater", "help"]),
+    "each kind": (text(emptied={"a": np.full(32, 3.0), "b": np.full(32, 4.0)}), ["3.000 with the a", "4.000 with"], []),
+    "nothing emptied": (text(emptied={}), ["Shown"], ["Nats", "emptied"]),
+    "nothing counted": (text(surprise=np.full(32, np.nan)), ["Shown"], ["nan", "Nats"]),
+    "known": (recorded(), ["probability of 0.90, 27 tokens later 0.90."], ["not known", "lost between", "Nats"]),
+    "lost": (
+        recorded(asked=Asked([4, 8, 16, 31], [0.8, 0.9, 0.3, 0.2])),
+        ["0.80, 4 tokens later 0.90, 12 tokens later 0.30, 27 tokens later 0.20.", "not known at the end"],
+        ["lost without", "not known anywhere"],
+    ),
+    "never known": (
+        recorded(asked=Asked([4, 8, 16, 31], [0.1, 0.2, 0.4, 0.3])),
+        ["0.10, 27 tokens later 0.30: it is not known anywhere."],
+        ["lost without"],
+    ),
+    "known late": (recorded(asked=Asked([4, 31], [0.1, 0.9])), ["0.10, 27 tokens later 0.90."], ["not known"]),
+    "a part": (
+        recorded(effects=[effect(0.1, "slot 3", 0, 2)]),
+        ["Before segment 4 the answer is lost without slot 3."],
+        [],
+    ),
+    "a memory": (recorded(), ["lost without layer 1, cache."], ["unit", "enough", "given"]),
+    "none alone": (recorded(effects=alone()), ["of whose 8 units none is enough alone"], ["tried"]),
+    "some tried": (recorded(effects=alone(tried=2)), ["of whose 2 units tried, of 8, none is"], ["8 units none"]),
+    "one alone": (recorded(effects=alone(4)), ["of whose 8 units slot 5 is enough alone"], ["none"]),
+    "all": (recorded(effects=[effect(0.1, WHOLE), effect(0.9, "a", 0)]), ["but not without any one memory"], ["given"]),
+    "not needed": (recorded(effects=[effect(0.8, WHOLE)]), ["given without the whole state too"], ["lost"]),
+    "no boundary": (recorded(places=[Place(5, 1, 0.9, 1, 0.9)]), ["so nothing was emptied"], ["lost", "given"]),
+    "one layer": (text(), ["Shown: layer 1, cache."], ["layers"]),
+    "all layers": (text(memories=[OTHER, OTHER], layers={"window": 2}), ["Shown: window of 2 layers."], ["2 of 2"]),
+    "some layers": (text(memories=[OTHER, OTHER], layers={"window": 9}), ["window of 2 of 9 layers"], []),
+}
+
+
+@pytest.mark.parametrize(("one", "said", "unsaid"), CASES.values(), ids=CASES)
+def test_sentences_follow_the_recording(one, said, unsaid):
+    found = " ".join(sentences(one))
+    assert [text for text in said if text not in found] == [], found
+    assert [text for text in unsaid if text in found] == [], found
+
+
+def test_boundaries_are_joined_where_the_same_is_needed():
+    one = recorded()
+    one.places[0].boundaries = [1, 2, 3]
+    one.places[0].effects = [
+        Effect(Change("slot 1", 0, 0), np.array([0.1, 0.1, 0.9])),
+        Effect(Change(WHOLE), np.full(3, 0.1)),
+    ]
+    found = sentences(one)[-1]
+    assert found.startswith("Before segments 2 to 3 the answer is lost without slot 1; before segment 4 the answer is")
+
+
+def pictures(*shares, guesses=("a", "b")):
+    some = np.random.default_rng(0).random
+    layers = [
+        PictureLayer(f"layer {i + 1}", share, 0.5, some((2, 4, 4)), some((2, 4, 4)), (0,), some((2, 1, 4, 4)), 5)
+        for i, share in enumerate(shares)
+    ]
+    return PictureRecording("", "", ("a", "a"), guesses, np.zeros((2, 8, 8, 1), np.uint8), layers)
+
+
+def test_the_share_of_a_branch_is_its_size_and_not_its_gate():
+    (found,) = picture_sentences(pictures(0.13, 0.31))
+    assert "0.31 in layer 2 and of 0.13 in layer 1" in found
+    assert "0.5" not in found
+    assert "2 pictures, 1 classified correctly." in found
+    (found,) = picture_sentences(pictures(0.2, guesses=()))
+    assert "classified" not in found
+    assert "least" not in found
+    table = page([], [pictures(0.13)]).partition("<table")[2]
+    assert table.index("0.13") < table.index("0.5")  # share by size, gate
+
+
+SIZES = {"vocab_size": 9, "dim": 8, "num_heads": 2, "mlp": 8}
+SEGMENTS = {**SIZES, "layers": 1, "segment": 4}
+HALVES = {**SIZES, "encoder_layers": 1, "decoder_layers": 1, "segment": 4}
+
+
+def transformer(window=None, **cache):
+    attention = mnemos.SoftmaxConfig(window=window)
+    grc = mnemos.GRC(**{"length": 2, "scope": "stream", **cache}) if cache else None
+    return mnemos.Transformer(**SIZES, layers=1, max_length=9, attention=attention, cache=grc)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "unsaid"),
+    [
+        (lambda: transformer(), "all earlier tokens", "last"),
+        (lambda: transformer(6), "the last 5 tokens", "all earlier"),
+        (lambda: transformer(6, block=2), "An update gate", "constant"),
+        (lambda: transformer(6, write=False), "Every update starts from the stored cache", "update gate"),
+        (lambda: transformer(6, write=False, inference="frozen", scope="shared"), "A constant", "update"),
+        (lambda: mnemos.RMT(**SEGMENTS, memory=mnemos.TokensConfig(tokens=2)), "behind a segment", "same ones"),
+        (lambda: mnemos.RMT(**SEGMENTS, memory=mnemos.TokensConfig(2, write=False)), "same ones", "behind"),
+        (lambda: mnemos.MemoryTransformer(**SEGMENTS, memory_tokens=2), "same ones", "behind"),
+        (lambda: mnemos.Memformer(**HALVES, memory=mnemos.SlotsConfig(2)), "written once a segment", "never"),
+        (lambda: mnemos.Memformer(**HALVES, memory=mnemos.SlotsConfig(2, write=False)), "never written", "once"),
+    ],
+)
+def test_what_is_said_of_a_memory_is_what_it_does(model, said, unsaid):
+    found = " ".join(reader.about for reader in readers_of(model(), 9))
+    assert said in found
+    assert unsaid not in found
