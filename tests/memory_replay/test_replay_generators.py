@@ -1,4 +1,4 @@
-"""The random generators of a rollout: those of the caller, and how often states are read."""
+"""The random generators of a rollout: those of the caller, and the global ones."""
 
 import random
 
@@ -58,14 +58,6 @@ def test_generators_of_the_caller(name):
 def test_what_is_no_generator(given, words):
     with pytest.raises(InputError, match=words):
         replay(cell(), segments(), begin(), generators=given)
-
-
-def test_states_are_read_only_when_they_can_have_changed(monkeypatch):
-    """NumPy takes 0.14 ms for its state; 200 small steps that do not draw read it once."""
-    calls, get = [], np.random.get_state
-    monkeypatch.setattr(np.random, "get_state", lambda legacy=True: calls.append(None) or get(legacy=legacy))
-    replay(cell(), segments(20), begin())
-    assert len(calls) <= 1
 
 
 def test_states_that_did_not_change_are_stored_once():

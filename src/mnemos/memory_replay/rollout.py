@@ -1,13 +1,10 @@
 """`replay`, its options, and the checks of its arguments."""
 
 import functools
-import inspect
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
-from weakref import WeakKeyDictionary
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +16,6 @@ from .step_start import Generators, Store
 from .step_states import Axes, BatchRows, one_per_step
 
 Segment = TypeVar("Segment")
-Verify: TypeAlias = Literal["first", "always", "never"]
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -34,8 +30,7 @@ class ReplayOptions(TypedDict, total=False):
     numpy.random.Generator or RandomState). Each replayed step draws from them what it drew in the first pass.
     tolerance: the difference, relative to a tensor's norm, that `verify` allows. None: that of rounding in the tensor's
     dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
-    offload: True stores states in the host's memory (for a GPU). An existing folder stores each state in a file there,
-    deleted at the end. Both cost one transfer each way per state. States of generators and buffers stay in memory.
+    offload: store states in the host's memory (for a GPU), at the cost of one transfer each way per state.
     scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
     loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
     `module` has another wrapper than DistributedDataParallel or `fully_shard`.
@@ -45,7 +40,7 @@ class ReplayOptions(TypedDict, total=False):
     reset_to: State | Callable[[], State]
     generators: Iterable[object] | None
     tolerance: float | None
-    offload: bool | str | os.PathLike[str]
+    offload: bool
     scaler: torch.amp.GradScaler | None
     backward: Callable[[Tensor], object] | None
     no_sync: Callable[[], AbstractContextManager[object]] | None
@@ -62,7 +57,7 @@ def replay(
     truncate_every: int | None = None,
     slide: int | None = None,
     checkpoints: int | str = "all",
-    verify: Verify | bool | float = "first",
+    verify: bool = True,
     module: nn.Module | None = None,
     **options: Unpack[ReplayOptions],
 ) -> ReplayResult:
@@ -101,13 +96,8 @@ def replay(
     levels, each of which costs one more first pass. "sqrt": √S, two levels.
     verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
-    notice. "always": in this call. "never": not. "first": in the first call that ends without an error, for each code
-    of `step` and `advance` with each `module` in training mode or not; where no module is known, with each object whose
-    method `step` is, or each function. A function that is made anew for every call is then compared in every call.
-    True, False and a number mean "always", "never", and "always" with this `tolerance`.
-    A tensor that is about zero because its summands cancel may differ by the rounding of the summands. If a difference
-    would be an error, three more runs of the step without gradient measure this rounding (in one process only).
-    Cost of a call that compares: a comparison of the state per step.
+    notice. A tensor that is about zero because its summands cancel may differ by their rounding: then switch it off.
+    Cost: a comparison of the state per step.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
     replayed step, compared as the state is, and updated once. Its gradients are restored after an error.
     DistributedDataParallel or `fully_shard` in it reduce gradients once per rollout. It is found automatically if
@@ -134,13 +124,16 @@ def replay(
             f"replay() got an unexpected keyword argument {min(unknown)!r}; see mnemos.memory_replay.ReplayOptions"
         )
     _check_types(step, advance, module)
-    when, tolerance = _read_verify(verify, options.get("tolerance"))
+    tolerance, offload = options.get("tolerance"), options.get("offload", False)
+    for name, value in (("verify", verify), ("offload", offload)):
+        if not isinstance(value, bool):
+            raise InputError(f"replay: expected {name} to be True or False, found {value!r:.60}")
+    if tolerance is not None and (not isinstance(tolerance, int | float) or tolerance is True or not tolerance >= 0):
+        raise InputError(f"replay: expected a tolerance from 0 on, found {tolerance!r:.60}")
     found = _as_sequence(segments)
     count = len(found)
     horizon = _read_horizon(truncate_every, count)
     module = _find_owner(step) if module is None else module
-    verified, kind = _find_verified(step, advance, module)
-    compares = min(horizon, count) > 1 and (when == "always" or (when == "first" and kind not in verified))
     no_sync = options.get("no_sync") or find_no_sync(module)
     plan = Plan(
         step=step,
@@ -151,8 +144,8 @@ def replay(
         limit_of=_read_checkpoints(checkpoints),
         horizon=horizon,
         slide=_read_slide(slide, count),
-        compares=compares,
-        tolerance=tolerance,
+        compares=verify and min(horizon, count) > 1,
+        tolerance=None if tolerance is None else float(tolerance),
         module=module,
         backward=_choose_backward(options.get("scaler"), options.get("backward")),
         reduces=no_sync is not None,
@@ -162,18 +155,14 @@ def replay(
     passes = ReplayPasses(plan, state)
     leaves = [*passes.given, *plan.rows.given_starts()]
     before = Gradients(module, [x for x in leaves if isinstance(x, Tensor) and x.is_leaf and x.requires_grad])
-    passes.store = Store(options.get("offload", False))
+    passes.store = Store(offload)
     try:
         passes.run()
-        if compares:
-            verified.add(kind)
         return passes.result()
     except BaseException:
         before.put_back()
         passes.undo()
         raise
-    finally:
-        passes.store.close()
 
 
 def _check_types(step: object, advance: object, module: object) -> None:
@@ -183,37 +172,6 @@ def _check_types(step: object, advance: object, module: object) -> None:
             raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
     if module is not None and not isinstance(module, nn.Module):
         raise InputError(f"replay: expected module to be a torch.nn.Module, found {_kind(module)}")
-
-
-def _read_verify(verify: object, tolerance: float | None) -> tuple[str, float | None]:
-    """(when steps are compared, the allowed relative difference or None)."""
-    number = verify if tolerance is None and not isinstance(verify, bool | str) else tolerance
-    if not (verify in get_args(Verify) if isinstance(verify, str) else isinstance(verify, int | float)):
-        raise InputError(f'replay: expected verify "first", "always" or "never", found {verify!r:.60}')
-    if number is not None and (not isinstance(number, int | float) or isinstance(number, bool) or not number >= 0):
-        raise InputError(f"replay: expected a tolerance from 0 on, found {number!r:.60}")
-    when = verify if isinstance(verify, str) else "never" if verify is False else "always"
-    return when, None if number is None else float(number)
-
-
-# The kinds of call that were compared, for each object that steps belong to; the object is not kept alive.
-_verified: WeakKeyDictionary[object, set[tuple[object, ...]]] = WeakKeyDictionary()
-
-
-def _find_verified(
-    step: Callable[..., object], advance: Callable[..., object] | None, module: nn.Module | None
-) -> tuple[set[tuple[object, ...]], tuple[object, ...]]:
-    """(the kinds of call that were compared for what the step belongs to, the kind of this call).
-
-    A kind is the code of step and advance, and the mode of the module.
-    """
-    called = _innermost(step)
-    codes = (getattr(inspect.unwrap(_innermost(f)), "__code__", type(f)) for f in (step, advance) if f is not None)
-    kind = (*codes, module is not None and module.training)
-    try:
-        return _verified.setdefault(getattr(called, "__self__", called) if module is None else module, set()), kind
-    except TypeError:  # an object without weak references or without a hash: every call is its first
-        return set(), kind
 
 
 def _as_sequence(segments: object) -> Any:

@@ -1,16 +1,10 @@
 """What a step of a rollout starts from: the random generators, tensors that modules keep, and the stored state."""
 
-import contextlib
-import ctypes
-import os
 import random
 import sys
-import tempfile
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +22,7 @@ RandomStates = dict[str, object]  # by generator: its state; states that are equ
 class StepStart:
     """Everything that a step starts from. `leaves` of the state are read with `Store.fetch`."""
 
-    leaves: "StoredLeaves"
+    leaves: list[object]
     structure: Any
     generators: RandomStates
     buffers: list[object]
@@ -56,7 +50,11 @@ class Generators:
         """The states of all generators. The state of a generator that has not drawn is the object of the last call."""
         # NumPy's generator is imported, and an accelerator initialised, by the first use; so look again at each call.
         if "numpy" not in self._sources and "numpy.random" in sys.modules:
-            self._sources["numpy"] = _NumPy()
+            self._sources["numpy"] = _Source(
+                lambda: np.random.get_state(legacy=False),  # noqa: NPY002
+                np.random.set_state,
+                _hashable,
+            )
         for name, device in generators.devices():
             if name not in self._sources:
                 self._sources[name] = _device(device)
@@ -86,58 +84,6 @@ class _Source:
     def put(self, state: Any) -> None:
         self._write(state)
         self._last = state
-
-
-class _NumPy(_Source):
-    """NumPy's global generator. Its state is read in 140 µs, and its 2,500 bytes of memory in one."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: np.random.get_state(legacy=False), np.random.set_state)  # noqa: NPY002
-        self._memory: bytes | None = None  # at the state of `_last`
-
-    def take(self) -> Any:
-        if not self._unchanged():
-            self._last, self._memory = self._read(), _memory()
-        return self._last
-
-    def put(self, state: Any) -> None:
-        if state is not self._last or not self._unchanged():
-            self._write(state)
-            self._last, self._memory = state, _memory()
-
-    def _unchanged(self) -> bool:
-        """Whether the generator has its last known state.
-
-        A normal number may have been drawn in advance (`has_gauss`); taking it changes no byte. With none in advance, a
-        draw of any kind changes the bytes.
-        """
-        if self._last is None or self._memory is None or self._last["has_gauss"]:
-            return False
-        return self._memory == _memory()
-
-
-def _memory() -> bytes | None:
-    """The memory of NumPy's global generator; None if it is not the default MT19937 of the known layout."""
-    bits = _numpy_random.get_bit_generator()
-    if type(bits) is not np.random.MT19937 or not _layout_known():
-        return None
-    return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
-
-
-_numpy_random: Any = np.random  # its stubs lack get_bit_generator
-_MT19937_BYTES = 624 * 4 + 4  # the key, and the position in it
-_known: bool | None = None
-
-
-def _layout_known() -> bool:
-    """Whether the memory of an MT19937 is its key and its position, as NumPy's mt19937.h has it."""
-    global _known
-    if _known is None:
-        bits = np.random.MT19937(0)
-        state: Any = bits.state["state"]
-        expected = state["key"].tobytes() + int(state["pos"]).to_bytes(4, sys.byteorder)
-        _known = ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES) == expected
-    return _known
 
 
 def _bytes(state: torch.Tensor) -> bytes:
@@ -245,38 +191,6 @@ class Buffers:
                     own.copy_(value)
         self._current = wanted
 
-    @contextlib.contextmanager
-    def borrow(self) -> Iterator[Callable[[Sequence[object]], None]]:
-        """A context that ends with the entries, and the tensors in them, as they were.
-
-        Yields a function that sets the entries to copies of values, so that a step can run from them.
-        """
-        before = [(holder, name, holder.get(name, _ABSENT)) for (_, name), (_, holder, _) in self._places.items()]
-
-        def lend(values: Sequence[object]) -> None:
-            for ((_, name), (_, holder, _)), value in zip(self._places.items(), self._complete(values), strict=True):
-                if value is _ABSENT:
-                    holder.pop(name, None)
-                else:
-                    holder[name] = value.clone() if isinstance(value, Tensor) else value
-
-        try:
-            yield lend
-        finally:
-            for holder, name, value in before:
-                if value is _ABSENT:
-                    holder.pop(name, None)
-                else:
-                    holder[name] = value
-            self.forget()
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of every entry that holds one."""
-        for (_, name), (called, holder, _) in self._places.items():
-            value = holder.get(name)
-            if isinstance(value, Tensor):
-                yield called, value
-
     def find_changed(self, values: Sequence[object]) -> Iterator[tuple[str, object, object]]:
         """(name, value now, value then) of every entry that differs from `values`."""
         now = self.take(values)
@@ -356,42 +270,19 @@ class StatePool:
 
 
 class Store:
-    """Stores states until the backward pass: on their own device, in the host's memory, or in files."""
+    """Stores states until the backward pass: on their own device, or in the host's memory."""
 
-    def __init__(self, offload: bool | str | os.PathLike[str]) -> None:
-        self._host = offload is True
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if not isinstance(offload, bool):
-            if not os.path.isdir(offload):
-                raise InputError(
-                    f"replay: expected offload to be True, False or an existing folder, found {str(offload)!r}; "
-                    "make it first"
-                )
-            self._folder = tempfile.TemporaryDirectory(prefix="states-", dir=offload)
-        self._count = 0
+    def __init__(self, offload: bool) -> None:
+        self._offload = offload
 
-    def pool(self, count: int) -> StatePool | None:
-        """Memory for `count` states; None if they are stored in files."""
-        return StatePool(count) if self._folder is None else None
-
-    def keep(self, leaves: list[object]) -> "StoredLeaves":
+    def keep(self, leaves: list[object]) -> list[object]:
         """Store the leaves of a state."""
-        if self._folder is not None:
-            self._count += 1
-            return _File(Path(self._folder.name, f"{self._count}.pt"), leaves)
-        return [_Host(x) if self._host and isinstance(x, Tensor) and _elsewhere(x) else x for x in leaves]
+        return [_Host(x) if self._offload and isinstance(x, Tensor) and _elsewhere(x) else x for x in leaves]
 
     @staticmethod
-    def fetch(stored: "StoredLeaves") -> list[object]:
+    def fetch(stored: list[object]) -> list[object]:
         """The stored leaves, on their original devices."""
-        if isinstance(stored, _File):
-            return stored.fetch()
         return [x.fetch() if isinstance(x, _Host) else x for x in stored]
-
-    def close(self) -> None:
-        """Delete all files."""
-        if self._folder is not None:
-            self._folder.cleanup()
 
 
 def _elsewhere(x: object) -> bool:
@@ -409,26 +300,3 @@ class _Host:
 
     def fetch(self) -> Tensor:
         return self.copy.to(self.device, non_blocking=True)
-
-
-class _File:
-    """One state in a file, which is deleted when this object is collected."""
-
-    def __init__(self, path: Path, leaves: list[object]) -> None:
-        self.path = path
-        self.tensors = [isinstance(x, Tensor) for x in leaves]
-        self.others = [None if isinstance(x, Tensor) else x for x in leaves]
-        torch.save([x for x in leaves if isinstance(x, Tensor)], path)
-        weakref.finalize(self, _delete, path)
-
-    def fetch(self) -> list[object]:
-        saved = iter(torch.load(self.path, weights_only=True))
-        return [next(saved) if tensor else other for tensor, other in zip(self.tensors, self.others, strict=True)]
-
-
-def _delete(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-StoredLeaves = list[object] | _File  # the leaves of a state, as `Store.keep` puts them away

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos.memory_replay.engine import RolloutEngine
-from mnemos.memory_replay.rollout import Verify
 from mnemos.types import InputError, JSONObject, State
 
 from .batches import RolloutBatch, RolloutBatches
@@ -46,11 +45,12 @@ class RolloutModule:
     A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
     leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. Another `fit` with the same batches
     goes on with them; with others all rows begin anew. One optimiser; one device, or several with the strategy "ddp".
-    It works with `lightning` and with `pytorch_lightning`. verify, an attribute of the class: as in `mnemos.replay`.
+    It works with `lightning` and with `pytorch_lightning`. verify, an attribute of the class: whether the first
+    update compares what replay computes again with its first pass (`mnemos.replay`).
     Raises InputError for other loaders and strategies, and for a checkpoint of other data or another model.
     """
 
-    verify: Verify = "first"
+    verify: bool = True
     trainer: Any
     model: nn.Module
     optimizers: Callable[[], Any]
@@ -144,6 +144,7 @@ class RolloutModule:
                 lambda segment, state: self.segment_loss(segment, state, count),
                 batch,
             )
+        self.verify = False  # the first update alone is compared
         average_gradients(module.parameters())
         optimizer.step()
         self._step_schedulers("step")

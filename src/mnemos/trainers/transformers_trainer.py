@@ -14,7 +14,6 @@ from mnemos import libraries, tree_file
 from mnemos.atomic import read_text
 from mnemos.errors import InputError, install_command
 from mnemos.memory_replay.engine import RolloutEngine
-from mnemos.memory_replay.rollout import Verify
 
 from .batches import RolloutBatches
 from .reader import Reader
@@ -65,7 +64,8 @@ class RolloutTrainer(Trainer):
     processes (torchrun) each has rows of its own, and gradients are averaged by one all-reduce per update.
 
     A checkpoint holds the states and the place in the data, and training that is killed and resumed continues bit for
-    bit. `resume_from_checkpoint=True` takes the newest checkpoint that is whole. verify: as in `mnemos.replay`.
+    bit. `resume_from_checkpoint=True` takes the newest checkpoint that is whole. verify: whether the
+    first update compares what replay computes again with its first pass (`mnemos.replay`).
     named: the other arguments of Trainer.
     Raises InputError for a model without a causal state, for arguments that do not apply to rollouts, and where a
     checkpoint is of another model, of other data or of other settings.
@@ -76,7 +76,7 @@ class RolloutTrainer(Trainer):
     eval_dataset: Any
     optimizer: Any
 
-    def __init__(self, *given: Any, segment: int, rollout: int, verify: Verify = "first", **named: Any) -> None:
+    def __init__(self, *given: Any, segment: int, rollout: int, verify: bool = True, **named: Any) -> None:
         for name in ("data_collator", "compute_loss_func", "compute_metrics"):
             if named.get(name) is not None:
                 raise InputError(
@@ -199,6 +199,7 @@ class RolloutTrainer(Trainer):
                 batch,
                 reader.advance if reader.advances else None,
             )
+        self.verify = False  # the first update alone is compared
         if self.accelerator.sync_gradients:
             average_gradients(self.model.parameters())
         return loss.detach()

@@ -145,7 +145,7 @@ def test_the_settings_are_in_the_recipe(tmp_path):
         "replay": True,
         "checkpoints": 2,
         "offload": False,
-        "verify": "first",
+        "verify": True,
     }
 
 

@@ -96,8 +96,8 @@ class RolloutConfig:
         checkpoints: the number of states that memory replay keeps at a time: "all", "sqrt" (the root of the number of
             segments), or a number; it recomputes the others. See `mnemos.replay`.
         offload: memory replay keeps these states in the CPU's memory.
-        verify: compare what memory replay computes again with its first pass: in the first update of a process
-            ("first"), in every update ("always"), or not ("never"). See `mnemos.replay`.
+        verify: compare what memory replay computes again with its first pass, in the first update of a process. See
+            `mnemos.replay`.
     """
 
     segment_length: int = 0
@@ -107,7 +107,7 @@ class RolloutConfig:
     replay: bool = True
     checkpoints: Literal["all", "sqrt"] | int = "all"
     offload: bool = False
-    verify: Literal["first", "always", "never"] = "first"
+    verify: bool = True
 
     @property
     def stride(self) -> int:

@@ -160,7 +160,7 @@ def _update(model: nn.Module, state: State) -> None:
     """An update from `state`: of Memformer by memory replay, so that its encoder and writer have gradients too."""
     step, tokens = SegmentLoss(model), _tokens(BATCH, SEGMENT + 1)
     if isinstance(model, Memformer):
-        replay(step, [tokens] * HORIZON, state, advance=step.advance, verify="never")
+        replay(step, [tokens] * HORIZON, state, advance=step.advance, verify=False)
     else:
         step(tokens, state)[0].backward()
 
