@@ -1,12 +1,15 @@
 """The optional libraries (timm, torchvision, transformers, onnx, …), imported when first needed."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
+from torch import nn
 
 from mnemos.errors import UntestedVersion, install_command
 from mnemos.types import InputError
@@ -95,6 +98,22 @@ def other_version(expected: str, found: str, fix: str = "") -> InputError:
     """
     tried = f"transformers {' or '.join(TRIED)} (the versions tried)"
     return InputError(f"{expected} {tried}, found {found}; {fix or 'run: ' + install_command('hf')}")
+
+
+@contextlib.contextmanager
+def loaded_weights(*modules: nn.Module) -> Iterator[None]:
+    """Inside, parameters that accelerate keeps on the CPU or on disk between the calls of these modules are in place.
+
+    For code that reads them without a call. Tensors that were read stay as they are; the modules' are gone afterwards.
+    """
+    hooked = [module for module in modules if "_hf_hook" in module.__dict__]
+    for module in hooked:
+        module._hf_hook.pre_forward(module)  # type: ignore[operator, union-attr]
+    try:
+        yield
+    finally:
+        for module in hooked:
+            module._hf_hook.post_forward(module, ())  # type: ignore[operator, union-attr]
 
 
 def accelerate() -> ModuleType:

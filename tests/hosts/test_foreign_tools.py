@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from decoder_models import plain
 from hosts import build, close, example, open_caches, run
 from torch import Tensor, nn
 
@@ -172,3 +173,30 @@ def _wait(barrier: threading.Barrier):
         barrier.wait()
 
     return hook
+
+
+CHANGES = {
+    "linearised": lambda model: mnemos.linearise(model, window=6, sinks=2, rank=2),
+    "stream": lambda model: mnemos.cache(model, GRC(length=4, block=4, scope="stream", mix="heads")),
+    "shared": lambda model: mnemos.cache(model, GRC(length=4, block=4, candidate="layernorm_gelu")),
+    "frozen": lambda model: mnemos.cache(model, GRC(length=4, block=4, inference="frozen")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_new_weights_may_be_offloaded(name: str) -> None:
+    """accelerate keeps weights elsewhere between the calls of modules, also those that are read without a call."""
+    accelerate = pytest.importorskip("accelerate")
+    model = plain("llama").float()
+    CHANGES[name](model)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "grc" in key or "linearised" in key:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(key)))
+    x = torch.randint(3, 40, (2, 17), generator=torch.Generator().manual_seed(1))
+    wanted = model(x).logits.detach()
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+    torch.testing.assert_close(model(x).logits.detach(), wanted)
+    options = {"max_new_tokens": 3, "do_sample": False, "use_cache": True}
+    assert torch.equal(model.generate(x, **options)[:, 17], wanted[:, -1].argmax(-1))

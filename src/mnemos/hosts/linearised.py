@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import hooks_of
-from mnemos.libraries import CACHE_NAMES
+from mnemos.libraries import CACHE_NAMES, loaded_weights
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import note
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
@@ -84,7 +84,8 @@ def add_updates(attention: Any) -> None:
                 f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
                 "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
             )
-        if update.add in hooks_of(projection).values():
+        # Not `update.add in …`: torch.compile finds no bound method equal to another.
+        if any([getattr(hook, "__self__", None) is update for hook in hooks_of(projection).values()]):
             continue
         with _hooking:  # two threads may call the model
             drop_updates(projection)
@@ -344,12 +345,13 @@ class Linearised(nn.Module):
         state = self.settings.state
         if state == "none":
             return None
-        gamma = self.log_gamma.exp()
         decay = -math.log(2) / self.settings.half_life if self.settings.half_life else 0.0
-        if state == "linear":
-            return Far(elu, elu, gamma, None, decay)
-        beta = torch.sigmoid(self.rate) if state == "delta" else None
-        return Far(Hedgehog(self.query_map), Hedgehog(self.key_map), gamma, beta, decay)
+        with loaded_weights(self):
+            gamma = self.log_gamma.exp()
+            if state == "linear":
+                return Far(elu, elu, gamma, None, decay)
+            beta = torch.sigmoid(self.rate) if state == "delta" else None
+            return Far(Hedgehog(self.query_map), Hedgehog(self.key_map), gamma, beta, decay)
 
     def before_rotation(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor] | None:
         """What features are computed of, [B, H, T, D]; None: of q and k, as where there are no rotary positions."""

@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mnemos.libraries import loaded_weights
 from mnemos.ops.gated_cache import GateValues, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
@@ -90,10 +92,10 @@ class GatedCache(StoredCache):
         mean: bool = True,
     ) -> Written:
         """C_t as `update` computes it, with its mean over the rows that have a valid token, and their number."""
-        modules = (self.update_gate, self.reset_gate, self.candidate)
-        weights: list[Tensor | None] = [w for module in modules for w in (own_weight(module), module.bias)]
-        norm = self.candidate_norm
-        weights += [None, None] if norm is None else [own_weight(norm), norm.bias]
+        modules, norm = self._gates(), self.candidate_norm
+        with loaded_weights(*modules):
+            weights: list[Tensor | None] = [w for one in modules for w in (own_weight(one), one.bias)]
+        weights += [None, None] if norm is None else []
         # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
         weights = [w if w is None or w.dtype == cache.dtype else w.to(cache.dtype) for w in weights]
         return write(source, cache, weights, mask, self.grc.resample, grid, mean, self.observer_of_gates)
@@ -102,6 +104,11 @@ class GatedCache(StoredCache):
         """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
         return batch_mean(new, rows)
 
+    def _gates(self) -> list[Any]:
+        """The modules whose weights an update reads without calling them."""
+        modules = self.update_gate, self.reset_gate, self.candidate, self.candidate_norm
+        return [module for module in modules if module is not None]
+
     def beside_gates(self, y: Tensor) -> Tensor:
         """y, which no update took part in, with a gradient of zero for the gates.
 
@@ -109,8 +116,9 @@ class GatedCache(StoredCache):
         """
         if not torch.is_grad_enabled():
             return y
-        modules = (self.update_gate, self.reset_gate, self.candidate, self.candidate_norm)
-        parameters = [p for one in modules if one is not None for p in one.parameters() if p.requires_grad]
+        modules = self._gates()
+        with loaded_weights(*modules):
+            parameters = [p for one in modules for p in one.parameters() if p.requires_grad]
         return y + torch.stack([p[:0].sum() for p in parameters]).sum().to(y.dtype) if parameters else y
 
     def read_mean(self, mean: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
