@@ -1,8 +1,12 @@
 """The page of runs that are being trained: who is answered, and what the page says of the time left."""
 
+import contextlib
 import http.client
 import json
+import socket
+import struct
 import threading
+import time
 
 import pytest
 from synthetic_runs import write_run
@@ -92,3 +96,53 @@ def test_other_hosts_origins_and_tokens_are_refused(served):
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"recipe\.json"):
         Watch([tmp_path])
+
+
+def test_the_address_without_its_last_slash_leads_to_the_page(served):
+    server, _ = served
+    path = server.address.split(str(server.server_port))[1]
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("GET", path.rstrip("/"))
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Location"], answer.read()) == (308, path, b"")
+    assert get(server, f"{path}?from=a-friend")[0] == 200
+    assert get(server, path[1:-3])[0] == 404
+
+
+def test_a_browser_that_goes_away_is_no_error(served, capsys, monkeypatch):
+    server, _ = served
+    path = server.address.split(str(server.server_port))[1]
+    monkeypatch.setattr(watch, "assemble", lambda found, status: "x" * 10_000_000)
+    ended = threading.Semaphore(0)
+    shutdown = server.shutdown_request
+    monkeypatch.setattr(server, "shutdown_request", lambda request: (shutdown(request), ended.release()))
+    with socket.create_connection(("127.0.0.1", server.server_port)) as browser:
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+        browser.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        browser.recv(100)
+    assert ended.acquire(timeout=10)
+    monkeypatch.setattr(server, "answer", lambda path: 1 / 0)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(server, path)
+    assert ended.acquire(timeout=10)
+    assert capsys.readouterr().err == "mnemos: the page could not be made (ZeroDivisionError: division by zero)\n"
+
+
+def test_connections_are_few_and_end(served, monkeypatch):
+    server, _ = served
+    path = f"{server.address.split(str(server.server_port))[1]}state"
+    silent = [socket.create_connection(("127.0.0.1", server.server_port), timeout=10) for _ in range(16)]
+    with pytest.raises(ConnectionError):
+        get(server, path)
+    for one in silent:
+        one.close()
+    monkeypatch.setattr(watch, "_SECONDS", 0.1)
+    for attempt in range(100):
+        with contextlib.suppress(ConnectionError):
+            slow = socket.create_connection(("127.0.0.1", server.server_port), timeout=10)
+            slow.sendall(b"GET ")  # and no more
+            while slow.recv(10_000):  # until it is cut
+                pass
+            assert get(server, path)[0] == 200
+            break
+        time.sleep(0.02 * (attempt < 99))

@@ -6,6 +6,8 @@ import hmac
 import json
 import math
 import secrets
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ from .read import Results, read_tasks
 from .run_records import RunRecord
 
 _QUIET = 120.0  # seconds without a record after which the page says that there was none
+_CONNECTIONS = 16  # at a time; a browser opens six
+_SECONDS = 30.0  # for a request to come, and for an answer to be taken
 
 
 class Watch(ThreadingHTTPServer):
@@ -36,6 +40,7 @@ class Watch(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = _CONNECTIONS  # a browser whose connection does not fit tries again after a second
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [Path(folder) for folder in folders]
@@ -43,6 +48,7 @@ class Watch(ThreadingHTTPServer):
         self._known: tuple[str, list[Results]] | None = None
         self._page = ("", "")
         self._read()
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
@@ -51,11 +57,33 @@ class Watch(ThreadingHTTPServer):
         """Where the page is."""
         return f"http://127.0.0.1:{self.server_port}/{self._token}/"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; a connection beyond `_CONNECTIONS` is closed."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and free the connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error; any other is one line."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            say(f"mnemos: the page could not be made ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+
     def answer(self, path: str) -> tuple[str, str] | None:
-        """(type, text) of what is at a path; None where nothing is."""
-        token, _, rest = path.lstrip("/").partition("/")
+        """(type, text) of what is at a path; ("", path) for the page without its last slash; None for nothing."""
+        token, slash, rest = path.partition("?")[0].lstrip("/").partition("/")
         if not hmac.compare_digest(token.encode(), self._token.encode()) or rest not in ("", "state"):
             return None
+        if not slash:  # the page asks for what is below it
+            return "", f"/{token}/"
         with self._lock:  # pictures are drawn by one thread at a time
             version, found = self._read()
             if rest:
@@ -79,9 +107,23 @@ class Watch(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Watch
+    timeout = _SECONDS
+
+    def setup(self) -> None:
+        """Begin to read a request: `timeout` is for each read, and one that sends a byte now and then never ends."""
+        super().setup()
+        self._reading = threading.Timer(_SECONDS, self.connection.shutdown, [socket.SHUT_RD])
+        self._reading.daemon = True
+        self._reading.start()
+
+    def finish(self) -> None:
+        """The connection ends."""
+        self._reading.cancel()
+        super().finish()
 
     def do_GET(self) -> None:
         """The page, or the state of its runs as JSON."""
+        self._reading.cancel()
         host = self.headers.get("Host", "")
         origin = self.headers.get("Origin", f"http://{host}")
         site = self.headers.get("Sec-Fetch-Site", "none")
@@ -95,6 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        if not found[0]:
+            self.send_response(HTTPStatus.PERMANENT_REDIRECT)
+            self.send_header("Location", found[1])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         body = found[1].encode(errors="backslashreplace")  # as in a file that is written
         self.send_response(HTTPStatus.OK)
