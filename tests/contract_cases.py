@@ -248,3 +248,51 @@ def same_state(a: object, b: object) -> None:
 def numbers(state: object) -> int:
     """How many numbers a state has."""
     return sum(leaf.numel() for leaf in leaves(state))
+
+
+# Padding before, between and behind the tokens of a row; behind them; everywhere; nowhere; before them.
+PADDED = torch.tensor(
+    [[0, 0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0, 0], [0] * 8, [1] * 8, [0, 0, 0, 0, 0, 0, 0, 1]], dtype=torch.bool
+)
+CALLS = [torch.ones_like(PADDED), PADDED, PADDED.roll(2, 0), PADDED.flip(0, 1), torch.ones_like(PADDED)]
+
+
+def padding_changes_nothing(module: torch.nn.Module, x: torch.Tensor, call: Callable, alone: bool = True) -> None:
+    """Calls with padding give each row what its valid tokens alone give, in states and gradients too.
+
+    x [5, 40, ..]: the tokens of five calls. call(x, state, mask, rows) -> y, state. alone=False: compared with zeros in
+    the padding, and not with each row by itself.
+    """
+    valid = torch.cat(CALLS, 1)
+    padding, vectors = ~valid[(..., *[None] * (x.dim() - 2))], x.is_floating_point()
+    holds = x.masked_fill(padding, torch.nan if vectors else 1)
+    if vectors:
+        holds[:, 1::2] = holds[:, 1::2].nan_to_num(torch.inf)
+    given, *found = _read(module, holds, [slice(0, 5)], call, gaps=True)
+    rows = [slice(row, row + 1) for row in range(5)] if alone else [slice(0, 5)]
+    expected = _read(module, x.masked_fill(padding, 0), rows, call, gaps=not alone)[1:]
+    for name, a, b in zip(("outputs", *dict(module.named_parameters()), "x"), found, expected, strict=False):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    if vectors:
+        assert not given.grad.masked_select(padding).any()
+
+
+def _read(module, x, parts, call, gaps):
+    """x, the outputs of the valid tokens row by row, and the gradients of the parameters and of x."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    outputs = [[] for _ in x]
+    for rows in parts:
+        state = None
+        for i, masks in enumerate(CALLS):
+            here, mask = x[rows, 8 * i : 8 * i + 8], masks[rows]
+            if not gaps:
+                here, mask = here[:, mask[0]], mask[:, mask[0]]
+            if here.shape[1]:
+                y, state = call(here, state, mask if gaps and i % 4 else None, rows)
+                for row, (one, valid) in enumerate(zip(y, mask, strict=True), rows.start):
+                    outputs[row].append(one[valid] if y.dim() > 2 else one[None, : bool(valid.any()) * len(one)])
+    found = torch.cat([one for row in outputs for one in row if one.numel()])
+    module.zero_grad()
+    (found * torch.randn(found.shape, generator=torch.Generator().manual_seed(9), dtype=found.dtype)).sum().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]
+    return x, found.detach(), *grads, *([x.grad] if x.is_floating_point() else [])

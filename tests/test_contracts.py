@@ -9,10 +9,10 @@ import typing
 import contract_cases
 import pytest
 import torch
-from contract_cases import ROWS, holds, make, over_layers, same_state, tokens
+from contract_cases import ROWS, holds, make, over_layers, padding_changes_nothing, same_state, tokens
 
 from mnemos.attention import GatedCacheAttention
-from mnemos.types import Attention, HeadAttention, InputError, Splits, StateKind, leaves
+from mnemos.types import Attention, HeadAttention, InputError, Splits, StateKind, is_padding_free, leaves
 
 pytest_generate_tests = contract_cases.generate
 
@@ -168,3 +168,10 @@ def test_built_on_meta_and_materialised_it_is_the_same(layer, request):
         found, after = other(tokens())
         assert torch.equal(found, y)
         same_state(after, state)
+
+
+@over_layers(modes=(False,))
+def test_what_padding_holds_and_where_it_stands_changes_nothing(layer):
+    """In outputs, in the states that go on, and in gradients, whether the padding holds NaN or infinity."""
+    x = tokens(t=40, rows=5)
+    padding_changes_nothing(layer, x, lambda x, state, mask, _: layer(x, state, mask=mask), is_padding_free(layer))

@@ -2,13 +2,27 @@
 
 import itertools
 import typing
+from contextlib import nullcontext
 
 import contract_cases
 import pytest
 import torch
-from contract_cases import BANDS, ROWS, TOKENS, VOCABULARY, ModelCase, close, numbers, over_models, same_state
+from contract_cases import (
+    BANDS,
+    PADDED,
+    ROWS,
+    TOKENS,
+    VOCABULARY,
+    ModelCase,
+    close,
+    numbers,
+    over_models,
+    padding_changes_nothing,
+    same_state,
+)
 
 import mnemos
+from mnemos import registry
 from mnemos.memory import gated_cache
 from mnemos.models import Pair
 from mnemos.modes import evaluating
@@ -217,3 +231,29 @@ def test_built_on_meta_and_materialised_it_is_the_same(model, request):
                 assert torch.equal(found, y)
                 if state is not None:
                     same_state(after, state)
+
+
+@over_models(lambda case: case.inputs != "images")
+def test_what_padding_holds_and_where_it_stands_changes_nothing(model, request):
+    """In outputs, in states that go on, and in gradients: positions and segments count valid tokens."""
+    case = request.node.callspec.params["model"]
+    generator = torch.Generator().manual_seed(2)
+    x, source = torch.randint(2, VOCABULARY, (5, 48), generator=generator).split([40, 8], 1)
+    if case.inputs == "frames":
+        x = torch.randn(5, 40, BANDS, generator=generator, dtype=torch.float64)
+    known = PADDED.clone()
+    known[2] = True  # no source is empty
+    field = typing.get_type_hints(registry.load("model", case.name)).get("position")
+    for position in typing.get_args(field) or (None,):
+        model = case.build(max_length=60, **({} if position is None else {"position": position})).eval()
+
+        def call(x, state, mask, rows, model=model):
+            if case.inputs == "pairs" and state is None:
+                valid = known[rows]
+                alone = len(valid) == 1  # without padding
+                state = model.encode(source[rows][:, valid[0]] if alone else source, None if alone else valid)
+            return model(x, state, mask=mask)
+
+        # Frames are stacked where they stand: padding before a valid one is refused.
+        with pytest.raises(InputError, match="valid frames") if case.inputs == "frames" else nullcontext():
+            padding_changes_nothing(model, x, call)

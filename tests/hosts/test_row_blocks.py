@@ -41,9 +41,7 @@ def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
     for size in cuts:
         piece = source[:, start : start + size]
         found, blocks = run(piece, None, state)
-        pieces, walked, written = update_in_blocks(
-            piece, None, walked, START, BLOCK, lambda tokens, cache, _: advance(tokens, cache)
-        )
+        pieces, walked, written = update_in_blocks(piece, None, walked, START, BLOCK, advance)
         queries = piece.unflatten(-1, (HEADS, -1)).split([n for n, _ in pieces], 1)
         close(found, torch.cat([read(q, c) for q, (_, c) in zip(queries, pieces, strict=True)], 1))
         state, start = blocks.after(), start + size

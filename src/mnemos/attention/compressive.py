@@ -18,6 +18,7 @@ from mnemos.memory.compressive import (
 )
 from mnemos.memory.projection import own_weight
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.padding import padding_first, take, valid_last
 from mnemos.ops.relative_position import relative_weights
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
@@ -138,6 +139,10 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     ) -> tuple[Tensor, CompressedSegments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
+        order, count = None, t
+        if mask is not None:  # distances are counted in columns: padding goes in front of its row
+            order, count = valid_last(mask), mask.sum(1)
+            x, mask = take(x, order), take(mask, order)
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         before = self.empty(b, x.device, x.dtype) if state is None else state
         before = before.detach() if self.config.detached else before
@@ -145,18 +150,25 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             torch.cat([before.slots, before.x, x], 1),
             torch.cat([before.filled, before.valid, valid], 1),
         )
+        usage = before.usage
+        if self.compressor.needs_usage:
+            usage = F.pad(usage, (self.config.compressed, t))
+        if mask is not None and state is not None:  # and then in front of what its row has read before
+            front = padding_first(whole.shape[1] - t, mask)
+            whole, whole_valid = take(whole, front), take(whole_valid, front)
+            usage = take(usage, front) if self.compressor.needs_usage else usage
         first = whole.shape[1] - t if state is None else _unused(whole_valid, t)
         context, seen = whole[:, first:], whole_valid[:, first:] if mask is not None or state is not None else None
         heads = self.read(x, context, seen)
         k = self.config.compressed
-        usage = before.usage
         if self.compressor.needs_usage:
-            new_usage = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))[:, k:]
-            usage = F.pad(usage, (0, t)) + new_usage.to(usage.dtype)
+            new_usage = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))
+            usage = (usage + new_usage.to(usage.dtype))[:, k:]
         most = -(-k // (self.grid.block // self.config.ratio))
         if state is None:  # known without reading a tensor
             most = min(most, max(0, -(-(t - self.config.memory) // self.grid.block)))
-        after = self._move_blocks(before, whole[:, k:], whole_valid[:, k:], usage, x, valid, most)
+        after = self._move_blocks(before, whole[:, k:], whole_valid[:, k:], usage, x, valid, count, most)
+        heads = heads if order is None else take(heads, order.argsort(1))
         return heads, after.detach() if self.config.detached else after
 
     def _move_blocks(
@@ -167,19 +179,21 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         usage: Tensor,
         x: Tensor,
         asking: Tensor,
+        count: int | Tensor,
         most: int,
     ) -> CompressedSegments:
         """The state after the segment x: blocks that are older than the memory become slots, the last `most` at most.
 
-        inputs [B, memory + T, D], valid and usage: memory and segment; asking [B, T] bool: the valid tokens of x.
+        inputs [B, memory + T, D], valid and usage: memory and segment; asking [B, T] bool: the valid tokens of x;
+        count: their number, of each row [B] if they differ.
         """
-        c, t = self.config, x.shape[1]
-        slots, filled, seen = before.slots, before.filled, before.seen + t
-        blocks = self.grid.leaving(inputs, valid, usage, before.seen, t, most)
+        c = self.config
+        slots, filled, seen = before.slots, before.filled, before.seen + count
+        blocks = self.grid.leaving(inputs, valid, usage, before.seen, seen, x.shape[1], most)
         if blocks is not None:
             new, new_valid = self._compress(blocks, x, asking)
-            count = blocks.moved * (self.grid.block // c.ratio)
-            slots, filled = push(slots, new, count), push(filled, new_valid, count)
+            moved = blocks.moved * (self.grid.block // c.ratio)
+            slots, filled = push(slots, new, moved), push(filled, new_valid, moved)
         n = inputs.shape[1] - c.memory
         kept = valid[:, n:] & self.grid.uncompressed(seen)
         # A copy, because a view would keep the keys' inputs of the whole call alive.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.ops.padding import count_seen
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 
@@ -142,22 +143,11 @@ class Retention(RecurrentAttention):
     def compute(self, x: Tensor, state: RecurrentSums | Nothing, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         """y and the new state."""
         b, t, _ = x.shape
-        turns, seen = self.places(b, t, state.seen, mask, x)
+        turns = self.rotary.turns(t, self.widths.key_width, state.seen, x.device, mask)
         qk, v, gate = self.input(x).split(self.parts, -1)
         q, k = rotate(qk.unflatten(-1, (2 * self.num_heads, -1)), turns).chunk(2, 2)
         v, gate = v.unflatten(-1, (self.num_heads, -1)), gate.unflatten(-1, (self.num_heads, -1))
         heads = torch.arange(self.num_heads, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
         decay = torch.log1p(-torch.exp2(-5 - heads)).expand(b, t, -1)
         y, sums = self.recur(q, k, v, None, decay, state.sums, mask)
-        return self.output(self.norm(y, gate).flatten(2)), RecurrentSums(sums, None, seen)
-
-    def places(self, b: int, t: int, seen: Tensor | None, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotations of T tokens after `seen` valid ones, and the number of valid tokens after them."""
-        width = self.widths.key_width
-        if mask is None:
-            turns = self.rotary.turns(t, width, seen, x.device)
-            return turns, torch.full((b,), t, device=x.device) if seen is None else seen + t
-        before = torch.zeros(b, dtype=torch.int64, device=x.device) if seen is None else seen
-        place = before[:, None] + mask.cumsum(1) - 1
-        turns = self.rotary.turns(1, width, place.flatten(), x.device).unflatten(0, (b, t))[:, :, 0]
-        return turns, before + mask.sum(1)
+        return self.output(self.norm(y, gate).flatten(2)), RecurrentSums(sums, None, count_seen(x, state.seen, mask))

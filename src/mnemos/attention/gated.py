@@ -11,6 +11,8 @@ from mnemos._compat import exportable
 from mnemos.memory.gated_cache import begin_forward, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.memory.grid import Unfinished, stretches
+from mnemos.ops.checks import check_mask
+from mnemos.ops.padding import count_seen, take, valid_first, zero_invalid
 from mnemos.types import (
     Device,
     HeadAttention,
@@ -34,7 +36,7 @@ class Walk(NamedTuple):
     """The place of each row in its sequence of updates. A row of zeros is new and starts from the stored cache.
 
     cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm], valid [B, block] bool: the tokens of
-    the unfinished block. seen [B] int64: tokens since the row began; its place in the block is seen % block.
+    the unfinished block. seen [B] int64: valid tokens since the row began; its place in the block is seen % block.
     """
 
     cache: Tensor
@@ -64,39 +66,38 @@ def update_in_blocks(
     state: Walk | None,
     start: Tensor,
     block: int,
-    update: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    update: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[list[tuple[int, Tensor]], Walk, Tensor]:
     """Process tokens `source` [B, T, Dm] in blocks.
 
     Returns pieces (number of tokens, the cache [B, Tm, Dm] that they read), the new state, and which rows [B] bool
     were written, by at least one valid token. A new row (every row, if `state` is None) starts from `start` [Tm, Dm];
-    `update(block tokens, cache, valid)` computes the next cache. Rows may be at different places of their blocks: a
-    piece ends wherever the block of some row ends, so there are T/block pieces for each different place. Padding
-    occupies its place in a block and writes nothing.
+    `update(block tokens, cache)` computes the next cache. Rows may be at different places of their blocks: a piece ends
+    wherever the block of some row ends, so there are T/block pieces for each different place. mask [B, T] bool: padding
+    stands behind the valid tokens of its row, and takes no place in a block.
     """
     b, t, width = source.shape
     if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
         state = Walk.fresh(b, start.shape[0], width, block, source.device, source.dtype)
-        place, padded = [0] * b, mask is not None
+        place = [0] * b
     else:
         place = (state.seen % block).tolist()
-        padded = mask is not None or [sum(row[:p]) for row, p in zip(state.valid.tolist(), place, strict=True)] != place
     cache = torch.where((state.seen == 0)[:, None, None], start, state.cache)
     unfinished = Unfinished(state.partial, state.valid)
-    valid = torch.ones(b, t, dtype=torch.bool, device=source.device) if mask is None else mask
     written = torch.zeros(b, dtype=torch.bool, device=source.device)
     pieces = []
-    for begin, stop, at, done in stretches(place, t, block):
+    # The places are those of rows without padding: the numbers of valid tokens need not be read.
+    for begin, stop, at, _, done in stretches(place, [t] * b, block):
         pieces.append((stop - begin, cache))
-        unfinished = unfinished.with_more(source[:, begin:stop], valid[:, begin:stop], at)
+        unfinished = unfinished.with_more(source[:, begin:stop], None if mask is None else mask[:, begin:stop], at)
         if any(done):
-            partial, filled = unfinished
-            new = update(partial, cache, filled if padded or not all(done) else None)
-            rows = torch.tensor(done, device=source.device)
-            written = written | (filled.any(1) & rows)
-            cache = new if all(done) else torch.where(rows[:, None, None], new, cache)
-            unfinished = unfinished.emptied(done)
-    return pieces, Walk(cache, *unfinished, state.seen + t), written
+            new, rows = update(unfinished.tokens, cache), torch.tensor(done, device=source.device)
+            rows = rows if mask is None else rows & mask[:, stop - 1]
+            written = written | rows
+            every = mask is None and all(done)
+            cache = new if every else torch.where(rows[:, None, None], new, cache)
+            unfinished = unfinished.emptied(None if every else rows)
+    return pieces, Walk(cache, *unfinished, count_seen(source, state.seen, mask)), written
 
 
 @exportable
@@ -210,6 +211,8 @@ class GatedCacheAttention(GatedBranch):
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
+        check_mask(mask, x.shape[:2])
+        x = zero_invalid(x, mask)
         check_stateful(self.state_kind, state)
         if state is not None:
             _check_state(state, (x.shape[0], *self.cache.shape))
@@ -254,7 +257,7 @@ class GatedCacheAttention(GatedBranch):
         heads, state = self.heads(x, state, mask)
         y = self.project(heads)
         if self.convolution is not None:
-            y = y + self.convolve(x)
+            y = y + self.convolve(zero_invalid(x, mask))
         if began:
             end_forward([self])
         return y, state
@@ -268,10 +271,9 @@ class GatedCacheAttention(GatedBranch):
         if walk is not None:
             before = torch.where((walk.seen == 0)[:, None, None], before, walk.cache)
         new = self.update(summary, before, mask, self.grid)
-        seen = new.new_zeros(new.shape[0], dtype=torch.int64) if walk is None else walk.seen
         empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
         after = new if self.grc.write else before.expand_as(new)
-        return new, Walk(after, *empty, seen + summary.shape[1])
+        return new, Walk(after, *empty, count_seen(summary, None if walk is None else walk.seen, mask))
 
     def read_in_blocks(
         self, x: Tensor, own: Tensor | None, summary: Tensor, walk: Walk | None, mask: Tensor | None
@@ -283,9 +285,14 @@ class GatedCacheAttention(GatedBranch):
         shared = self.grc.scope == "shared"
         start = self.contents()
 
-        def update(tokens: Tensor, cache: Tensor, valid: Tensor | None) -> Tensor:
-            return self.update(tokens, cache if self.grc.write else start, valid)
+        def update(tokens: Tensor, cache: Tensor) -> Tensor:
+            return self.update(tokens, cache if self.grc.write else start)
 
+        order = None
+        if mask is not None:  # blocks count valid tokens: padding goes behind those of its row
+            order = valid_first(mask)
+            x, summary, mask = (take(part, order) for part in (x, summary, mask))
+            own = own if own is None else take(own, order)
         pieces, after, written = update_in_blocks(summary.to(start.dtype), mask, walk, start, self.block, update)
         if shared and self.training:
             self.stage(*self.batch_mean(after.cache, written))
@@ -301,13 +308,12 @@ class GatedCacheAttention(GatedBranch):
         if not pieces:  # a call of no tokens
             width = self.map("value").out_features // self.num_heads
             return x.new_zeros(*x.shape[:2], self.num_heads, width), after
-        if len(pieces) == 1:  # no block was completed before the last token
-            ((_, cache),) = pieces
-            return self.beside_gates(self.answer(x, cache, own)), after
         lengths = [n for n, _ in pieces]
         parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
         found = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]
-        return torch.cat(found, 1), after
+        # Of one piece, no block was completed before the last token.
+        y = self.beside_gates(found[0]) if len(found) == 1 else torch.cat(found, 1)
+        return y if order is None else take(y, order.argsort(1)), after
 
 
 def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object) -> None:

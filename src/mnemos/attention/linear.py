@@ -11,6 +11,7 @@ from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
 from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
+from mnemos.ops.padding import count_seen
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
 from mnemos.types import Device, InputError
@@ -22,7 +23,7 @@ from .multi_head import MultiHeadAttention
 class PlacedSums(NamedTuple):
     """The state with rotary positions.
 
-    sums: a `LinearState`, s [B, H, D', M] and z [B, H, D']. seen [B] int64: tokens, padding too, since the row began.
+    sums: a `LinearState`, s [B, H, D', M] and z [B, H, D']. seen [B] int64: valid tokens since the row began.
     """
 
     sums: LinearState
@@ -132,7 +133,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
         if isinstance(state, PlacedSums):
             state, seen = state
         if self.rotary is not None:
-            turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device)
+            turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)
@@ -141,8 +142,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
             return y, None
         if turns is None:
             return y, sums
-        b, t, _ = x.shape
-        return y, PlacedSums(sums, torch.full((b,), t, device=x.device) if seen is None else seen + t)
+        return y, PlacedSums(sums, count_seen(x, seen, mask))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Generic
 import torch
 from torch import Tensor, nn
 
+from mnemos.ops.checks import check_mask
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.types import Device, S, Splits, StateKind, Widening, check_heads, check_input, check_stateful
 
@@ -69,17 +71,18 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """
         return state
 
-    def check(self, x: Tensor, state: S | None) -> None:
-        """Raise InputError unless x is [B, T, D] and the state, if any, belongs to this layer and these rows."""
+    def checked(self, x: Tensor, state: S | None, mask: Tensor | None) -> Tensor:
+        """x with zeros in its padding. Raises InputError unless x is [B, T, D] and the state is of these rows."""
         check_input(x, self.dim)
+        check_mask(mask, x.shape[:2])
         check_stateful(self.state_kind, state)
         if state is not None:
             self.check_state(state, x.shape[0])
+        return zero_invalid(x, mask)
 
     def heads(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
-        self.check(x, state)
-        return self.compute_heads(x, state, mask)
+        return self.compute_heads(self.checked(x, state, mask), state, mask)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""

@@ -13,6 +13,7 @@ from mnemos.config import AttentionConfig
 from mnemos.ops.checks import check_mask
 from mnemos.ops.convolution import short_convolution
 from mnemos.ops.delta import decayed_attention, delta_rule
+from mnemos.ops.padding import zero_invalid
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
 
 WIDTH = 4  # tokens that a short convolution reads
@@ -189,6 +190,7 @@ class RecurrentAttention(nn.Module):
         """See the class."""
         check_input(x, self.dim)
         check_mask(mask, x.shape[:2])
+        x = zero_invalid(x, mask)
         if state is None:
             return self.compute(x, NOTHING, mask)
         self._check_state(state, x.shape[0])

@@ -100,11 +100,9 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         qk, v = queries_and_values(self.query_key, self.value, x, mask, self.num_heads)
         if not self.causal:
             return self._attend(qk, v, mask, t), None
-        valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         if state is None:
-            new = KeyValues(qk, v, valid, torch.full((b,), t, device=x.device))
-            return self._attend(qk, v, mask, t), new
-        new = state.append(qk.to(state.k.dtype), v.to(state.v.dtype), valid)
+            return self._attend(qk, v, mask, t), self.empty(b, x.device, v.dtype).append(qk, v, mask)
+        new = state.append(qk.to(state.k.dtype), v.to(state.v.dtype), mask)
         return self._attend(new.k, new.v, new.valid, t).to(v.dtype), new
 
     def _attend(self, qk: Tensor, v: Tensor, valid: Tensor | None, last: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import Segments
 from mnemos.memory.projection import own_weight
+from mnemos.ops.padding import padding_first, take, valid_last
 from mnemos.ops.relative_position import distance_scores, hide, relative_attention, seen_keys, sinusoids, weigh
 from mnemos.registry import register
 from mnemos.types import Device, InputError, S, Splits
@@ -202,14 +203,23 @@ class RelativeAttention(RelativeHeads[Segments]):
 
     def compute_heads(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
+        order = None
+        if mask is not None:  # distances are counted in columns: padding goes in front of its row
+            order = valid_last(mask)
+            x, mask = take(x, order), take(mask, order)
+        kept = None
         if not self.causal:
-            return self.read(x, x, mask), None
-        valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        if state is None:
-            context = Segments(x, valid)
+            heads = self.read(x, x, mask)
         else:
-            context = (state.detach() if self.config.detached else state).append(x, valid)
-            mask = context.valid
-        heads = self.read(x, context.x, mask)
-        kept = context.last(self.config.memory)
-        return heads, kept.detach() if self.config.detached else kept
+            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+            context, seen = Segments(x, valid), mask
+            if state is not None:
+                context = (state.detach() if self.config.detached else state).append(x, valid)
+                if mask is not None:  # and then in front of what its row has read before
+                    front = padding_first(state.x.shape[1], mask)
+                    context = Segments(take(context.x, front), take(context.valid, front))
+                seen = context.valid
+            heads = self.read(x, context.x, seen)
+            kept = context.last(self.config.memory)
+            kept = kept.detach() if self.config.detached else kept
+        return heads if order is None else take(heads, order.argsort(1)), kept

@@ -131,7 +131,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         b, t, _ = x.shape
         turns = None
         if self.rotary is not None:
-            turns = self.rotary.turns(t, self.dim // self.num_heads, None if state is None else state.seen, x.device)
+            before = None if state is None else state.seen
+            turns = self.rotary.turns(t, self.dim // self.num_heads, before, x.device, mask)
         q, k, v = self._project_qkv(x, turns)
         p = self.dropout if self.training else 0.0
         if isinstance(state, BranchedKeyValues):
@@ -142,19 +143,16 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             return self.attend(
                 q, k, v, add_bias(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p
             ), None
-        valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
-        if state is None or state.k.shape[1] == 0:
-            seen = torch.full((b,), t, device=x.device) if state is None else state.seen + t
-            new = KeyValues(k, v, valid, seen)
-        else:
-            new = state.append(k, v, valid)
+        new = (self.empty(b, x.device, k.dtype) if state is None else state).append(k, v, mask)
+        keep = new
         if self.window is not None:  # a state may have more tokens: one of the same weights with a longer window
             new = new.last(self.window - 1 + t)
+            # Padding takes no place of the window: its valid tokens are the last ones of the state.
+            keep = (new if mask is None else new.packed()).last(self.window - 1)
         n = new.k.shape[1]
-        keep = new if self.window is None else new.last(self.window - 1)
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep
-        seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window)
+        seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window, mask is not None)
         return self.attend(q, new.k, new.v, add_bias(seen_by, bias), False, p), keep
 
     def _project_qkv(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,7 +184,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         self, x: Tensor, state: Keys | None = None, mask: Tensor | None = None, bias: Tensor | None = None
     ) -> tuple[Tensor, Keys | None]:
         """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
-        self.check(x, state)
+        x = self.checked(x, state, mask)
         heads, state = self.compute_heads(x, state, mask, bias)
         return self.project(heads), state
 
@@ -273,10 +271,11 @@ def add_bias(visible: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return torch.where(visible, bias, -torch.inf)
 
 
-def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
+def _visible(valid: Tensor, t: int, window: int | None, padded: bool) -> Tensor | None:
     """The keys that each of the last T queries attends to, [B, 1, T, N]: valid keys not after it, and itself.
 
-    With a window, only keys fewer than `window` tokens before it (for T = 1 the state keeps no others).
+    With a window, only keys fewer than `window` tokens before it (for T = 1 the state keeps no others). padded: whether
+    there may be padding between valid keys.
     """
     n = valid.shape[1]
     if t == 1:
@@ -288,5 +287,8 @@ def _visible(valid: Tensor, t: int, window: int | None) -> Tensor | None:
         return (valid | itself)[:, None, None]
     query = torch.arange(n - t, n, device=valid.device)[:, None]
     key = torch.arange(n, device=valid.device)
-    near = key <= query if window is None else (key <= query) & (key > query - window)
+    near = key <= query
+    if window is not None:
+        number = valid.cumsum(1) if padded else key[None]  # valid tokens alone take places of the window
+        near = near & (number[:, None] > number[:, n - t :, None] - window)
     return ((near & valid[:, None]) | (key == query))[:, None]

@@ -242,7 +242,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         if past is None or (past.k.shape[1] == 0 and self.padding is None):
             now = KeyValues(k, v, valid, seen)
         elif self.padding is None:
-            now = past.append(k, v, valid)
+            now = past.append(k, v)
         else:
             keys, values = join_tokens(past.k, k, self.padding), join_tokens(past.v, v, self.padding)
             now = KeyValues(keys, values, join_masks(past.valid, valid, self.padding), seen)

@@ -17,6 +17,7 @@ from mnemos.hosts.host import argument
 from mnemos.memory.grc import GRC
 from mnemos.models.blocks import Stateless
 from mnemos.models.skeleton import keep_tables
+from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
 
@@ -149,6 +150,9 @@ class HostedEncoder(Stateless, nn.Module):
         if state is not None:
             raise InputError(f"{self.config.name}: expected no state, found one; pass whole texts")
         check_token_ids(x, self.config.vocab_size, mask, "use the vocabulary of the data")
+        if mask is not None:  # segments count valid tokens: padding goes behind them
+            order = valid_first(mask)
+            x, mask = take(x, order), take(mask, order)
         tokens, valid = self._cut(x, mask)
         used = valid.any(2)
         last = (used * torch.arange(1, used.shape[1] + 1, device=x.device)).argmax(1)

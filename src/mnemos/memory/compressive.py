@@ -19,8 +19,8 @@ class CompressedSegments(NamedTuple):
 
     slots [B, K, D]: compressed inputs, the newest last; filled [B, K] bool: those that may be attended to. x [B, N, D]:
     the last N inputs; valid [B, N] bool: those that are neither padding nor compressed. usage [B, N], or [B, 0] where
-    no compression needs it: the attention that each of them received, added over queries. seen [B] int64: tokens since
-    the row began. The size is constant: a new row has the space that a long one needs.
+    no compression needs it: the attention that each of them received, added over queries. seen [B] int64: valid tokens
+    since the row began. The size is constant: a new row has the space that a long one needs.
     """
 
     slots: Tensor
@@ -93,13 +93,15 @@ class CompressionGrid(NamedTuple):
         """The number of blocks that are compressed after `seen` tokens [B]."""
         return ((seen - self.memory).clamp(min=0) + self.block - 1) // self.block
 
-    def leaving(self, x: Tensor, valid: Tensor, usage: Tensor, before: Tensor, t: int, most: int) -> Blocks | None:
+    def leaving(
+        self, x: Tensor, valid: Tensor, usage: Tensor, before: Tensor, after: Tensor, t: int, most: int
+    ) -> Blocks | None:
         """The blocks, `most` at most, that T tokens push out of the inputs x [B, memory + T, D], which end with them.
 
-        valid [B, memory + T] bool, usage [B, memory + T] or [B, 0], before [B]: tokens seen before these. None: no
-        block leaves in any row.
+        valid [B, memory + T] bool, usage [B, memory + T] or [B, 0], before and after [B]: tokens seen before and after
+        these. None: no block leaves in any row.
         """
-        last = self.count_passed(before + t)
+        last = self.count_passed(after)
         count = last - self.count_passed(before)
         if isinstance(t, int):  # else an exported program, which has one form for all T
             most = min(most, -(-t // self.block))
@@ -109,7 +111,7 @@ class CompressionGrid(NamedTuple):
             return None
         n = x.shape[1]
         places = torch.arange(most * self.block, device=x.device)
-        index = ((last - most) * self.block - (before + t) + n)[:, None] + places
+        index = ((last - most) * self.block - after + n)[:, None] + places
         # A row with fewer blocks than `most` finds compressed inputs, or the first one for those before it. That one is
         # compressed too: a row whose first input is the first of a block moves as many blocks as any.
         index, rows = index.clamp(min=0), torch.arange(x.shape[0], device=x.device)[:, None]

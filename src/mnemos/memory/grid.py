@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import exportable
+from mnemos.ops.padding import take
 
 
 @exportable
@@ -18,20 +19,29 @@ class Unfinished(NamedTuple):
     tokens: Tensor
     valid: Tensor
 
-    def with_more(self, tokens: Tensor, valid: Tensor, place: list[int]) -> "Unfinished":
-        """With the next tokens [B, t, ..] of each row, which was at `place`; they must fit into its block."""
-        t = tokens.shape[1]
-        if t == self.valid.shape[1]:  # then these tokens are the whole block of every row
-            return Unfinished(tokens, valid)
-        index = torch.tensor(place, device=tokens.device)[:, None] + torch.arange(t, device=tokens.device)
-        wide = index.view(*index.shape, *[1] * (tokens.dim() - 2)).expand_as(tokens)
-        return Unfinished(self.tokens.scatter(1, wide, tokens), self.valid.scatter(1, index, valid))
+    def with_more(self, tokens: Tensor, mask: Tensor | None, place: list[int]) -> "Unfinished":
+        """With the next tokens [B, t, ..] of each row, which was at `place`; they must fit into its block.
 
-    def emptied(self, done: list[bool]) -> "Unfinished":
-        """Without the tokens of the rows whose block is `done`."""
-        if all(done):
+        mask [B, t] bool: the tokens that are no padding; it is behind the others of its row.
+        """
+        t, block = tokens.shape[1], self.valid.shape[1]
+        if mask is None and t == block:  # then these tokens are the whole block of every row
+            return Unfinished(tokens, torch.ones_like(self.valid))
+        index = torch.tensor(place, device=tokens.device)[:, None] + torch.arange(t, device=tokens.device)
+        if mask is None:
+            valid = self.valid.scatter(1, index, True)
+        else:  # padding leaves what is there
+            index = index.clamp(max=block - 1)
+            old = take(self.tokens, index)
+            tokens = torch.where(mask.view(*mask.shape, *[1] * (tokens.dim() - 2)), tokens, old)
+            valid = self.valid.scatter(1, index, mask | take(self.valid, index))
+        wide = index.view(*index.shape, *[1] * (tokens.dim() - 2)).expand_as(tokens)
+        return Unfinished(self.tokens.scatter(1, wide, tokens), valid)
+
+    def emptied(self, rows: Tensor | None) -> "Unfinished":
+        """Without the tokens of the rows [B] bool, whose block is complete (None: all)."""
+        if rows is None:
             return Unfinished(torch.zeros_like(self.tokens), torch.zeros_like(self.valid))
-        rows = torch.tensor(done, device=self.valid.device)
         wide = rows.view(-1, *[1] * (self.tokens.dim() - 1))
         return Unfinished(self.tokens.masked_fill(wide, 0), self.valid & ~rows[:, None])
 
@@ -42,17 +52,21 @@ class Stretch(NamedTuple):
     start: int
     stop: int
     place: list[int]  # of each row in its block, before these tokens
+    after: list[int]  # of each row in its block, after them
     done: list[bool]  # which rows complete their block with them
 
 
-def stretches(place: list[int], t: int, block: int) -> list[Stretch]:
-    """T tokens, cut wherever the block of some row ends: T/block stretches for each different place in `place` [B]."""
-    stops = sorted({stop for p in set(place) for stop in range(block - p, t, block)} | ({t} if t else set()))
+def stretches(place: list[int], counts: list[int], block: int) -> list[Stretch]:
+    """Tokens, cut wherever the block of some row ends: T/block stretches for each different place in `place` [B].
+
+    counts [B]: the tokens of each row, which is padded behind them up to the longest, T.
+    """
+    stops = {stop for p, n in set(zip(place, counts, strict=True)) for stop in range(block - p, n + 1, block)}
     found, start = [], 0
-    for stop in stops:
-        after = [p + stop - start for p in place]
+    for stop in sorted(stops | {max(counts, default=0)} - {0}):
+        after = [p + max(0, min(n, stop) - start) for p, n in zip(place, counts, strict=True)]
         done = [p == block for p in after]
-        found.append(Stretch(start, stop, place, done))
-        place = [0 if d else p for p, d in zip(after, done, strict=True)]
-        start = stop
+        after = [0 if d else p for p, d in zip(after, done, strict=True)]
+        found.append(Stretch(start, stop, place, after, done))
+        place, start = after, stop
     return found

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, pytree, transformed
+from mnemos.ops.padding import count_seen, take, valid_last
 from mnemos.types import Device, InputError
 
 
@@ -12,7 +13,7 @@ class KeyValues:
 
     k, v: [B, N, H, D/H], the last N tokens of every row: all tokens, or those of a window.
     valid [B, N] bool: the tokens that may be attended to (not padding, and not the past of a reset row).
-    seen [B] int64: tokens since the row began, which is the position of the next token.
+    seen [B] int64: valid tokens since the row began, which is the position of the next token.
 
     `append` costs O(T) for T new tokens, amortised. Without gradient the tensors are slices of a buffer with spare
     capacity, and the newest state of a stream writes its tokens there, where no earlier state reads. A state that is
@@ -50,13 +51,19 @@ class KeyValues:
             self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._buffer, self._end
         )
 
+    def packed(self) -> "KeyValues":
+        """The same state with the tokens that may be attended to behind the others."""
+        order = valid_last(self.valid)
+        return KeyValues(take(self.k, order), take(self.v, order), take(self.valid, order), self.seen)
+
     def widened(self, n: int) -> "KeyValues":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
         return KeyValues(pad_front(self.k, n), pad_front(self.v, n), pad_front(self.valid, n), self.seen)
 
-    def append(self, k: Tensor, v: Tensor, valid: Tensor) -> "KeyValues":
-        """The state after T more tokens: k, v [B, T, H, D/H], valid [B, T] bool."""
-        seen = self.seen + k.shape[1]
+    def append(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> "KeyValues":
+        """The state after T more tokens: k, v [B, T, H, D/H], mask [B, T] bool, True = valid."""
+        seen = count_seen(k, self.seen, mask)
+        valid = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
         if self.k.shape[1] == 0:
             return KeyValues(k, v, valid, seen)
         (k, v, valid), buffer, end = append((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)

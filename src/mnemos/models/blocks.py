@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.padding import positions
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, Starting, State, StateKind, select
 
@@ -135,27 +136,26 @@ def sinusoids(t: int, dim: int, start: Tensor | None = None, device: Device = No
 
     [1 or B, T, D], float32. Positions have no limit, because there is no table.
     """
-    positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
-    return of_positions(positions, dim)
+    return of_positions(positions(t, start, None, device), dim)
 
 
 class LearnedPositions(nn.Embedding):
     """y [B, T, D] plus learned positions from `seen` [B] on (None: 0). Raises InputError beyond the last position.
 
+    mask [B, T] bool: positions count valid tokens.
+
     In a compiled graph and on other devices than a CPU, where reading `seen` would cost a wait, the look-up raises its
     own error.
     """
 
-    def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """See the class."""
-        limit, t = self.num_embeddings, y.shape[1]
-        start = int(seen.max()) if seen is not None and seen.numel() and reads_without_waiting(seen) else 0
-        if start + t > limit:
+        limit, place = self.num_embeddings, positions(y.shape[1], seen, mask, y.device)
+        if place.numel() and reads_without_waiting(place) and (last := int(place.max())) >= limit:
             raise InputError(
-                f"learned positions: expected at most {limit} tokens, found {start + t}; raise max_length or use "
+                f"learned positions: expected at most {limit} tokens, found {last + 1}; raise max_length or use "
                 'position="sinusoidal"'
             )
-        place = torch.arange(t, device=y.device) + (0 if seen is None else seen[:, None])
         return y + super().forward(place)
 
     if TYPE_CHECKING:
@@ -165,6 +165,8 @@ class LearnedPositions(nn.Embedding):
 class SinusoidalPositions(nn.Module):
     """y [B, T, D] plus sinusoids of the positions from `seen` [B] on (None: 0). Positions have no limit.
 
+    mask [B, T] bool: positions count valid tokens.
+
     The first `TABLE` positions come from a table, which is kept between calls and grows as it is needed.
     """
 
@@ -172,7 +174,7 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self._table: Tensor | None = None
 
-    def forward(self, y: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """See the class."""
         t, dim, stops = y.shape[1], y.shape[2], y.shape[1]
         if seen is not None and seen.numel() and reads_without_waiting(seen):
@@ -180,14 +182,12 @@ class SinusoidalPositions(nn.Module):
         elif seen is not None:
             stops = TABLE + 1  # unknown without waiting for the device
         if torch.compiler.is_compiling() or (stops > TABLE and seen is not None):
-            return y + sinusoids(t, dim, seen, y.device).to(y.dtype)
+            return y + of_positions(positions(t, seen, mask, y.device), dim).to(y.dtype)
         table = self._table
         if table is None or len(table) < stops or table.device != y.device or table.dtype != y.dtype:
             longest = stops if seen is None else min(TABLE, 2 * stops)
             table = self._table = sinusoids(longest, dim, None, y.device)[0].to(y.dtype)
-        if seen is None:
-            return y + table[:t]
-        return y + table[seen[:, None] + torch.arange(t, device=y.device)]
+        return y + (table[:t] if seen is None and mask is None else table[positions(t, seen, mask, y.device)])
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -19,6 +19,7 @@ from mnemos.memory.grc import GRC
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.padding import count_seen
 from mnemos.registry import register
 from mnemos.types import (
     Attention,
@@ -157,7 +158,7 @@ class Pair(NamedTuple):
 
 @exportable
 class EncoderDecoderState(NamedTuple):
-    """seen [R] int64: target tokens so far. source: what the rows read of their sources. layers: the decoder's states.
+    """seen [R] int64: valid target tokens so far. source: what the rows read of their sources. layers: the decoder's.
 
     The source's keys and values are stored once per source, however many rows read it (see `mnemos.memory.Encoded`).
     """
@@ -308,7 +309,7 @@ class EncoderDecoder(nn.Module):
 
     def _hidden(self, source: Tensor, mask: Tensor | None) -> Tensor:
         check_token_ids(source, self.source_embedding.num_embeddings, mask)
-        y = self._embed(self.source_embedding, self.source_positions, source, None)
+        y = self._embed(self.source_embedding, self.source_positions, source, None, mask)
         for block in self.encoder:
             y, _ = block(y, None, mask)
         return self.encoder_norm(y)
@@ -346,23 +347,26 @@ class EncoderDecoder(nn.Module):
 
     def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
         check_token_ids(x, self.config.vocab_size, mask)
-        y = self._embed_target(x, state.seen)
+        y = self._embed_target(x, state.seen, mask)
         visible = visible_tokens(state.source.valid)
         layers = []
         for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
             y, after = block(y, before, mask, source, visible)
             layers.append(after)
-        return self.head(self.decoder_norm(y)), state._replace(seen=state.seen + x.shape[1], layers=tuple(layers))
+        seen = count_seen(x, state.seen, mask)
+        return self.head(self.decoder_norm(y)), state._replace(seen=seen, layers=tuple(layers))
 
-    def _embed_target(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _embed_target(self, x: Tensor, seen: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the decoder's first block reads for target tokens x [R, T] after `seen` [R] others, [R, T, D]."""
-        return self._embed(self.embedding, self.positions, x, seen)
+        return self._embed(self.embedding, self.positions, x, seen, mask)
 
-    def _embed(self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None) -> Tensor:
+    def _embed(
+        self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         y = embedding(x)
         if self.config.scale_embedding:
             y = y * self.config.dim**0.5
-        return self.dropout(y if positions is None else positions(y, seen))
+        return self.dropout(y if positions is None else positions(y, seen, mask))
 
     def widened(self, state: EncoderDecoderState) -> EncoderDecoderState:
         """The same state with those of the decoder's layers `widened`."""

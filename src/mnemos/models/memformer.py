@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
-from mnemos.memory.grid import Unfinished, stretches
+from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.padding import Rows, count_seen
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_token_ids, leaves, map_state
 
@@ -92,8 +93,8 @@ PRESETS: dict[str, tuple[int, float | None]] = {"paper": (2, 1.0), "mnemos": (0,
 class MemformerState(NamedTuple):
     """The place of each row in its sequence; a row of zeros is a new row.
 
-    seen [B] int64: tokens since the row began. memory: its slots (None: the model has none). encoded [B, L, D], valid
-    [B, L] bool: the previous segment. pending [B, L] int64, pending_valid [B, L] bool: the present segment so far.
+    seen [B] int64: valid tokens since the row began. memory: its slots (None: the model has none). encoded [B, L, D],
+    valid [B, L] bool: the previous segment. pending [B, L] int64, pending_valid [B, L] bool: the present one so far.
     layers: the decoder's caches within the segment, which are empty at its start. There the state has K·D + L·D numbers
     per row; within a segment each decoder layer adds 2·D for each token so far, each encoded token and, with
     decoder_reads, each slot.
@@ -119,8 +120,8 @@ class Memformer(nn.Module):
 
     The decoder attends to the previous encoded segment (and, with decoder_reads, to M_{t−1}). Reading token by token
     gives the same outputs as reading whole segments. E_0 is a single token, BOS, encoded with M_0. It is not written:
-    it is the same for every row, so a write would only move the start, which is learned. Padding occupies its place in
-    a segment, and nothing attends to it. A segment that is all padding writes nothing, and its encoding is 0.
+    it is the same for every row, so a write would only move the start, which is learned. Padding takes no place in a
+    segment.
 
     Positions are relative: a learned bias per head in the self-attentions, and from a decoder's tokens to the encoded
     ones. BOS is at the position before a row's first token. Cost: O(T·(L + K)·D + T·D²) time, and per segment and
@@ -183,8 +184,9 @@ class Memformer(nn.Module):
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
         """See the class. only [B, T] bool: the outputs at these positions alone, [n, V]."""
-        steps, after, caches = self._encode(x, state, mask)
-        y, caches = self._decode(x, mask, steps, caches)
+        rows, steps, after, caches = self._encode(x, state, mask)
+        y, caches = self._decode(rows, steps, caches)
+        y = rows.in_place(y, x.shape[1])
         return self.head(y if only is None else y[only]), after._replace(layers=caches)
 
     if TYPE_CHECKING:
@@ -197,17 +199,17 @@ class Memformer(nn.Module):
         the call, the decoder's caches are part of the state, and all of `forward` runs.
         """
         length = self.config.segment
-        inside = state is not None and bool((state.seen % length).any())
-        if inside or x.shape[-1] % length:
-            return self(x, state, mask)[1]
-        return self._encode(x, state, mask)[1]
+        after = x.new_zeros(len(x)) if state is None else state.seen
+        inside = bool((after % length).any() or (count_seen(x, after, mask) % length).any())
+        return self(x, state, mask)[1] if inside else self._encode(x, state, mask)[2]
 
     def writing(
         self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, MemformerState]:
         """`advance` with the writer's attention: weights [B, S, H, K, 1 + L + cls] of S segments, and the state.
 
-        Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. For figures.
+        Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. A row that completes fewer segments than
+        another has zeros behind them. For figures.
         """
         if self.memory is None or not self.config.memory.write:
             raise InputError(
@@ -221,20 +223,30 @@ class Memformer(nn.Module):
 
         hook = self.memory.register_forward_pre_hook(listen)
         try:
-            state = self.advance(x, state, mask)
+            before, state = state, self.advance(x, state, mask)
         finally:
             hook.remove()
-        return torch.stack(found, 1), state
+        if not found:
+            raise InputError(f"writing: expected a whole segment, {self.config.segment} tokens; found none in any row")
+        place = [0] * len(x) if before is None else (before.seen % self.config.segment).tolist()
+        steps = stretches(place, Rows.of(x, mask).counts, self.config.segment)
+        written, wholes = [0] * len(x), [sum(row) for row in zip(*(step.done for step in steps), strict=True)]
+        weights = found[0].new_zeros(len(x), max(wholes), *found[0].shape[1:])
+        for step, new in zip((step for step in steps if any(step.done)), found, strict=True):
+            for row, one in zip((row for row, done in enumerate(step.done) if done), new, strict=True):
+                weights[row, written[row]] = one
+                written[row] += 1
+        return weights, state
 
     def _encode(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[list[StretchRead], MemformerState, tuple[DecoderCache, ...]]:
-        """Encoder and writer: what the decoder reads in each stretch, the state after, and the caches before.
+    ) -> tuple[Rows, list[StretchRead], MemformerState, tuple[DecoderCache, ...]]:
+        """Encoder and writer: the rows' tokens, what the decoder reads in each stretch, the state after, caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
         check_token_ids(x, self.config.vocab_size, mask)
-        x, (b, t) = x.long(), x.shape  # the state keeps the tokens of a segment that is not complete
+        b = len(x)
         if state is None:
             state, seen = self.initial_state(b), [0] * b
         else:
@@ -244,19 +256,19 @@ class Memformer(nn.Module):
         if 0 in seen:
             encoded, valid = self.encode_start(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
         unfinished = Unfinished(state.pending, state.pending_valid)
-        marks = x.new_ones(b, t, dtype=torch.bool) if mask is None else mask
+        rows = Rows.of(x.long(), mask)  # segments count valid tokens; the state keeps those of one that is not complete
         steps = []
-        for stretch in stretches([n % self.config.segment for n in seen], t, self.config.segment):
+        for stretch in stretches([n % self.config.segment for n in seen], rows.counts, self.config.segment):
             slots = self.slots(memory) if self.decoder.memory else None
             steps.append(StretchRead(stretch, Read(encoded, valid, slots)))
             span = slice(stretch.start, stretch.stop)
-            unfinished = unfinished.with_more(x[:, span], marks[:, span], stretch.place)
+            unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.place)
             if any(stretch.done):
-                whole = stretch.stop - stretch.start == self.config.segment and mask is None
-                encoded, valid, memory = self._write_rows(unfinished, whole, stretch.done, encoded, valid, memory)
-                unfinished = unfinished.emptied(stretch.done)
+                encoded, valid, memory = self._write_rows(unfinished.tokens, stretch.done, encoded, valid, memory)
+                unfinished = unfinished.emptied(torch.tensor(stretch.done, device=x.device))
         ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
-        return steps, MemformerState(state.seen + t, memory, encoded, valid, *unfinished, ends), caches
+        after = MemformerState(count_seen(x, state.seen, mask), memory, encoded, valid, *unfinished, ends)
+        return rows, steps, after, caches
 
     def widened(self, state: MemformerState) -> MemformerState:
         """The same state with the decoder's caches as long as they become, so that its size is constant."""
@@ -269,7 +281,7 @@ class Memformer(nn.Module):
         table, token = (self.embedding, self.config.bos or 0) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]
         bos = table(torch.full((1, 1), token, device=encoded.device))
-        y = self.encoder(self.dropout(bos), None, slots)[:, :1]
+        y = self.encoder(self.dropout(bos), slots)[:, :1]
         length = self.config.segment
         start = F.pad(y, (0, 0, length - 1, 0)).expand_as(encoded)
         last = (torch.arange(length, device=valid.device) == length - 1).expand_as(valid)
@@ -280,53 +292,39 @@ class Memformer(nn.Module):
         )
 
     def _write_rows(
-        self,
-        segment: Unfinished,
-        whole: bool,
-        done: list[bool],
-        encoded: Tensor,
-        valid: Tensor,
-        memory: SlotState | None,
+        self, segment: Tensor, done: list[bool], encoded: Tensor, valid: Tensor, memory: SlotState | None
     ) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t and M_t in the rows that are `done` with s_t; whole: the segment has no padding."""
+        """E_t, which of its places are valid, and M_t in the rows that are `done` with s_t [B, L]."""
         if all(done):
-            return self.write(segment, whole, memory)
+            return self.write(segment, memory)
         rows = torch.tensor([i for i, d in enumerate(done) if d], device=encoded.device)
-        chosen = Unfinished(*(x[rows] for x in segment))
-        some = map_state(lambda x: x[rows], memory)
-        new = self.write(chosen, whole, some)
+        new = self.write(segment[rows], map_state(lambda x: x[rows], memory))
         put = (encoded, valid, memory)
         return map_state(lambda old, x: old.index_copy(0, rows, x.to(old.dtype)), put, new)
 
-    def write(
-        self, segment: Unfinished, whole: bool, memory: SlotState | None
-    ) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t, which of its tokens are valid, and M_t of segments that are complete; whole: without padding."""
-        mask = None if whole else segment.valid
-        slots = self.slots(memory)
-        y = self.encoder(self.dropout(self.embedding(segment.tokens)), mask, slots)
+    def write(self, segment: Tensor, memory: SlotState | None) -> tuple[Tensor, Tensor, SlotState | None]:
+        """E_t, which of its places are valid (all), and M_t of segments [B, L] that are complete."""
+        y = self.encoder(self.dropout(self.embedding(segment)), self.slots(memory))
         if self.memory is not None and memory is not None:
-            extra = y.shape[1] - segment.tokens.shape[1]
-            heard = mask if mask is None or not extra else torch.cat([mask, mask.new_ones(mask.shape[0], extra)], 1)
-            memory = self.memory(memory, y, heard, None if mask is None else mask.any(1))
-        encoded = y[:, : segment.tokens.shape[1]]
-        return encoded if mask is None else encoded.masked_fill(~mask[..., None], 0), segment.valid, memory
+            memory = self.memory(memory, y)
+        return y[:, : segment.shape[1]], torch.ones_like(segment, dtype=torch.bool), memory
 
     def slots(self, memory: SlotState | None) -> Tensor | None:
         """[B, K, D], or None for a model without a memory."""
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decode(
-        self, x: Tensor, mask: Tensor | None, steps: list[StretchRead], caches: tuple[DecoderCache, ...]
+        self, rows: Rows, steps: list[StretchRead], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
-        length, outputs, i = self.config.segment, [], 0
+        x, length, i = rows.x, self.config.segment, 0
+        outputs = [] if steps else [self.embedding(x)]  # of padding alone
         while i < len(steps):
             same = i
-            while same < len(steps) and steps[same].stretch.stop - steps[same].stretch.start == length:
+            while same < len(steps) and _is_whole(steps[same].stretch, length):
                 same += 1
             if same > i:
-                outputs.append(self._side_by_side(x, mask, steps[i:same]))
+                outputs.append(self._side_by_side(x, steps[i:same]))
                 caches = self.decoder.empty(
                     len(x), x.device, self.embedding.weight.dtype
                 )  # not empty before, in rows that were reset
@@ -335,14 +333,14 @@ class Memformer(nn.Module):
             stretch, read = steps[i]
             span = slice(stretch.start, stretch.stop)
             y = self.dropout(self.embedding(x[:, span]))
-            y, caches = self.decoder(y, None if mask is None else mask[:, span], stretch.place, read, caches)
-            after = [0 if d else p + y.shape[1] for p, d in zip(stretch.place, stretch.done, strict=True)]
-            caches = self.decoder.closed(caches, after, stretch.done)
+            mask = rows.valid(span)
+            y, caches = self.decoder(y, mask, stretch.place, read, caches)
+            caches = self.decoder.closed(caches, stretch, mask)
             outputs.append(y)
             i += 1
         return torch.cat(outputs, 1), caches
 
-    def _side_by_side(self, x: Tensor, mask: Tensor | None, steps: list[StretchRead]) -> Tensor:
+    def _side_by_side(self, x: Tensor, steps: list[StretchRead]) -> Tensor:
         """Whole segments as rows of one batch: each reads the encoding before it, and not the other segments."""
         n, b = len(steps), len(x)
         span = slice(steps[0].stretch.start, steps[-1].stretch.stop)
@@ -353,7 +351,7 @@ class Memformer(nn.Module):
         encoded, valid, slots = zip(*(step.read for step in steps), strict=True)
         read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
         y = self.dropout(self.embedding(rows(x)))
-        y, _ = self.decoder(y, None if mask is None else rows(mask), [0] * (n * b), read, None)
+        y, _ = self.decoder(y, None, [0] * (n * b), read, None)
         return y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2)
 
     def _check_state(self, state: object, rows: int) -> None:
@@ -375,6 +373,11 @@ class Memformer(nn.Module):
             raise InputError(
                 f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
             )
+
+
+def _is_whole(stretch: Stretch, length: int) -> bool:
+    """Whether it is a whole segment of every row."""
+    return stretch.stop - stretch.start == length and all(stretch.done)
 
 
 def _check(c: MemformerConfig) -> None:

@@ -77,8 +77,8 @@ class ReadingBlock(nn.Module):
 class MemformerEncoder(nn.Module):
     """A bidirectional encoder that attends to the slots in every block (eq. 1–3): x [B, L, D] -> y [B, L + cls, D].
 
-    mask [B, L] bool; slots [B, K, D], or None if the model has no memory. `cls` learned tokens are appended, which all
-    tokens attend to and whose outputs come last. The outputs of padding have no meaning.
+    slots [B, K, D], or None if the model has no memory. `cls` learned tokens are appended, which all tokens attend to
+    and whose outputs come last.
     """
 
     def __init__(self, sizes: Sizes, layers: int, cls: int, memory: bool) -> None:
@@ -88,14 +88,12 @@ class MemformerEncoder(nn.Module):
         self.blocks = module_list(ReadingBlock(sizes, False, int(memory)) for _ in range(layers))
         self.norm = norm_of(sizes.norm, sizes.dim)
 
-    def forward(self, x: Tensor, mask: Tensor | None, slots: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """See the class."""
         if self.cls is not None:
             x = torch.cat([x, self.cls.expand(x.shape[0], -1, -1)], 1)
-            mask = None if mask is None else torch.cat([mask, mask.new_ones(x.shape[0], len(self.cls))], 1)
         place = torch.arange(x.shape[1], device=x.device)
-        visible = None if mask is None else open_empty_rows(mask)[:, None, None]
-        bias = add_bias(visible, self.bias(place - place[:, None])[None])
+        bias = self.bias(place - place[:, None])[None]
         sources = () if slots is None else (slots,)
         for block in self.blocks:
             x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
@@ -220,17 +218,19 @@ class MemformerDecoder(nn.Module):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def closed(self, caches: tuple[DecoderCache, ...], place: list[int], done: list[bool]) -> tuple[DecoderCache, ...]:
-        """The caches without the tokens of rows that are `done` with their segment; `place`: that of the other rows."""
-        if not any(done):
+    def closed(
+        self, caches: tuple[DecoderCache, ...], stretch: Stretch, mask: Tensor | None
+    ) -> tuple[DecoderCache, ...]:
+        """The caches after a stretch, without padding (mask [B, t]) and the tokens of rows that are done."""
+        done, weight = stretch.done, self.norm.weight
+        if not any(done) and mask is None:
             return caches
-        weight = self.norm.weight
-        if all(done):
+        if not any(stretch.after):
             return self.empty(len(done), weight.device, weight.dtype)
-        rows, longest = torch.tensor(done, device=weight.device), max(place)
+        rows, longest = torch.tensor(done, device=weight.device), max(stretch.after)
 
         def trim(own: KeyValues) -> KeyValues:
-            own = own.last(longest)
+            own = (own if mask is None else own.packed()).last(longest)
             # Without the buffer, in which these tokens are valid.
             return KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
 

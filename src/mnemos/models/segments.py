@@ -18,6 +18,7 @@ from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.padding import Rows, count_seen
 from mnemos.ops.rotary import Rotary
 from mnemos.types import (
     Device,
@@ -170,11 +171,12 @@ class SegmentCache(NamedTuple):
         front_k, front_v = (old.index_copy(0, rows, x.to(old.dtype)) for old, x in pairs)
         return self._replace(front_k=front_k, front_v=front_v)
 
-    def with_pass(self, new: Context, layout: Layout, valid: Tensor) -> "SegmentCache":
-        """With the keys and values of a pass's front, if it had one, and of its tokens, valid [B, tokens] bool."""
+    def with_pass(self, new: Context, layout: Layout, mask: Tensor | None = None) -> "SegmentCache":
+        """With the keys and values of a pass's front, if it had one, and of its tokens; mask [B, tokens] bool."""
         f, end = layout.front, layout.front + layout.tokens
         cache = self._replace(front_k=new.k[:, :f], front_v=new.v[:, :f]) if f else self
-        return cache._replace(own=cache.own.append(new.k[:, f:end], new.v[:, f:end], valid))
+        own = cache.own.append(new.k[:, f:end], new.v[:, f:end], mask)
+        return cache._replace(own=own if mask is None else own.packed())
 
     def closed(self, place: list[int], done: list[bool]) -> "SegmentCache":
         """Without the tokens of the rows that are `done`, not all; `place`: how many tokens each row then has."""
@@ -236,9 +238,9 @@ class SegmentConfig(ModelConfig):
 class SegmentState(NamedTuple):
     """The place of each row in its sequence; a row of zeros is a new row.
 
-    seen [B] int64: tokens since the row began. memory: what passes from segment to segment (see the model). layers: the
-    blocks' keys and values within the segment, which are empty at its start; within a segment each layer has 2·D
-    numbers for each memory token in front and each token so far.
+    seen [B] int64: valid tokens since the row began. memory: what passes from segment to segment (see the model).
+    layers: the blocks' keys and values within the segment, which are empty at its start; within a segment each layer
+    has 2·D numbers for each memory token in front and each token so far.
     """
 
     seen: Tensor
@@ -255,8 +257,7 @@ class SegmentModel(nn.Module):
         [front ; x_1 … x_L ; back]     positions 0 … f + L + b − 1
 
     in one pass if the call holds all of it; else the front is read with the first token, the back after the last one,
-    and keys and values are cached in between, with the same results. Padding occupies its place in a segment, and no
-    token attends to it. A segment that is all padding writes nothing.
+    and keys and values are cached in between, with the same results. Padding takes no place in a segment.
     """
 
     splits: Splits = "anywhere"
@@ -366,34 +367,36 @@ class SegmentModel(nn.Module):
         else:
             self._check_state(state, b)
             seen = state.seen.tolist()
+        after = count_seen(x, state.seen, mask)
+        rows = Rows.of(x, mask)  # segments count valid tokens
         length, memory, caches = self.config.segment, state.memory, state.layers
-        place, start, outputs = [n % length for n in seen], 0, []
-        if not self.back and not any(place) and t >= 2 * length:
-            start, caches = t - t % length, self.empty_caches(b, x.device, self.embedding.weight.dtype)
-            outputs.append(self._side_by_side(x[:, :start], None if mask is None else mask[:, :start], memory))
-        for stretch in stretches(place, t - start, length):
+        place, whole, outputs = [n % length for n in seen], min(rows.counts) // length, []
+        start = 0
+        if not self.back and not any(place) and whole > 1:
+            start, caches = whole * length, self.empty_caches(b, x.device, self.embedding.weight.dtype)
+            outputs.append(self._side_by_side(rows.x[:, :start], memory))
+        for stretch in stretches(place, [n - start for n in rows.counts], length):
             span = slice(start + stretch.start, start + stretch.stop)
-            y, caches, memory = self._stretch(
-                stretch, x[:, span], None if mask is None else mask[:, span], caches, memory
-            )
+            y, caches, memory = self._stretch(stretch, rows.x[:, span], rows.valid(span), caches, memory)
             outputs.append(y)
+        if not outputs:  # padding alone
+            return self.embedding(x), SegmentState(after, memory, caches)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-        return y, SegmentState(state.seen + t, memory, caches)
+        return rows.in_place(y, t), SegmentState(after, memory, caches)
 
     def widened(self, state: SegmentState) -> SegmentState:
         """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
         length = self.config.segment - 1
         return state._replace(layers=tuple(cache.widened(self.front, length) for cache in state.layers))
 
-    def _side_by_side(self, x: Tensor, mask: Tensor | None, memory: State) -> Tensor:
+    def _side_by_side(self, x: Tensor, memory: State) -> Tensor:
         """Whole segments [B, n·L] as rows of one batch, where no segment writes what the next one reads."""
         length, n = self.config.segment, x.shape[1] // self.config.segment
         rows = len(x) * n
-        whole = Stretch(0, length, [0] * rows, [True] * rows)
+        whole = Stretch(0, length, [0] * rows, [0] * rows, [True] * rows)
         memory = map_state(lambda leaf: leaf.repeat_interleave(n, 0), memory)
-        mask = None if mask is None else mask.reshape(rows, length)
         caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
-        return self._stretch(whole, x.reshape(rows, length), mask, caches, memory)[0].reshape(*x.shape, -1)
+        return self._stretch(whole, x.reshape(rows, length), None, caches, memory)[0].reshape(*x.shape, -1)
 
     def _stretch(
         self, stretch: Stretch, x: Tensor, mask: Tensor | None, caches: tuple[SegmentCache, ...], memory: State
@@ -412,17 +415,16 @@ class SegmentModel(nn.Module):
         y, new, behind = self.run_blocks(
             torch.cat(parts, 1) if parts[1:] else parts[0], layout, start, mask, caches, memory
         )
-        heard = None if mask is None else mask.any(1) | caches[0].own.valid.any(1)
         if all(done):
-            memory = self.write_memory(memory, behind, heard) if layout.back else memory
-            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
+            memory = self.write_memory(memory, behind, None) if layout.back else memory
         else:
-            valid = x.new_ones(rows, t, dtype=torch.bool) if mask is None else mask
-            caches = tuple(cache.with_pass(one, layout, valid) for cache, one in zip(caches, new, strict=True))
-            if any(done):
-                memory = self._read_back(caches, memory, _indices(done, x.device), heard) if self.back else memory
-                after = [0 if d else place + t for place, d in zip(stretch.place, done, strict=True)]
-                caches = tuple(cache.closed(after, done) for cache in caches)
+            caches = tuple(cache.with_pass(one, layout, mask) for cache, one in zip(caches, new, strict=True))
+            if any(done) and self.back:
+                memory = self._read_back(caches, memory, _indices(done, x.device))
+        if not any(stretch.after):
+            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
+        elif any(done) or mask is not None:
+            caches = tuple(cache.closed(stretch.after, done) for cache in caches)
         return y[:, layout.front : layout.front + t], caches, memory
 
     def _read_front(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
@@ -433,13 +435,13 @@ class SegmentModel(nn.Module):
         _, new, _ = self.run_blocks(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
         return tuple(cache.with_front(one.k, one.v, rows) for cache, one in zip(caches, new, strict=True))
 
-    def _read_back(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor, heard: Tensor | None) -> State:
+    def _read_back(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> State:
         """The memory after the segment that some `rows` (indices) have completed."""
         some = map_state(lambda leaf: leaf[rows], memory)
         tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
         of_rows = tuple(select(cache, rows) for cache in caches)
         _, _, behind = self.run_blocks(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
-        new = self.write_memory(some, behind, None if heard is None else heard[rows])
+        new = self.write_memory(some, behind, None)
         return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), memory, new)
 
     def run_blocks(
@@ -474,7 +476,8 @@ class SegmentModel(nn.Module):
         if isinstance(start, list) and len(set(start)) == 1:
             found = table[None, start[0] : start[0] + n]
         else:
-            found = table[torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)]
+            place = torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)
+            found = table[place.clamp(max=len(table) - 1)]  # padding may be behind the last place
         return (y, found) if self.config.position == "rotary" else (y + found, None)
 
     def table(self, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from mnemos.memory.gated_cache import begin_forward, caches, end_forward
 from mnemos.memory.grc import GRC
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
+from mnemos.ops.padding import count_seen, zero_invalid
 from mnemos.ops.rotary import Rotary
 from mnemos.registry import register
 from mnemos.types import (
@@ -143,7 +144,7 @@ class TransformerConfig(ModelConfig):
 
 @exportable
 class TransformerState(NamedTuple):
-    """seen [B] int64: tokens since the row began (None: not causal, each segment starts at 0). layers: their states."""
+    """seen [B] int64: valid tokens of the row (None: not causal, each segment starts at 0). layers: their states."""
 
     seen: Tensor | None
     layers: tuple[State, ...]
@@ -292,17 +293,18 @@ class Transformer(nn.Module):
         else:
             check_token_ids(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
-        b, t = x.shape[:2]
+        b = len(x)
         if state is not None:
             _check_state(state, b, len(self.blocks))
         seen = None if state is None else state.seen
-        y = self.embedding(x)
+        after = count_seen(x, seen, mask)
+        y = self.embedding(zero_invalid(x, mask) if self.config.features else x)
         if (scale := self.config.embedding_scale) != 1:
             y = y * scale
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
-        y = self.dropout(y if self.positions is None else self.positions(y, seen))
+        y = self.dropout(y if self.positions is None else self.positions(y, seen, mask))
         layers: list[State] = []
         for i, block in enumerate(self.blocks):
             y, new = block(y, None if state is None else state.layers[i], mask)
@@ -311,8 +313,7 @@ class Transformer(nn.Module):
         logits = self.head(self.final_norm(y if only is None else y[only]))
         if began:
             end_forward(self._caches)
-        seen = torch.full((b,), t, device=x.device) if seen is None else seen + t
-        return logits, self._state(seen, tuple(layers))
+        return logits, self._state(after, tuple(layers))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -341,7 +342,7 @@ class Transformer(nn.Module):
         if head.pool == "mean":
             if mask is None:
                 return y.mean(1)
-            return (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            return zero_invalid(y, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
         if mask is None:
             return y[:, -1]
         last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mnemos.ops.padding import positions
 from mnemos.types import Device, InputError, angle_dtype
 
 
@@ -35,11 +36,16 @@ class Rotary:
         pairs = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
         return float(self.base) ** (-pairs / width) / self.scaling
 
-    def turns(self, t: int, width: int, start: Tensor | None = None, device: Device = None) -> Tensor:
-        """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2]."""
-        positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
+    def turns(
+        self, t: int, width: int, start: Tensor | None = None, device: Device = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
+
+        mask [B, T] bool: the positions are those of valid tokens (`padding.positions`).
+        """
         each = self.frequencies(width, device)
-        angle = (positions[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
+        place = positions(t, start, mask, device)
+        angle = (place[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
         return torch.polar(torch.ones_like(angle), angle)
 
 

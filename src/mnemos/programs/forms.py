@@ -25,7 +25,6 @@ from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.reformer import ReformerAttention
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
-from mnemos.memory.grid import Unfinished
 from mnemos.memory.key_values import KeyValues
 from mnemos.memory.projection import own_weight
 from mnemos.memory.slots import SlotState
@@ -35,7 +34,8 @@ from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.models.memformer_blocks import DecoderCache, Read
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
 from mnemos.ops.linear import LinearState
-from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find, zero_invalid
+from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find
+from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
 from mnemos.types import InputError, State, map_state
@@ -80,18 +80,18 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
 class _Cosines(Rotary):
     """Rotations without complex numbers, which the formats of programs do not have."""
 
-    def turns(self, t: int, width: int, start: Tensor | None = None, device: Any = None) -> Tensor:
+    def turns(
+        self, t: int, width: int, start: Tensor | None = None, device: Any = None, mask: Tensor | None = None
+    ) -> Tensor:
         """The cosines and then the sines by which `rotate` multiplies each channel, [B or 1, T, 1, 2·width]."""
-        positions = torch.arange(t, device=device)[None] + (0 if start is None else start[:, None])
         each = self.frequencies(width, device)[:, None] * (2 * torch.arange(2, device=device) - 1)
-        angle = positions[..., None, None].to(each.dtype) * each.flatten()
+        angle = positions(t, start, mask, device)[..., None, None].to(each.dtype) * each.flatten()
         return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def _add_positions(self: LearnedPositions, y: Tensor, seen: Tensor | None = None) -> Tensor:
+def _add_positions(self: LearnedPositions, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """`LearnedPositions.forward`, which reads no value: the look-up in the table raises its own error."""
-    place = torch.arange(y.shape[1], device=y.device) + (0 if seen is None else seen[:, None])
-    return y + F.embedding(place, self.weight)
+    return y + F.embedding(positions(y.shape[1], seen, mask, y.device), self.weight)
 
 
 def _softmax(
@@ -135,7 +135,7 @@ def _linear_heads(
     if isinstance(state, PlacedSums):
         state, seen = state
     if self.rotary is not None:
-        turns = self.rotary.turns(t, self.dim // self.num_heads, seen, x.device)
+        turns = self.rotary.turns(t, self.dim // self.num_heads, seen, x.device, mask)
     qkv = self.qkv(x)
     if not self.causal:
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
@@ -147,7 +147,7 @@ def _linear_heads(
     causal = _linear_token if is_one(t) else _linear_chunks if form == "operators" else _linear_kernel
     y, *after = causal(q, k, v, *state, self.eps)
     sums = LinearState(*after)
-    return y, sums if seen is None else PlacedSums(sums, seen + t)
+    return y, sums if seen is None else PlacedSums(sums, count_seen(x, seen, mask))
 
 
 def _features(qkv: Tensor, heads: int, phi: FeatureMap, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -432,8 +432,7 @@ def _segments_read(
             caches = changed_if_any(begins, read_front, caches, memory, begins)
         layout = Layout(0, 1, 0)
         y, new, _ = self.run_blocks(self.embedding(x), layout, front + place, None, caches, memory)
-        here = x.new_ones(*x.shape, dtype=torch.bool)
-        caches = tuple(cache.with_pass(one, layout, here) for cache, one in zip(caches, new, strict=True))
+        caches = tuple(cache.with_pass(one, layout) for cache, one in zip(caches, new, strict=True))
         if self.back:
             memory = changed_if_any(ends, read_back, memory, caches, ends)
         caches = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
@@ -483,11 +482,11 @@ def _memformer_token(
     caches = changed_if_any(begins, sources, state.layers, read)
     y, caches = self.decoder(self.embedding(x), None, place, read, caches)
     at = place[:, None] == torch.arange(length, device=x.device)
-    segment = Unfinished(torch.where(at, x, state.pending), state.pending_valid | at)
+    segment = torch.where(at, x, state.pending)
 
-    def write(past: Past, segment: Unfinished, ends: Tensor) -> Past:
-        # The segments of the other rows are written too, and that is dropped: all of their tokens count.
-        new = self.write(Unfinished(segment.tokens, segment.valid | ~ends[:, None]), False, past[2])
+    def write(past: Past, segment: Tensor, ends: Tensor) -> Past:
+        # The segments of the other rows are written too, and that is dropped.
+        new = self.write(segment, past[2])
 
         def choose(old: Tensor, x: Tensor) -> Tensor:
             return torch.where(ends.view(-1, *[1] * (x.dim() - 1)), x.to(old.dtype), old)
@@ -496,7 +495,7 @@ def _memformer_token(
         return found
 
     past = changed_if_any(ends, write, (encoded, valid, state.memory), segment, ends)
-    tokens, marks = segment.tokens.masked_fill(ends[:, None], 0), segment.valid & ~ends[:, None]
+    tokens, marks = segment.masked_fill(ends[:, None], 0), (state.pending_valid | at) & ~ends[:, None]
     layers = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
     encoded, valid, memory = past
     return y, MemformerState(state.seen + 1, memory, encoded, valid, tokens, marks, layers)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos.lab.tasks.task import Task
 from mnemos.models.memformer import Memformer
@@ -30,7 +29,7 @@ SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
 
 @torch.no_grad()
 def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int = DOCUMENTS) -> WriteAttention | None:
-    """Write write_attention.json to a run folder. Returns its content; None for a model that writes no slots.
+    """Write write_attention.json to a run folder. Returns its content; None where no slots are written.
 
     The result is deterministic and the model is unchanged. Cost: encoder and writer on at most rows · 64 segments.
     """
@@ -38,7 +37,9 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
         return None
     length = model.config.segment
     tokens, valid = documents(task, length, rows, SEGMENTS)
-    read = valid.unflatten(1, (-1, length)).any(-1)  # [B, S]
+    read = valid.unflatten(1, (-1, length)).all(-1)  # [B, S]
+    if not read[0].any():
+        return None
     count = int(read[0].sum())
     place = count // 2
     end = min(count, place + max(1, SHOWN // length))
@@ -76,9 +77,8 @@ def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor
         if not task.carries_state or ended.all() or sum(x.shape[1] for x in inputs) >= segments * length:
             break
     tokens, valid = (torch.cat(x, 1)[:, : segments * length] for x in (inputs, marks))
-    used = int(valid.any(0).nonzero().max()) + 1
-    fill = (0, -used % length)
-    return F.pad(tokens[:, :used], fill), F.pad(valid[:, :used], fill)
+    used = int(valid.sum(1).max()) // length * length  # what is behind whole segments is not written
+    return tokens[:, :used], valid[:, :used]
 
 
 def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) ->
 
 
 def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
-    """Raise InputError unless x is [B, T, bands] of floats with B, T ≥ 1, and the mask, if given, bool [B, T]."""
+    """Raise InputError unless x is [B, T, bands] of floats with B, T ≥ 1 and the mask bool, valid frames first."""
     if x.dim() != 3 or x.shape[-1] != bands or not x.is_floating_point() or not x.numel():
         raise InputError(
             f"expected frames [B, T, {bands}] of floats, B and T at least 1, found {x.dtype} of {tuple(x.shape)}"
@@ -134,6 +134,8 @@ def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
         raise InputError(
             f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
         )
+    if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+        raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")
 
 
 def check_sizes(config: object, names: tuple[str, ...]) -> None:

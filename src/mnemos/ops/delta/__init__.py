@@ -25,7 +25,7 @@ from mnemos._compat import forward_differentiated, transformed
 from mnemos.modes import reads_without_waiting
 from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
-from mnemos.ops.linear.feature_maps import zero_invalid
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
@@ -64,8 +64,8 @@ def delta_rule(
     factor, ≤ 0; −inf forgets all that is finite. None: no decay.
     state [B, H, D, M], never changed; gradients flow through it. None: zeros. It is returned in float32, or in float64
     if q, k or v is float64; one that is given in another floating dtype is converted to that first.
-    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever its k, v, beta and decay are; its
-    y is what its q reads from that state.
+    mask [B, T] bool, True = valid: an invalid token leaves the state alone, whatever its q, k, v, beta and decay are;
+    its y is 0.
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
     packed sequences. It is a decay of −inf, so a state or token that is not finite reaches past it: 0·∞ is NaN.
     scale: None is D^-½. normalise_keys: k becomes k·rsqrt(Σk² + 1e-6); normalise q outside.
@@ -83,7 +83,7 @@ def delta_rule(
     if beta is None:
         raise InputError("expected a tensor beta [B, T, H], found None; use decayed_attention, or torch.ones")
     _check(q, k, v, {"beta": beta, "decay": decay}, state, mask, resets, scale)
-    k = zero_invalid(k, mask)
+    q, k = zero_invalid(q, mask), zero_invalid(k, mask)
     if normalise_keys:
         with full_precision(k.device.type):
             # The gradient of a single channel is 1e-6 of the two parts whose difference it is.
@@ -111,7 +111,7 @@ def decayed_attention(
     [B, T, H, D]). decay None: no decay, the state is the sum. Arguments, results and errors as in `delta_rule`.
     """
     _check(q, k, v, {"decay": decay}, state, mask, resets, scale)
-    k = zero_invalid(k, mask)
+    q, k = zero_invalid(q, mask), zero_invalid(k, mask)
     return _recurrence(q, k, v, None, decay, state, mask, scale, resets, backend)
 
 

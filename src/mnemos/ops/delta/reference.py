@@ -30,7 +30,7 @@ def reference_delta_rule(
     """Every row and token by itself: q, k [B, T, Hk, D], v [B, T, H, M], beta [B, T, H], decay [B, T, H(, D)].
 
     beta None: decayed attention. Value head h has the query and key head h // (H / Hk). A token that `mask` [B, T]
-    calls invalid leaves S as it is and reads it; where `resets` [B, T] is True S is zero before the token. Returns
+    calls invalid leaves S as it is, and its y is 0; where `resets` [B, T] is True S is zero before the token. Returns
     y [B, T, H, M] and S [B, H, D, M], both float64.
     """
     (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
@@ -43,15 +43,17 @@ def reference_delta_rule(
         for i in range(t):
             if resets is not None and resets[row, i]:
                 s = torch.zeros_like(s)
-            if mask is None or mask[row, i]:
-                key, value = keys[i].repeat_interleave(h // shared, 0), values[i]
-                if normalise_keys:
-                    key = key / torch.sqrt((key * key).sum(-1, keepdim=True) + 1e-6)
-                if decays is not None:
-                    s = decays[i].exp().reshape(h, d if decays[i].dim() == 2 else 1, 1) * s
-                if betas is not None:
-                    value = betas[i][:, None] * (value - torch.einsum("hdm,hd->hm", s, key))
-                s = s + torch.einsum("hd,hm->hdm", key, value)
+            if mask is not None and not mask[row, i]:
+                rows.append(torch.zeros(h, m, dtype=torch.float64))
+                continue
+            key, value = keys[i].repeat_interleave(h // shared, 0), values[i]
+            if normalise_keys:
+                key = key / torch.sqrt((key * key).sum(-1, keepdim=True) + 1e-6)
+            if decays is not None:
+                s = decays[i].exp().reshape(h, d if decays[i].dim() == 2 else 1, 1) * s
+            if betas is not None:
+                value = betas[i][:, None] * (value - torch.einsum("hdm,hd->hm", s, key))
+            s = s + torch.einsum("hd,hm->hdm", key, value)
             query = queries[i].repeat_interleave(h // shared, 0)
             rows.append(scale * torch.einsum("hdm,hd->hm", s, query))
         ends.append(s)

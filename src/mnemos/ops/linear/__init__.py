@@ -24,12 +24,13 @@ from torch import Tensor
 from mnemos._compat import exportable, forward_differentiated, transformed
 from mnemos.ops import choice
 from mnemos.ops.checks import check_mask
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import note
 from mnemos.types import InputError
 
 from . import chunked, native, oracle
-from .feature_maps import FeatureMap, Pointwise, find, zero_invalid
+from .feature_maps import FeatureMap, Pointwise, find
 
 __all__ = ["LinearState", "backends", "linear_attention", "which"]
 
@@ -74,7 +75,8 @@ def linear_attention(
     q [B, T, H, D], k [B, N, H, D], v [B, N, H, M]; N = T if causal. y [B, T, H, M] in v's dtype.
     feature_map: "elu", "relu", "polynomial" (exact, degree 2), or any function [.., D] -> [.., D'].
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
-    mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain.
+    mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain; if causal, their q
+    is not read either, and their y has no meaning.
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
     backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
@@ -88,6 +90,8 @@ def linear_attention(
     feature map or a backend that do not fit.
     """
     _check(q, k, v, causal, mask, resets, eps)
+    if causal:  # else the mask is that of the keys alone
+        q = zero_invalid(q, mask)
     y, after = _attend(q, k, v, causal, feature_map, state, mask, eps, backend, resets)
     if causal:
         note(after, q.shape[1], functools.partial(_again, (k, v, mask, resets), (feature_map, state, eps, backend)))

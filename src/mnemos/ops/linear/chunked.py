@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.ops.once import differentiable_once
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 
-from .feature_maps import Pointwise, zero_invalid
+from .feature_maps import Pointwise
 
 # Measured on a CPU, forward and backward, D = M of 32, 64 and 128: chunks of 32 are fastest up to 32 channels, chunks
 # of 64 above; tensors of a slab should have about a megabyte (README.md). GPUs are faster with few large steps.

@@ -124,12 +124,3 @@ def find(given: str | FeatureMap) -> FeatureMap:
             f"linear_attention: expected a feature map, found {given!r}; {nearest(given, (*FEATURE_MAPS, 'favor'))}"
         )
     return FEATURE_MAPS[given]
-
-
-def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x [B, N, H, ·] with zeros where the mask [B, N] is False.
-
-    Keys before φ: a derivative of φ that is not finite would make the gradient of an invalid key 0·∞. Keys after φ:
-    φ(0) may differ from 0.
-    """
-    return x if mask is None else x.masked_fill(~mask[..., None, None], 0)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mnemos.native import codes
+from mnemos.ops.padding import zero_invalid
 
-from .feature_maps import FEATURE_MAPS, Pointwise, zero_invalid
+from .feature_maps import FEATURE_MAPS, Pointwise
 
 __all__ = ["keep", "prepare", "register"]
 

@@ -1,0 +1,83 @@
+"""What padding holds reaches nothing, and its tokens are not counted. Masks are [B, T] bool, True = valid."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemos.types import Device
+
+
+def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x [B, T, ..] with zeros in the padding, also in its gradient. A product with the mask would keep a NaN."""
+    return x if mask is None else x.masked_fill(~mask[(..., *[None] * (x.dim() - 2))], 0)
+
+
+def positions(t: int, seen: Tensor | None, mask: Tensor | None, device: Device = None) -> Tensor:
+    """The numbers of T tokens after `seen` [B] valid ones (None: 0), [1 or B, T] int64; padding has any."""
+    place = torch.arange(t, device=device)[None] if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+    return place if seen is None else place + seen[:, None]
+
+
+def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
+    """The number of valid tokens [B] int64 after x [B, T, ..], of which `seen` were before it."""
+    if mask is not None:
+        return mask.sum(1) if seen is None else seen + mask.sum(1)
+    return torch.full((len(x),), x.shape[1], device=x.device) if seen is None else seen + x.shape[1]
+
+
+def valid_first(mask: Tensor) -> Tensor:
+    """The order [B, T] of tokens that brings the padding of each row behind its valid tokens, for `take`."""
+    return (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def valid_last(mask: Tensor) -> Tensor:
+    """The order [B, T] of tokens that brings the padding of each row before its valid tokens, for `take`."""
+    return mask.to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def padding_first(before: int, mask: Tensor) -> Tensor:
+    """The order [B, N + T] that brings the padding of T tokens in front of the N places `before` them, for `take`.
+
+    mask [B, T]: the padding of a row is in front of its valid tokens. No token is then apart from those before it.
+    """
+    padding = (~mask).sum(1, keepdim=True)
+    place, moved = torch.arange(before + mask.shape[1], device=mask.device), (before + padding).clamp(min=1)
+    return torch.where(place < moved, (place - padding) % moved, place)
+
+
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """x[b, order[b, i]] of x [B, T, ..], [B, N, ..]. The tokens are back in place after `order.argsort(1)`."""
+    return x.gather(1, order.view(*order.shape, *[1] * (x.dim() - 2)).expand(*order.shape, *x.shape[2:]))
+
+
+class Rows(NamedTuple):
+    """The valid tokens of each row without gaps, x [B, t, ..], padded behind to the longest, t at least 1.
+
+    counts [B]: their numbers, as Python's; mask [B, t], None where all are valid; order [B, t]: where they stood.
+    """
+
+    x: Tensor
+    counts: list[int]
+    mask: Tensor | None
+    order: Tensor | None
+
+    @staticmethod
+    def of(x: Tensor, mask: Tensor | None) -> "Rows":
+        """The rows of x [B, T, ..]. Reads the mask, for which a device waits."""
+        counts = [x.shape[1]] * len(x) if mask is None else mask.sum(1).tolist()
+        if mask is None or min(counts) == x.shape[1]:
+            return Rows(x, counts, None, None)
+        order = valid_first(mask)[:, : max(1, *counts)]
+        return Rows(take(x, order), counts, take(mask, order), order)
+
+    def valid(self, span: slice) -> Tensor | None:
+        """The mask of some columns; None where all of their tokens are valid."""
+        return None if self.mask is None or span.stop <= min(self.counts) else self.mask[:, span]
+
+    def in_place(self, y: Tensor, t: int) -> Tensor:
+        """y [B, t', ..] of these tokens where they stood in [B, T, ..]; zeros in the padding."""
+        if self.order is None:
+            return y
+        index = self.order.view(*self.order.shape, *[1] * (y.dim() - 2)).expand(*self.order.shape, *y.shape[2:])
+        return y.new_zeros(len(y), t, *y.shape[2:]).scatter(1, index, y[:, : self.order.shape[1]])
