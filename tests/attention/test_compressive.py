@@ -63,6 +63,14 @@ class Row:
 
     def call(self, x: list, valid: list[bool]):
         """The outputs of a segment; then what is older than the memory is compressed. Returns them and the errors."""
+        if not all(valid):  # padding is not there
+            outputs, errors = self.call(
+                [vector for vector, ok in zip(x, valid, strict=True) if ok], [True] * sum(valid)
+            )
+            outputs = iter(outputs)
+            return [
+                next(outputs) if ok else torch.zeros_like(vector) for vector, ok in zip(x, valid, strict=True)
+            ], errors
         c, m, start = self.c, self.module, self.seen
         new = [[vector, bool(ok), 0.0, 0] for vector, ok in zip(x, valid, strict=True)]
         everything = [*self.tokens, *new]

@@ -32,17 +32,20 @@ def test_the_layer_is_the_equations_between_two_projections(causal, masked, rota
     mask = torch.rand(2, 41, generator=torch.Generator().manual_seed(3)) > 0.3 if masked else None
     q, k, v = (part.unflatten(-1, (3, 4)) for part in attention.qkv(x).split(12, -1))
     if rotary is not None:
-        q, k = rotate(q, rotary.turns(41, 4)), rotate(k, rotary.turns(41, 4))
+        place = torch.arange(41).expand(2, -1) if mask is None else mask.cumsum(1) - 1  # of the valid tokens
+        turns = rotary.turns(1, 4, place.flatten()).view(2, 41, 1, 2)
+        q, k = rotate(q, turns), rotate(k, turns)
     schedule = reference_causal if causal else reference_bidirectional
     expected, s, z = reference_linear_attention(q, k, v, schedule, mask=mask)
     y, state = attention(x, None, mask)
     heads, _ = attention.heads(x, None, mask)
-    torch.testing.assert_close(heads, expected)
-    torch.testing.assert_close(y, attention.output(expected.flatten(2)))
+    valid = torch.ones(2, 41, dtype=torch.bool) if mask is None else mask
+    torch.testing.assert_close(heads[valid], expected[valid])
+    torch.testing.assert_close(y[valid], attention.output(expected.flatten(2))[valid])
     torch.testing.assert_close(attention.project(heads), y)
     given = [x, *attention.parameters()]
-    found = torch.autograd.grad(y.square().sum(), given)
-    wanted = torch.autograd.grad(attention.output(expected.flatten(2)).square().sum(), given)
+    found = torch.autograd.grad(y[valid].square().sum(), given)
+    wanted = torch.autograd.grad(attention.output(expected.flatten(2))[valid].square().sum(), given)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
     if causal:
@@ -50,7 +53,7 @@ def test_the_layer_is_the_equations_between_two_projections(causal, masked, rota
         torch.testing.assert_close(sums.s, s)
         torch.testing.assert_close(sums.z, z)
     if causal and rotary is not None:
-        assert state.seen.tolist() == [41, 41]
+        assert state.seen.tolist() == ([41, 41] if mask is None else mask.sum(1).tolist())
         first, middle = attention(x[:, :17], None, None if mask is None else mask[:, :17])
         rest, _ = attention(x[:, 17:], middle, None if mask is None else mask[:, 17:])
         torch.testing.assert_close(torch.cat([first, rest], 1), y)

@@ -28,7 +28,13 @@ def tokens(t: int, seed: int = 1, rows: int = 2) -> torch.Tensor:
 
 
 def oracle(module: RelativeAttention, x, context, mask=None) -> torch.Tensor:
-    """The equations between the layer's weights; context [B, N, D] ends with x."""
+    """The equations between the layer's weights; context [B, N, D] ends with x. Padding is not there."""
+    if mask is not None:
+        y, t = torch.zeros_like(x), x.shape[1]
+        for row, valid in enumerate(mask):
+            read = oracle(module, x[row : row + 1, valid[-t:]], context[row : row + 1, valid])
+            y = y.index_put((torch.tensor(row), valid[-t:]), read[0])
+        return y
     c, heads = module.config, (HEADS, DIM // HEADS)
     n = context.shape[1]
     r = {}
@@ -39,7 +45,7 @@ def oracle(module: RelativeAttention, x, context, mask=None) -> torch.Tensor:
     k, v = ((context @ w.T).unflatten(-1, heads) for w in module.key_value.weight.chunk(2))
     window = c.memory + 1 if c.same_length and module.causal else None
     u, w = module.content_bias, module.position_bias
-    y = reference_relative_attention(q, k, v, r, u, w, module.causal, mask, window)
+    y = reference_relative_attention(q, k, v, r, u, w, module.causal, None, window)
     return y.flatten(2) @ module.output.weight.T
 
 
@@ -68,13 +74,15 @@ def test_segments_and_a_memory_longer_or_shorter_than_them(settings, sizes):
     mask = torch.rand(2, sum(sizes), generator=torch.Generator().manual_seed(3)) > 0.3
     for size in sizes:
         here = slice(at, at + size)
-        kept = slice(max(0, at - module.config.memory), at + size)
         y, state = module(x[:, here], state, mask[:, here])
         found.append(y)
-        wanted.append(oracle(module, x[:, here], x[:, kept], mask[:, kept]))
+        # The memory holds the last valid tokens.
+        left = mask[:, :at].flip(1).cumsum(1).flip(1) <= module.config.memory
+        kept = torch.cat([mask[:, :at] & left, mask[:, here]], 1)
+        wanted.append(oracle(module, x[:, here], x[:, : at + size], kept))
         at += size
         assert state.x.shape == (2, min(at, module.config.memory), DIM)
-    found, wanted = torch.cat(found, 1), torch.cat(wanted, 1)
+    found, wanted = torch.cat(found, 1)[mask], torch.cat(wanted, 1)[mask]
     close(found, wanted)
     sources = [x, *module.parameters()]
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), sources) for y in (found, wanted)), strict=True):
@@ -146,15 +154,16 @@ def test_same_length_is_the_same_wherever_it_is_cut():
     mask = torch.rand(2, 13, generator=torch.Generator().manual_seed(3)) > 0.3
     whole = module(x, None, mask)[0]
     other = layer(memory=4).eval()(x, None, mask)[0]
-    close(whole[:, :5], other[:, :5])
-    assert not torch.allclose(whole[:, 5:], other[:, 5:])
+    early = mask & (mask.cumsum(1) <= 5)
+    close(whole[early], other[early])
+    assert not torch.allclose(whole[mask & ~early], other[mask & ~early])
     for cuts in ([4], [1, 2, 9], range(1, 13)):
         with torch.no_grad():
             state, parts = None, []
             for a, b in itertools.pairwise([0, *cuts, 13]):
                 y, state = module(x[:, a:b], state, mask[:, a:b])
                 parts.append(y)
-        torch.testing.assert_close(torch.cat(parts, 1), whole)
+        torch.testing.assert_close(torch.cat(parts, 1)[mask], whole[mask])
 
 
 def test_a_stream_writes_into_one_buffer_of_a_bounded_size_and_forks_copy():

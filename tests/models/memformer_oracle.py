@@ -8,8 +8,11 @@ from torch import Tensor
 
 def logits(weights: dict[str, Tensor], config: object, tokens: list[int], valid: list[bool]) -> Tensor:
     """[T, V] for one fresh row; what stands where a token is not valid means nothing."""
-    model = _Row(weights, config)
-    return model.run(tokens, valid)
+    if not all(valid):  # padding is not there
+        there = [i for i, ok in zip(tokens, valid, strict=True) if ok]
+        found = _Row(weights, config).run(there)
+        return torch.zeros(len(tokens), found.shape[1]).double().index_put((torch.tensor(valid),), found)
+    return _Row(weights, config).run(tokens)
 
 
 class _Row:
@@ -17,63 +20,53 @@ class _Row:
         self.w, self.c = {name: x.double() for name, x in weights.items()}, config
         self.radius = config.memory.radius or math.sqrt(config.dim)
 
-    def run(self, tokens: list[int], valid: list[bool]) -> Tensor:
+    def run(self, tokens: list[int]) -> Tensor:
         """E_0 is BOS, encoded with M_0; then segment after segment: the decoder, the encoder, the writer."""
         length = self.c.segment
         slots = None
         if self.c.memory.slots:
             slots = [self.radius * v / v.norm() for v in self.w["memory.bias"]]
         bos = self.w["bos.weight"][0] if self.c.bos is None else self.w["embedding.weight"][self.c.bos]
-        before = {-1: self.encode([bos], [True], slots)[0]}  # place -> encoding; the present segment begins at 0
+        before = {-1: self.encode([bos], slots)[0]}  # place -> encoding; the present segment begins at 0
         said = []
         for start in range(0, len(tokens), length):
             x = [self.w["embedding.weight"][t] for t in tokens[start : start + length]]
-            ok = valid[start : start + length]
-            said += self.decode(x, ok, before, slots)
+            said += self.decode(x, before, slots)
             if len(x) == length:
-                encoded = self.encode(x, ok, slots)
-                heard = [y for y, good in zip(encoded, [*ok, *[True] * self.c.cls], strict=True) if good]
-                if slots is not None and self.c.memory.write and any(ok):
-                    slots = self.write(slots, heard)
-                before = {i - length: encoded[i] for i in range(length) if ok[i]}
+                encoded = self.encode(x, slots)
+                if slots is not None and self.c.memory.write:
+                    slots = self.write(slots, encoded)
+                before = {i - length: encoded[i] for i in range(length)}
         return torch.stack(said)
 
-    def encode(self, x: list[Tensor], ok: list[bool], slots: list[Tensor] | None) -> list[Tensor]:
-        x, ok = [*x, *(self.w["encoder.cls"] if self.c.cls else [])], [*ok, *[True] * self.c.cls]
+    def encode(self, x: list[Tensor], slots: list[Tensor] | None) -> list[Tensor]:
+        x = [*x, *(self.w["encoder.cls"] if self.c.cls else [])]
         for layer in range(self.c.encoder_layers):
             name = f"encoder.blocks.{layer}"
             normed = [self.norm(f"{name}.attention_norm", y) for y in x]
-            if not any(ok):
-                ok = [True] * len(x)  # of padding alone: its outputs mean nothing
-            seen = [j for j, good in enumerate(ok) if good]
             new = []
             for i in range(len(x)):
-                bias = [self.bias("encoder.bias.bias", j - i, both=True) for j in seen]
-                new.append(x[i] + self.self_attention(name, normed[i], [normed[j] for j in seen], bias))
+                bias = [self.bias("encoder.bias.bias", j - i, both=True) for j in range(len(x))]
+                new.append(x[i] + self.self_attention(name, normed[i], normed, bias))
             x = new
             if slots is not None:
                 x = [y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), slots, None) for y in x]
             x = [y + self.mlp(f"{name}.mlp", self.norm(f"{name}.mlp_norm", y)) for y in x]
         return [self.norm("encoder.norm", y) for y in x]
 
-    def decode(
-        self, x: list[Tensor], ok: list[bool], before: dict[int, Tensor], slots: list[Tensor] | None
-    ) -> list[Tensor]:
+    def decode(self, x: list[Tensor], before: dict[int, Tensor], slots: list[Tensor] | None) -> list[Tensor]:
         places, encoded = list(before), list(before.values())
         for layer in range(self.c.decoder_layers):
             name = f"decoder.blocks.{layer}"
             normed = [self.norm(f"{name}.attention_norm", y) for y in x]
             new = []
             for i in range(len(x)):
-                seen = [j for j in range(i + 1) if ok[j] or j == i]
-                bias = [self.bias("decoder.own_bias.bias", j - i, both=False) for j in seen]
-                new.append(x[i] + self.self_attention(name, normed[i], [normed[j] for j in seen], bias))
+                bias = [self.bias("decoder.own_bias.bias", j - i, both=False) for j in range(i + 1)]
+                new.append(x[i] + self.self_attention(name, normed[i], normed[: i + 1], bias))
             x, new = new, []
             for i, y in enumerate(x):
                 bias = [self.bias("decoder.read_bias.bias", place - i, both=False) for place in places]
-                # A segment of padding alone reads as the encoding 0.
-                given = (encoded, bias) if encoded else ([torch.zeros_like(y)], None)
-                new.append(y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), *given))
+                new.append(y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), encoded, bias))
             x = new
             if self.c.decoder_reads:
                 x = [y + self.read(f"{name}.reads.1", self.norm(f"{name}.read_norms.1", y), slots, None) for y in x]

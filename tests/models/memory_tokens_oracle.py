@@ -11,6 +11,10 @@ from torch import Tensor
 
 def logits(weights: dict[str, Tensor], config, tokens: list[int], valid: list[bool]) -> tuple[Tensor, object]:
     """[T, V] of one new row, and its memory at the end; what is said at padding has no meaning."""
+    if not all(valid):  # padding is not there
+        there = [i for i, ok in zip(tokens, valid, strict=True) if ok]
+        found, memory = logits(weights, config, there, [True] * len(there))
+        return torch.zeros(len(tokens), found.shape[1]).double().index_put((torch.tensor(valid),), found), memory
     w = {name: x.double() for name, x in weights.items()}
     kind, said, memory = config.name, [], None
     layers, length = config.layers, config.segment
@@ -20,7 +24,7 @@ def logits(weights: dict[str, Tensor], config, tokens: list[int], valid: list[bo
         features = 2 * config.memory.nu * config.memory.key_dim
         memory = [(torch.zeros(features, config.dim).double(), torch.zeros(features).double()) for _ in range(layers)]
     for start in range(0, len(tokens), length):
-        ids, ok = tokens[start : start + length], valid[start : start + length]
+        ids = tokens[start : start + length]
         whole = len(ids) == length
         front = {"rmt": memory, "memory-transformer": w.get("memory.start"), "armt": None}[kind]
         back = {"rmt": memory, "memory-transformer": None, "armt": w.get("memory_tokens")}[kind]
@@ -32,17 +36,16 @@ def logits(weights: dict[str, Tensor], config, tokens: list[int], valid: list[bo
             kinds += ["back"] * len(back)
         x = torch.cat(parts)
         first = kinds.index("token")
-        padding = [kinds[i] == "token" and not ok[i - first] for i in range(len(kinds))]
-        outputs, new = read(w, config, x, kinds, padding, memory)
+        outputs, new = read(w, config, x, kinds, memory)
         head = w["embedding.weight"] if config.tied else w["head.weight"]
         shift = 0 if config.tied else w["head.bias"]
         said += [head @ y + shift for y in outputs[first : first + len(ids)]]
-        if whole and back is not None and any(ok):
+        if whole and back is not None:
             memory = outputs[first + length :] if kind == "rmt" else new
     return torch.stack(said), memory
 
 
-def read(w, config, x: Tensor, kinds: list[str], padding: list[bool], memory):
+def read(w, config, x: Tensor, kinds: list[str], memory):
     """The normed outputs of every token of a segment, and ARMT's memory of each layer."""
     causal = config.causal_memory if config.name == "memory-transformer" else config.memory.causal
     n, new = len(kinds), []
@@ -56,7 +59,7 @@ def read(w, config, x: Tensor, kinds: list[str], padding: list[bool], memory):
                 sees = b == "front" or (b == "token" and j <= i)
             else:
                 sees = b != "back" or j <= i or not causal
-            mask[i, j] = i == j or (sees and not padding[j])
+            mask[i, j] = i == j or sees
     if config.position == "learned":
         x = x + w["positions.weight"][:n]
     if config.position == "sinusoidal":

@@ -216,7 +216,8 @@ def test_rows_do_not_mix_and_may_be_selected_forked_and_reset():
 @pytest.mark.parametrize("kind", KINDS)
 def test_advance_is_the_forward_without_the_decoder(kind):
     network = model(kind, dropout=0.3).train()
-    x, mask = ids(4, 12), holes()[:, :12]
+    x, mask = ids(4, 12), torch.ones(4, 12, dtype=torch.bool)
+    mask[0, 4:8] = mask[2, 4::2] = mask[3] = False  # each row completes its segments
     torch.manual_seed(3)
     _, state = network(x[:, :4], None, mask[:, :4])
     at = torch.get_rng_state()
@@ -261,10 +262,12 @@ def test_what_slots_listened_to(kind):
     close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     same(state, network.advance(x))
     assert not network.memory._forward_pre_hooks
-    # A token that nobody may hear is not listened to.
     mask = torch.ones(2, 12, dtype=torch.bool)
-    mask[:, 5] = False
-    assert not network.writing(x, None, mask)[0][:, 1, ..., 1 + 1].any()
+    mask[0, 5] = mask[1, 3:8] = False
+    padded = network.writing(x, None, mask)[0]
+    for row, whole in enumerate((2, 1)):  # segments
+        close(padded[row, :whole], network.writing(x[row : row + 1, mask[row]])[0][0])
+    assert not padded[1, 1].any()
     with pytest.raises(InputError, match=r"memory\.slots 0"):
         model("no memory").writing(x)
 

@@ -167,7 +167,10 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         most = -(-k // (self.grid.block // self.config.ratio))
         if state is None:  # known without reading a tensor
             most = min(most, max(0, -(-(t - self.config.memory) // self.grid.block)))
-        after = self._move_blocks(before, whole[:, k:], whole_valid[:, k:], usage, x, valid, count, most)
+        inputs, kept = whole[:, k:], whole_valid[:, k:]
+        if mask is not None and state is not None:  # padding in front has moved slots here
+            kept = kept & (torch.arange(kept.shape[1], device=x.device) >= (~mask).sum(1, keepdim=True))
+        after = self._move_blocks(before, inputs, kept, usage, x, valid, count, most)
         heads = heads if order is None else take(heads, order.argsort(1))
         return heads, after.detach() if self.config.detached else after
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, pytree, transformed
-from mnemos.ops.padding import count_seen, take, valid_last
+from mnemos.ops.padding import count_seen, take, valid_last, zero_invalid
 from mnemos.types import Device, InputError
 
 
@@ -52,9 +52,11 @@ class KeyValues:
         )
 
     def packed(self) -> "KeyValues":
-        """The same state with the tokens that may be attended to behind the others."""
+        """The same state with the tokens that may be attended to behind the others, which become zeros."""
         order = valid_last(self.valid)
-        return KeyValues(take(self.k, order), take(self.v, order), take(self.valid, order), self.seen)
+        valid = take(self.valid, order)
+        k, v = (zero_invalid(take(x, order), valid) for x in (self.k, self.v))
+        return KeyValues(k, v, valid, self.seen)
 
     def widened(self, n: int) -> "KeyValues":
         """The same state with at least n tokens: those that are new, in front, are not valid."""

@@ -318,7 +318,7 @@ class Memformer(nn.Module):
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
         x, length, i = rows.x, self.config.segment, 0
-        outputs = [] if steps else [self.embedding(x)]  # of padding alone
+        outputs = [] if steps else [self.embedding(x)]  # of padding alone, which `in_place` makes zeros
         while i < len(steps):
             same = i
             while same < len(steps) and _is_whole(steps[same].stretch, length):

@@ -380,7 +380,7 @@ class SegmentModel(nn.Module):
             y, caches, memory = self._stretch(stretch, rows.x[:, span], rows.valid(span), caches, memory)
             outputs.append(y)
         if not outputs:  # padding alone
-            return self.embedding(x), SegmentState(after, memory, caches)
+            return self.embedding(x) * 0, SegmentState(after, memory, caches)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         return rows.in_place(y, t), SegmentState(after, memory, caches)
 

@@ -77,7 +77,8 @@ class Rows(NamedTuple):
 
     def in_place(self, y: Tensor, t: int) -> Tensor:
         """y [B, t', ..] of these tokens where they stood in [B, T, ..]; zeros in the padding."""
-        if self.order is None:
+        if self.order is None or self.mask is None:
             return y
+        y = zero_invalid(y, self.mask)
         index = self.order.view(*self.order.shape, *[1] * (y.dim() - 2)).expand(*self.order.shape, *y.shape[2:])
-        return y.new_zeros(len(y), t, *y.shape[2:]).scatter(1, index, y[:, : self.order.shape[1]])
+        return y.new_zeros(len(y), t, *y.shape[2:]).scatter(1, index, y)
