@@ -76,7 +76,7 @@ def linear_attention(
     feature_map: "elu", "relu", "polynomial" (exact, degree 2), or any function [.., D] -> [.., D'].
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
     mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain; if causal, their q
-    is not read either, and their y has no meaning.
+    is read as zeros.
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
     backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".

@@ -68,7 +68,8 @@ def reference_causal(
         if valid[i]:
             s = s + torch.outer(phi(k[i]), v[i])  # eq. 10, 18
             z = z + phi(k[i])  # eq. 11, 19
-        rows.append((phi(q[i]) @ s) / (phi(q[i]) @ z + eps))  # eq. 12, 20
+        query = phi(q[i] if valid[i] else torch.zeros_like(q[i]))
+        rows.append((query @ s) / (query @ z + eps))  # eq. 12, 20
     return torch.stack(rows), s, z
 
 
