@@ -171,7 +171,7 @@ def _restarted(
     resets: Tensor,
 ) -> tuple[Tensor, LinearState]:
     """A call with resets: decayed attention of [v, 1], whose last column is the normaliser."""
-    from mnemos.ops.delta import decayed_attention  # it uses this package's zero_invalid
+    from mnemos.ops.delta import decayed_attention  # it uses a function of this package
 
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     with full_precision(v.device.type):
