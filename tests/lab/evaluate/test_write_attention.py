@@ -34,11 +34,11 @@ def model(**memory):
 def test_documents_are_read_from_their_start_to_their_end(segment):
     task, arrays = text_task(segment)
     tokens, valid = documents(task, 4, 8, 64)
-    assert tokens.shape == valid.shape == (3, 32)
+    assert tokens.shape == valid.shape == (3, 28)
     longest_first = sorted(arrays, key=lambda array: -(-len(array) // segment), reverse=True)
     for row, mark, text in zip(tokens, valid, longest_first, strict=True):
-        assert mark.tolist() == [i < len(text) for i in range(32)]
-        assert row[mark].tolist() == [0, *text[:-1].tolist()]
+        assert mark.tolist() == [i < len(text) for i in range(28)]
+        assert row[mark].tolist() == [0, *text[:-1].tolist()][:28]  # whole segments
     tokens, valid = documents(task, 4, 2, 3)
     assert tokens.shape == (2, 12)
 
@@ -48,16 +48,13 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
     network = model()
     found = record_write_attention(network, task, tmp_path)
     assert json.loads((tmp_path / "write_attention.json").read_text()) == found
-    own = [[] for _ in range(8)]
+    own = [[] for _ in range(7)]
     for text in arrays:
         tokens = torch.tensor([[0, *text[:-1].tolist()]])
-        fill = -tokens.shape[1] % 4
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        tokens, mask = (torch.nn.functional.pad(x, (0, fill)) for x in (tokens, mask))
-        weights, _ = network.eval().writing(tokens, None, mask)
+        weights, _ = network.eval().writing(tokens)
         for i, one in enumerate(weights[0].mean(1)):
             own[i].append(one[:, 0])
-    assert found["counts"] == [len(each) for each in own] == [3, 3, 2, 2, 1, 1, 1, 1]
+    assert found["counts"] == [len(each) for each in own] == [3, 2, 2, 1, 1, 1, 1]
     for i, each in enumerate(own):
         together = torch.cat(each)
         assert found["shares"]["holds"][i] == pytest.approx((together > HOLDS).float().mean().item(), abs=1e-6)
@@ -66,12 +63,12 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
         )
         assert sum(share[i] for share in found["shares"].values()) == pytest.approx(1, abs=1e-5)
     shown = found["shown"]
-    assert (shown["place"], shown["of"]) == (4, 8)
+    assert (shown["place"], shown["of"]) == (3, 7)
     assert shown["first"] == 4
-    assert "".join(word for word, _ in shown["words"]) == bytes(arrays[0][15:28]).decode()
+    assert "".join(word for word, _ in shown["words"]) == bytes(arrays[0][11:27]).decode()
     for one in shown["examples"]:
         assert one["itself"] + sum(one["weights"][:4]) == pytest.approx(1, abs=1e-4)
-        assert len(one["weights"]) == 13
+        assert len(one["weights"]) == 16
         assert one["bias"] == pytest.approx(network.memory.bias[one["slot"]].norm().item(), abs=1e-5)
 
 
