@@ -160,7 +160,7 @@ def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
             f"--equal parameters: expected {wanted:,} parameters as of {of}, found {before:,} of {recipe.name}, and "
             f"that other widths of its MLPs give {found:,} at the nearest; change its sizes with --model.FIELD"
         )
-    return replace(recipe, model=model)
+    return replace(recipe, about=f"{recipe.name} with MLPs that give it the parameters of {of}", model=model)
 
 
 def parameters(model: ModelConfig) -> int:

@@ -110,9 +110,8 @@ def compare(
     comparison = replace(comparison, rows=tuple(swept), equal=made_equal)
     comparison.write(folder)
     if not of_claim:
-        if recipes[0].train.test_rows:
-            rows = f"{comparison.scored_rows.get('test', 0):,} rows of the test split"
-            say(f"scored: {rows}, the same for all runs; --train.test-rows 0 scores all of it")
+        if recipes[0].train.test_rows and (rows := comparison.scored_rows.get("test")):
+            say(f"scored: {rows:,} rows of the test split; --train.test-rows 0 scores all of it")
         show(comparison)
         say(folder)
     return comparison.as_json()

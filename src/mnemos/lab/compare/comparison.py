@@ -346,8 +346,8 @@ def _notes(comparison: Comparison) -> list[str]:
     several = len(comparison.rows) > 1
     if several and any(row.against for row in comparison.rows):
         lines.append(
-            f"differences: Welch's t-test against {comparison.against}, p corrected over the rows by Holm; no "
-            f"difference is shown where p ≥ {LEVEL:g}. The intervals of differences are not corrected."
+            f"differences: Welch's t-test against {comparison.against}, 95 % interval and p corrected over the rows by "
+            f"Holm; no difference is shown where p ≥ {LEVEL:g}"
         )
     elif several and any(row.seeds == 1 for row in comparison.rows):
         lines.append(ONE_SEED)

@@ -7,19 +7,18 @@
 An interval ends at the bounds of its metric: a mean of shares is in [0, 1], a difference of two in [−1, 1]. What is cut
 off has no value that is possible, so the coverage stays as it was.
 
-Runs of equal seeds are not treated as pairs. They read the same batches in the same order, but a seed draws other
-weights for another model, and the spread between runs comes mostly from these. If the common order makes scores of
-equal seeds alike, the unpaired test is the more careful one: its interval is too wide, not too narrow. The runs under a
-control are the same trained models, so their differences are taken run by run (`paired`).
+Runs of equal seeds are not treated as pairs. They read the same batches in the same order, and may begin alike. If that
+makes their scores alike, the unpaired test is the more careful one: its interval is too wide, not too narrow. The runs
+under a control are the same trained models, so their differences are taken run by run (`paired`).
 
 Holm's procedure keeps the probability of one false difference or more among all tests at 5 %. It needs no independent
-tests: rows may be tested against one reference. Holm (1979), Scand. J. Statist. 6, 65-70.
+tests: rows may be tested against one reference. Holm (1979), Scand. J. Statist. 6, 65-70. The interval beside p_Holm
+has the level 1 − 5 % · p / p_Holm, so it is at least one of 95 % and excludes 0 exactly where p_Holm is below 5 %.
 """
 
-import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -57,7 +56,8 @@ class Scored(Protocol):
 class Difference:
     """The difference of two means in the metric's units, and its 95 % interval; None where there is no spread.
 
-    p: two-sided; p_holm: corrected for several differences. Both are NaN where they were not computed.
+    p: two-sided; p_holm: corrected for several differences, as the interval then is (`compared`). Both are NaN where
+    they were not computed.
     """
 
     difference: float
@@ -131,8 +131,8 @@ def wilson(right: int, of: int) -> tuple[float, float]:
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
-def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED) -> Difference:
-    """The difference of two means by Welch's t-test. bounds: of the metric of both.
+def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: float = LEVEL) -> Difference:
+    """The difference of two means by Welch's t-test. bounds: of the metric of both; level: 5 % for an interval of 95 %.
 
     Without interval and p unless both have two values or more, all finite, and one of them a spread.
 
@@ -147,7 +147,7 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED) -> Diffe
     from scipy import stats  # importing it takes longer than a small comparison needs
 
     freedom = (v + w) ** 2 / (v**2 / (score.seeds - 1) + w**2 / (reference.seeds - 1))
-    reach = _student(freedom) * math.sqrt(v + w)
+    reach = _student(freedom, level) * math.sqrt(v + w)
     p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(v + w), freedom))
     bounds = _of_differences(_valid(bounds, score.mean, reference.mean))
     return Difference(difference, _within(difference, reach, bounds), p)
@@ -174,31 +174,21 @@ def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference |
 
 
 def differences(scores: Mapping[str, Scored], against: str, bounds: Bounds = UNBOUNDED) -> dict[str, Difference]:
-    """The difference of each other row to the reference row, with p corrected over all that could be tested."""
+    """The difference of each other row to the reference row, corrected over all that could be tested (`compared`)."""
     names = [name for name in scores if name != against]
-    found = correct([welch(scores[name], scores[against], bounds) for name in names])
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, compared([(scores[name], scores[against]) for name in names], bounds), strict=True))
 
 
-def differences_of_best(
-    scores: Mapping[str, Scored], higher_is_better: bool, bounds: Bounds = UNBOUNDED
-) -> tuple[str, dict[str, Difference], int]:
-    """The row of the best mean, its difference to each other row, and over how many pairs p is corrected by Holm.
-
-    The best row is chosen by the scores that are tested: the greatest difference of all pairs is one of its own. So p
-    is corrected over all K(K − 1)/2 pairs of K rows. Over the K − 1 differences of the best alone, equal rows would be
-    told apart in more than one of twenty comparisons.
-    """
-    best = (max if higher_is_better else min)(scores, key=lambda name: scores[name].mean)
-    others = [name for name in scores if name != best]
-    pairs = [(best, other) for other in others] + list(itertools.combinations(others, 2))
-    found = correct([welch(scores[a], scores[b], bounds) for a, b in pairs])
-    return best, dict(zip(others, found, strict=False)), count_tested(found)
-
-
-def count_tested(found: Iterable[Difference]) -> int:
-    """How many of the differences have a p: over so many `correct` corrects."""
-    return sum(math.isfinite(one.p) for one in found)
+def compared(pairs: Sequence[tuple[Scored, Scored]], bounds: Bounds = UNBOUNDED) -> list[Difference]:
+    """The difference of each pair of rows; interval and p are corrected over all that have a p, by Holm."""
+    found = correct([welch(*pair, bounds) for pair in pairs])
+    tested = sum(math.isfinite(one.p) for one in found)
+    # p is 0 where it underflows; the level is then the strictest one.
+    levels = [LEVEL * one.p / one.p_holm if one.p else LEVEL / tested for one in found]
+    return [
+        replace(one, interval=welch(*pair, bounds, level).interval) if one.interval else one
+        for one, pair, level in zip(found, pairs, levels, strict=True)
+    ]
 
 
 def correct(found: Sequence[Difference]) -> list[Difference]:
@@ -217,8 +207,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _student(freedom: float) -> float:
-    """The 97.5 % point of Student's t."""
+def _student(freedom: float, level: float = LEVEL) -> float:
+    """The point of Student's t beyond which half of the level is: of 5 %, the 97.5 % point."""
     from scipy import stats
 
-    return float(stats.t.ppf(1 - LEVEL / 2, freedom))
+    return float(stats.t.isf(level / 2, freedom))

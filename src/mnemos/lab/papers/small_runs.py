@@ -1,5 +1,6 @@
 """Small models that claims train: on which data, how they are compared, and what few seeds can show."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +45,8 @@ def train_and_compare(
     seeds: 0 for those of the options. Returns the contents of comparison.json, and its folder as "folder".
     """
     folder = options.out / "runs" / f"{name}-{recipes[0].train.steps}"
-    found = compare(list(recipes), folder, seeds or options.seeds, of_claim=True, baselines=baselines)
+    recipes = [replace(one, about="") for one in recipes]  # they are not what the registered ones say of themselves
+    found = compare(recipes, folder, seeds or options.seeds, of_claim=True, baselines=baselines)
     return {**found, "folder": folder}
 
 
@@ -66,12 +68,11 @@ def write_report(comparison: JSONObject) -> Path:
     return report([folder], folder / "report.html")
 
 
-def caution(options: Options, data: bool = True) -> str:
-    """A note on what the number of seeds can show. `data`: whether --data could select a larger data set."""
-    if options.seeds >= 5:
-        return "± is the standard deviation over seeds. A difference smaller than it is not evidence."
-    more = ", and --data" if data and options.data is None else ""
-    return f"{options.seeds} seed{'s' * (options.seeds > 1)}: too few for a conclusion. Use --seeds 5{more}."
+def caution(options: Options) -> str:
+    """A note on what the number of seeds can show."""
+    if options.seeds == 1:
+        return "One seed: another may give another order. Use --seeds 5."
+    return f"± is the standard deviation over {options.seeds} seeds."
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Trained:
     def order(self, theirs: Values, column: int) -> str:
         """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
         ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
+        ours = {name: mean for name, mean in ours.items() if math.isfinite(mean)}
         known = [name for name in ours if name in theirs]
         pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
         same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
@@ -102,7 +104,7 @@ def train_language_models(found: Finding, options: Options, name: str, recipes: 
     comparison = train_and_compare(options, name, list(shortened.values()))
     found.runs += runs(comparison)
     found.files.append(write_report(comparison))
-    found.notes.append(caution(options, data=False))
+    found.notes.append(caution(options))
     return Trained(
         dict(zip(recipes, comparison["rows"], strict=True)),
         {

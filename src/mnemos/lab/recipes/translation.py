@@ -32,8 +32,7 @@ _RECIPES = {
         _EN_DE, about="Captions from English to German (Multi30k in --data.path FOLDER), 2.6 million parameters"
     ),
     "demo": Recipe(
-        about="multi30k-en-de in some minutes on two cores: 2 + 2 layers, 4,000 sub-words, "
-        "1,000 updates of 2,048 tokens",
+        about="multi30k-en-de in some minutes on two cores: 2 + 2 layers, 4,000 sub-words",
         model=replace(_MODEL, encoder_layers=2, decoder_layers=2, dropout=0.1),
         data=TranslationConfig(source="en", target="de", lowercase=True, subwords=4000, batch_tokens=2048),
         optim=replace(_OPTIM, schedule=ScheduleConfig(name="cosine", warmup=200)),

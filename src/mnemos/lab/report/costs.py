@@ -12,7 +12,7 @@ from mnemos.lab.compare.significance import interval
 from mnemos.lab.evaluate.recorded import LayerCost
 
 from .charts import Axis, Chart, arm, chart_figure
-from .markup import OPERATIONS, capital, count, duration, escape, memory, missing, operations, shortened, table
+from .markup import OPERATIONS, capital, count, duration, escape, memory, operations, shortened, table
 from .read import Results, finite_spread
 from .run_records import RunRecord
 from .style import variant_name
@@ -103,17 +103,9 @@ def cost_section(results: Results) -> str:
     """A table of layers for each cached variant that recorded its costs, and one of measured times for all variants."""
     parts = []
     for name in results.names:
-        found = [run for run in results.runs_of(name) if run.explained]
-        known = [run for run in found if run.explained and any(layer.cost for layer in run.explained.layers)]
-        if known:
-            parts.append(_layers(name, known[0]))
-        elif name in results.cached():
-            why = (
-                "its caches are causal and work in blocks, which the formula does not cover"
-                if found
-                else "no run has an explain.json"
-            )
-            parts.append(missing(f"{name}: {why}, so the report has no cost by formula."))
+        runs = results.runs_of(name)
+        known = [run for run in runs if run.explained and any(layer.cost for layer in run.explained.layers)]
+        parts += [_layers(name, known[0])] if known else []
     return "\n".join(filter(None, [*parts, _measured(results)]))
 
 
@@ -126,7 +118,7 @@ def _layers(name: str, run: RunRecord) -> str:
     for cost, members in itertools.groupby(layers, key=lambda one: one[1]):
         names = [called[layer.name] for layer, _ in members]
         tokens = f"{cost.rows} × {cost.tokens}" if cost.rows > 1 else str(cost.tokens)
-        ends = " … ".join(dict.fromkeys((names[0], names[-1])))
+        ends = " to ".join(dict.fromkeys((names[0], names[-1])))
         cells = [tokens, f"{cost.slots} × {cost.cache_width}", str(cost.heads), *_sums([cost] * len(names))]
         rows.append([f"<code>{escape(ends)}</code>", str(len(names)), *cells])
     costs = [cost for _, cost in layers]
@@ -163,7 +155,7 @@ def _share(run: RunRecord, costs: Sequence[LayerCost]) -> str:
         return ""
     return (
         f"That is {parameters / rest[0]:.1%} of the parameters and {flops / rest[1]:.1%} of the training forward's "
-        "FLOPs that the rest of the model has (the paper: about 10% to 15% of both at ratio 0.5). "
+        "FLOPs that the rest of the model has. "
     )
 
 
@@ -189,14 +181,11 @@ def _measured(results: Results) -> str:
                 _ratio(row.flops, reference.flops) if several else "–",
             ]
         )
-    alike = (
-        f"Ratios are to {reference.name}. The runs of a comparison take turns on one machine; other runs may come from "
-        "other machines. "
-    )
     caption = (
         "Measured: seconds per update, seconds of an evaluation on the validation split (median over evaluations) and "
         "the rows that it scored per second (of translation: sentences; of text: segments), means over runs. "
-        f"{alike if several else ''}Times from a busy machine mean little. From result.json and metrics.jsonl."
+        f"{f'Ratios are to {reference.name}. ' if several else ''}Times from a busy machine mean little. From "
+        "result.json and metrics.jsonl."
     )
     head = [
         "variant",

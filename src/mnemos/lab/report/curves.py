@@ -271,7 +271,7 @@ def along_figure(results: Results) -> str:
     bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
     several = any(len(results.runs_of(name)) > 1 for name in found.values)
     marks = "marks are seeds, lines their mean" if several else "one run per variant"
-    caption = f"Test {found.metric} by {found.x}; {marks}.{bars}{_trained_on(results, found)} From result.json."
+    caption = f"{chart.label}; {marks}.{bars}{_trained_on(results, found)} From result.json."
     return chart_figure([chart], caption, "wide")
 
 
@@ -303,7 +303,7 @@ def along_chart(results: Results, found: "Along") -> Chart:
     chart = Chart(
         "along",
         "",
-        f"test {found.metric}",
+        f"{results.split} {found.metric}",
         [arm(name, results.names.index(name)) for name in found.values],
         list(dict.fromkeys(seeds.values())),
         [Axis(found.x, "~g")],
@@ -311,7 +311,7 @@ def along_chart(results: Results, found: "Along") -> Chart:
         logarithmic=places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC,
         ticks=places if len(places) <= 12 else (),
         references=[("a guess", found.chance)] if math.isfinite(found.chance) else [],
-        label=f"Test {found.metric} by {found.x}",
+        label=f"{capital(results.split)} {found.metric} by {found.x}",
     )
     for place, name in enumerate(found.values):
         for run in results.runs_of(name):
@@ -384,7 +384,8 @@ def _table(results: Results, found: Along) -> str:
         for name in results.names
         if (points := found.values.get(name))
     ]
-    caption = f"Test {found.metric} by {found.x}, in numbers: mean ± sample standard deviation over seeds."
+    score = f"{capital(results.split)} {found.metric} by {found.x}"
+    caption = f"{score}, in numbers: mean ± sample standard deviation over seeds."
     return table(caption, ["variant", *(f"{at:g}" for at in found.places)], rows)
 
 

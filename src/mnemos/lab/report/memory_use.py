@@ -25,8 +25,8 @@ _BETTER = {True: "higher", False: "lower"}
 _COLOURS = dict(zip(WORDS, (1, 2, 3), strict=True))  # indices into the palette
 _SAYS = (
     "A control that makes the score worse shows that the trained model depends on what its memory holds, and nothing "
-    "more: a model can depend on a memory that does not help. What the memory adds is the difference to the same model "
-    "trained with a memory that is never written."
+    "more: a model can depend on a memory that does not help. What the memory adds is the difference to its "
+    "never-written baseline."
 )
 
 
@@ -144,7 +144,7 @@ def _table(results: Results, scored: Scored) -> str:
     caption = (
         f"Test {_direction(results, alike)} of the segments after a row's first, with the memory as carried, and its "
         "change where the memory is replaced before each of these segments: "
-        f"{_spread_over(alike, found)}. Of {_size(alike)}, and not of the whole split. From the runs' explain.json."
+        f"{_spread_over(alike, found)}. Of {_size(alike)}. From the runs' explain.json."
     )
     head = ["variant", "memory", *apart, "as carried", *(WORDS[kind] for kind in kinds)]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))

@@ -24,7 +24,7 @@ from .markup import contents, escape, folded, listed, own_ids, paragraph, plural
 from .read import Results, read_tasks, task_differences
 from .shell import chart_library, html_page, script
 from .table import side_by_side
-from .verdict import arms, caveats, headline, verdict
+from .verdict import arms, caveats, headline
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
@@ -117,11 +117,7 @@ def _parts(comparison: Results) -> tuple[str, str]:
     """
     made = {make: make(comparison) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
     shown = next((make for make in PICTURES if made[make]), None)
-    said = "".join(map(paragraph, verdict(comparison)))
-    told = [f"<h3>What the seeds allow one to say</h3>\n{said}"] if said else []
     texts = {slug: made[make] for slug, _, make in SECTIONS if made[make] and make is not shown}
-    if told or "results" in texts:
-        texts["results"] = "\n".join([*filter(None, [texts.get("results")]), *told])
     warned = "".join(f"<li>{prose(text)}</li>" for text in caveats(comparison))
     opening = [
         paragraph(headline(comparison), "lead"),

@@ -50,9 +50,7 @@ def _recipes(results: Results) -> str:
         rolled = rollout(recipe, results.runs_of(name)[0].result)
         parts += [paragraph(f"{name}: {rolled}")] if rolled else []
         text = json.dumps(recipe, indent=2, ensure_ascii=False)
-        about = recipe.get("about")
-        title = f"{escape(name)}: {escape(about)}" if about else escape(name)
-        parts.append(f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>")
+        parts.append(f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
 
 
@@ -65,16 +63,11 @@ def rollout(recipe: JSONObject, result: Result | None) -> str | None:
         return None
     many = plural(steps, "segment") if steps > 1 else "segments"
     length = f" of {segment:,} tokens" if segment else ", one batch each"
-    through = f"is cut after every {plural(horizon, 'segment')}" if horizon else "flows back through all of them"
-    if horizon == 1:
-        how = ""
-    elif about("rollout.replay"):
-        how = ", by replay: the activations of one segment are in memory at a time"
-    else:
-        how = ", without replay: the activations of all of them are in memory"
+    cut = f"the gradient after every {plural(horizon, 'segment')}" if horizon else "no gradient between them"
+    how = "" if horizon == 1 else f", {'with' if about('rollout.replay') else 'without'} memory replay"
     slide = about("rollout.slide") or 0
     begins = f"the next update begins {plural(slide, 'segment')} later; " if 0 < slide < steps else ""
-    return f"an update reads {many}{length}; {begins}the gradient {through}{how}."
+    return f"an update reads {many}{length}; {begins}the trainer cuts {cut}{how}."
 
 
 def _cell(value: object, absent: object) -> str:
@@ -110,7 +103,7 @@ def _shared(results: Results) -> str:
     apart = [f for f in fields if f not in common]
     if apart:
         values = "; ".join(f"{f}: {', '.join(dict.fromkeys(str(o.get(f, '–')) for o in known))}" for f in apart)
-        parts.append(missing(f"Not the same in every run, so compare times with care. {values}."))
+        parts.append(missing(f"Not the same in every run: {values}."))
     return "\n".join(parts)
 
 
@@ -207,13 +200,8 @@ def _reproduce(results: Results) -> str:
     own = dict.fromkeys(command(about.command) for about in runs if about.command)
     commands = [command(given)] if given else list(own)
     if not commands:
-        return "<h3>How to reproduce</h3>" + missing("No run.json gives the command, so the report cannot name it.")
+        return "<h3>Commands</h3>" + missing("No run.json gives the command, so the report cannot name it.")
     commands += [more for one in processes if (more := longer(one))]
     commits = list(dict.fromkeys(str(a["commit"]) for a in processes or [results.provenance] if a.get("commit")))
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
-    note = "The same commit, versions and seeds give the same numbers on the same machine"
-    return (
-        "<h3>How to reproduce</h3>"
-        + paragraph(f"{note}; elsewhere they differ by rounding, and times do not carry over.")
-        + f"<pre>{escape(chr(10).join([*lines, *commands]))}</pre>"
-    )
+    return f"<h3>Commands</h3><pre>{escape(chr(10).join([*lines, *commands]))}</pre>"

@@ -99,7 +99,8 @@ class Results(Comparison):
             metric = self.metric if self.metric in carried else known.metric
             bounds = bounds_of((self.described(metric) or {}).get("bounds"))
             scored = [one.scored() for one in known.memories if one.name == memory]
-            changes += [one[control].scores[metric] - carried[metric] for one in scored if control in one]
+            before = carried.get(metric, math.nan)
+            changes += [one[control].scores.get(metric, math.nan) - before for one in scored if control in one]
         return paired(changes, bounds)
 
 
@@ -261,7 +262,7 @@ def _with_roles(results: Results) -> Results:
 def _recipe_key(recipe: JSONObject) -> str:
     training = recipe.get("train")
     training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
-    return json.dumps({**recipe, "train": training}, sort_keys=True)
+    return json.dumps({**recipe, "train": training, "about": ""}, sort_keys=True)
 
 
 @dataclass(frozen=True)

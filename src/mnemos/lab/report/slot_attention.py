@@ -52,8 +52,8 @@ def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> st
         texts = [_text(one, found.shown.words) for one in shaded]
         caption = (
             f"{name}: the text from the start of that segment. The shade of a word is the slot's mean attention to its "
-            "bytes, from none to the largest. The encoder reads a segment in both directions, so the output at a byte "
-            f"also depends on its surroundings. From {run.label}/write_attention.json."
+            "tokens, from none to the largest. The encoder reads a segment in both directions, so the output at a "
+            f"token also depends on its surroundings. From {run.label}/write_attention.json."
         )
         parts.append(figure(texts, caption, kind="full"))
     return "\n".join(parts)
@@ -151,6 +151,11 @@ def word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[f
     return [float(part.mean()) for part in np.split(one.weights, ends[:-1])]
 
 
+def gap(words: tuple[tuple[str, int], ...]) -> str:
+    """What stands between words: a space where they have no white space of their own."""
+    return "" if any(text != text.strip() for text, _ in words) else " "
+
+
 def _text(one: SlotExample, words: tuple[tuple[str, int], ...]) -> str:
     weights = word_weights(one, words)
     most = max(weights) or 1.0
@@ -160,7 +165,7 @@ def _text(one: SlotExample, words: tuple[tuple[str, int], ...]) -> str:
         blank = text.isspace() or not share
         parts.append(escape(text) if blank else f'<mark style="--heard:{share}%">{escape(text)}</mark>')
     said = f"Slot {one.slot}, which {NAMES[one.kind]}"
-    return f'<p class="said">{escape(said)}</p><p class="shaded">{"".join(parts)}</p>'
+    return f'<p class="said">{escape(said)}</p><p class="shaded">{gap(words).join(parts)}</p>'
 
 
 def _table(name: str, found: WriteAttention) -> str:

@@ -1,9 +1,9 @@
-"""The comparison in numbers: scores and costs of every variant, what the seeds show, the controls, a dot per seed."""
+"""The comparison in numbers: scores and costs of every variant, the controls, a dot per seed."""
 
 import math
 from collections.abc import Sequence
 
-from mnemos.lab.compare.significance import NO_SPREAD, Difference, count_tested, differences, interval
+from mnemos.lab.compare.significance import Difference
 
 from .charts import Axis, Chart, arm, chart_figure
 from .curves import seed_names
@@ -15,19 +15,17 @@ from .verdict import mean_and_spread
 
 _ACROSS = 8  # metrics in columns; more are rows
 
-CONTROLS = {
-    "emptied": "cache emptied",
-    "exchanged": "cache exchanged for noise",
-    "closed": "gate closed",
+CONTROLS = {"emptied": "cache emptied", "exchanged": "cache exchanged for noise", "closed": "gate closed"}
+_MEANINGS = {
+    "emptied": "Emptied: every slot is zero; a change shows that the model depends on what its cache holds.",
+    "exchanged": "Exchanged: noise with the cache's mean and standard deviation per channel.",
+    "closed": "Closed: the branch is switched off, which also removes its parameters and so proves nothing by itself.",
 }
 
 
 def section(results: Results) -> str:
-    """Tables of variants, of their other metrics and of what their seeds show; the controls.
-
-    Lines say what is missing.
-    """
-    parts = [_variants(results), _other_metrics(results), seed_table(results), _untested(results), _controls(results)]
+    """Tables of variants, of their other metrics and of the controls; lines say what is missing."""
+    parts = [_variants(results), _other_metrics(results), _untested(results), _controls(results)]
     return "\n".join(filter(None, parts))
 
 
@@ -75,7 +73,7 @@ def _other_metrics(results: Results) -> str:
     values = {name: scores for name, scores in values.items() if any(score.seeds for score in scores)}
     if not names or not values:
         return ""
-    caption = "Other metrics of the test split, mean ± sample standard deviation over seeds."
+    caption = f"Other metrics of the {results.split} split, mean ± sample standard deviation over seeds."
     if len(names) > _ACROSS:
         cells = [
             [escape(name), *(mean_and_spread(scores[i]) for scores in values.values()), escape(abouts[i])]
@@ -95,38 +93,8 @@ def _other_metrics(results: Results) -> str:
     return table(f"{caption} {' '.join(said)}{more}", ["variant", *names], cells)
 
 
-def seed_table(results: Results) -> str:
-    """The difference of each variant to the reference, its interval and p; "" without a spread or another variant."""
-    if len(results.rows) < 2 or not any(interval(row) for row in results.rows):
-        return ""
-    tests = differences({row.name: row for row in results.rows}, results.against, results.bounds)
-    cells = []
-    for i, row in enumerate(results.rows):
-        if (test := tests.get(row.name)) is None:
-            continue
-        value = [decimal(test.difference, signed=True), _range(test.interval, signed=True)]
-        shown = test.finding(results.higher_is_better) or "–"
-        cells.append([variant_name(i, row.name), *value, _p(test.p), _p(test.p_holm), shown])
-    without = any(row.seeds > 1 and row.std == 0 for row in results.rows)
-    corrected = plural(count_tested(tests.values()), "comparison")
-    caption = (
-        f"The difference of the {results.split} {results.metric} to {results.against} by Welch's t-test: its 95% "
-        f"interval, p, and p corrected for {corrected} by Holm. A difference is significant where the "
-        f"corrected p is below 0.05; the intervals are not corrected. "
-        f"{f'{capital(NO_SPREAD)}. ' if without else ''}Runs of equal seeds are not pairs: they read the same batches "
-        f"but start from other weights. From {results.source}."
-    )
-    return table(caption, ["variant", "difference", "95% interval", "p", "p (Holm)", "shown"], cells)
-
-
 def _range(ends: tuple[float, float] | None, signed: bool = False) -> str:
     return "–" if ends is None else f"{decimal(ends[0], signed=signed)} to {decimal(ends[1], signed=signed)}"
-
-
-def _p(value: float) -> str:
-    if not math.isfinite(value):
-        return "–"
-    return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def side_by_side(tasks: Sequence[Results]) -> str:
@@ -138,10 +106,10 @@ def side_by_side(tasks: Sequence[Results]) -> str:
             found = [row.name, task, one.metric, mean_and_spread(row), str(row.seeds), count(row.parameters)]
             rows.append([escape(cell) for cell in found])
     caption = (
-        "All variants, mean ± sample standard deviation over seeds of their task's metric on its test split. Rows of "
-        "different tasks cannot be compared. From the runs' result.json."
+        "All variants, mean ± sample standard deviation over seeds of their task's metric. Rows of different tasks "
+        "cannot be compared. From the runs' result.json."
     )
-    return table(caption, ["variant", "task", "test metric", "value", "seeds", "parameters"], rows, "runs")
+    return table(caption, ["variant", "task", "metric", "value", "seeds", "parameters"], rows, "runs")
 
 
 def _tested(results: Results) -> list[str]:
@@ -203,6 +171,8 @@ def _controls(results: Results) -> str:
     if not results.controls:
         if any(results.state_controls(name) or results.uncontrolled(name) for name in results.names):
             return ""  # a section of its own has the controls of the state
+        if not any(row.memory for row in results.rows):
+            return ""
         return missing("No control was run, so these results do not show whether the models use their memory.")
     score, rows = f"{results.split} {results.metric}", []
     for control in results.controls:
@@ -217,12 +187,10 @@ def _controls(results: Results) -> str:
                 _range(change.interval, signed=True),
             ]
         )
+    meanings = [text for name, text in _MEANINGS.items() if name in {one.control for one in results.controls}]
     caption = (
         f"Controls: the same trained models, evaluated with a changed memory. The change is in {score} relative to the "
-        "intact model; its 95% interval comes from the spread between seeds. Emptied: every slot is zero. Exchanged: "
-        "noise with the cache's mean and standard deviation per channel. Closed: the branch is switched off, which "
-        "also removes its parameters and so proves nothing by itself. A change shows that the model depends on the "
-        "content of its cache. What the memory adds is the difference to the never-written baseline. "
-        f"From {results.source}."
+        f"intact model; its 95% interval comes from the spread between seeds. {' '.join(meanings)} What the memory "
+        f"adds is the difference to the never-written baseline. From {results.source}."
     )
     return table(caption, ["variant", "control", score, "seeds", "change", "95% interval"], rows, "controls")

@@ -161,8 +161,8 @@ class RunFolder:
         threads = torch.get_num_threads()
         if about.threads not in (None, threads):
             notes.append(
-                f"the run was started with {about.threads} threads and continues with {threads}: results agree up to "
-                f"rounding, not bit for bit; set OMP_NUM_THREADS={about.threads} to continue exactly"
+                f"the run was started with {about.threads} threads and continues with {threads}, which gives other "
+                f"numbers; set OMP_NUM_THREADS={about.threads} to continue exactly"
             )
         return notes
 

@@ -110,9 +110,10 @@ def _ngram_bits(train: Counts, scored: Counts, size: int) -> tuple[float, float]
 def no_better(
     scores: Mapping[str, float], reference: Mapping[str, float], metric: str, higher_is_better: bool
 ) -> list[str]:
-    """Sentences about the models that have learned nothing, or less than pairs of tokens tell; each is named once.
+    """Sentences about the models that are no better than a score without learning; each is named once.
 
-    scores: in the metric, by the models' names. reference: `Task.reference`. A compressor is for scale only.
+    scores: in the metric, by the models' names: means over seeds. reference: `Task.reference`. A compressor is for
+    scale only.
     """
     known = sorted((value, what) for what, value in reference.items() if not what.startswith(COMPRESSED))
     left, sentences = {name: score for name, score in scores.items() if math.isfinite(score)}, []
@@ -121,16 +122,7 @@ def no_better(
         bound = value * (1 - NEAR) if of_text else value
         low = [name for name, one in left.items() if (one <= bound if higher_is_better else one >= bound)]
         if low:
-            found = " and ".join(filter(None, [", ".join(low[:-1]), low[-1]]))
-            sentences.append(f"{found} {_describe(what, [left.pop(name) for name in low], metric, value)}.")
+            found = ", ".join(f"{name} {left.pop(name):.3f}" for name in low)
+            better = f"not {NEAR:.0%} better" if of_text else "no better"
+            sentences.append(f"{better.capitalize()} than {what}, {value:.3f} {metric}: {found}.")
     return sentences
-
-
-def _describe(what: str, scores: Sequence[float], metric: str, value: float) -> str:
-    several = len(scores) > 1
-    if not what.endswith((UNIGRAMS, BIGRAMS)):
-        return f"{'do' if several else 'does'} no better than {what} ({value:.3f}): the task was not learned"
-    unit = what.split()[0].replace("byte", "letter")
-    learned = f"no more than {unit} frequencies" if what.endswith(UNIGRAMS) else f"less than which {unit} follows which"
-    found = ", ".join(f"{score:.3f}" for score in scores)
-    return f"{'have' if several else 'has'} learned {learned}: {found} {metric}, and {what} have {value:.3f}"

@@ -190,8 +190,11 @@ class ToldTask(GeneratedTask):
             for i in range(min(SHOWN, len(wanted)))
         ]
         title = f"Answers to “{ASKED} … ?”"
-        about = {"title": title, "given": "the right answer", "found": "answered", "about": "", "exact": False}
-        about |= {"beside": "told and asked"}
+        about = {"title": title, "given": "the right answer", "found": "answered", "exact": False}
+        about |= {
+            "beside": "told and asked",
+            "about": f"“{self.names[self._other]}”: a word that the task does not have.",
+        }
         along = {
             "metric": "accuracy",
             "x": "words from the fact to the question",

@@ -281,5 +281,5 @@ def commands(names: list[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
     endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
     return (
         f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {endings} to a "
-        "name for its cached variant. They need 300 epochs on many GPUs and were not trained here."
+        "name for its cached variant."
     )

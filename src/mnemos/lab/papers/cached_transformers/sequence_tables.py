@@ -28,7 +28,7 @@ def table4(claim: Claim, options: Options) -> Finding:
     """Table 4. --data FOLDER holds a folder for each track to train, named as its recipe: iwslt14-de-en, …
 
     A folder multi30k-en-de beside them, or as --data itself, adds the small comparison with its baselines. Tracks
-    without a folder are "not run"; each needs hours on a GPU.
+    without a folder are "not run".
     """
     table = Table("Test BLEU of IWSLT", ["", "recipe", "paper plain", "paper cached", "plain", "cached"])
     found = Finding([table])
@@ -44,7 +44,7 @@ def table4(claim: Claim, options: Options) -> Finding:
         found.tables.append(_multi30k(small))
         found.runs += runs(small)
     if found.runs:
-        found.notes.append(caution(options, data=False))
+        found.notes.append(caution(options))
         if options.steps is not None:
             found.notes.append(f"Trained for {options.steps:,} updates (--steps) instead of the recipes' own number.")
     found.notes.append(
@@ -119,13 +119,12 @@ def table5(claim: Claim, options: Options) -> Finding:
 
 _WORDS_AT_PAPER = (
     "At the paper's size: mnemos train wikitext-xl-base (wikitext-xl-large, and each with -cached; wikitext-mt-base, "
-    "wikitext-rmt-base) --data.path WIKITEXT-103. They take days on GPUs and were not trained here."
+    "wikitext-rmt-base) --data.path WIKITEXT-103."
 )
 _WORDS_HERE = (
     f"Here: 2 layers of width 128, {STEPS:,} updates unless --steps says otherwise, segments and memories of {WORDS} "
     f"words, {TOKENS} memory tokens. The paper: 16 layers of width 410 (large: 18 of 1,024, no small form here), "
-    "150 words, 200,000 updates on 103 million words. So the perplexities cannot be compared, only the order of the "
-    "rows."
+    "150 words, 200,000 updates on 103 million words. So the perplexities cannot be compared."
 )
 
 
@@ -186,7 +185,7 @@ def table6(claim: Claim, options: Options) -> Finding:
     comparison = None if options.recipes_only else _listops(options)
     if comparison is not None:
         found.runs += runs(comparison)
-        found.notes += [_LISTOPS_HERE, caution(options, data=False)]
+        found.notes += [_LISTOPS_HERE, caution(options)]
     majority = "" if comparison is None else f"; majority class: {100 * comparison['majority']:.1f} %"
     table.title = f"Test accuracy on Long ListOps, in percent{majority}"
     for name, recipe in LISTOPS.items():
@@ -198,13 +197,13 @@ def table6(claim: Claim, options: Options) -> Finding:
 
 _LISTOPS_AT_PAPER = (
     f"At the paper's size: mnemos train {', '.join(name.replace('-128', '') for name in LISTOPS.values())}, and each "
-    "with -cached. Each takes hours on a GPU and was not trained here."
+    "with -cached."
 )
 _LISTOPS_HERE = (
     "Here: 64 to 128 symbols, 2 layers of width 64, 1,500 updates of 32 rows unless --steps says otherwise; blocks of "
     "4 (BigBird), 2 rounds with chunks of 8 (Reformer). The paper: 500 to 2,000 symbols, and Long Range Arena's "
-    "models. The task is another one, so only the gains can be set beside each other. Constant cache and "
-    "equal parameters are baselines of the cached model: a learned constant is read as the cache is."
+    "models. The task is another one. Constant cache and equal parameters are baselines of the cached model: a learned "
+    "constant is read as the cache is."
 )
 
 

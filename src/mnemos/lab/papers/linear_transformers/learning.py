@@ -52,7 +52,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
         table.add(name, spread(row["mean"], row["std"]), max(losses), _learned(places), row["seconds"])
     found.tables.append(table)
     found.notes += [
-        caution(options, data=False),
+        caution(options),
         _reach(recipes[ATTENTIONS.index("lsh-4")]),
         "Loss and updates are those of the worst seed. A dash: the loss was not reached.",
     ]

@@ -23,6 +23,7 @@ from mnemos.lab.report.slot_attention import (
     draw_shares,
     draw_slot,
     explained,
+    gap,
     heading,
     summary,
     word_weights,
@@ -108,7 +109,7 @@ def figure7(claim: Claim, options: Options) -> Finding:
     writers = [one for one in found.shown.examples if one.kind != "holds"] or list(found.shown.examples[-1:])
     tables = []
     for one in writers:
-        columns = ["word", "attention per byte, relative to uniform", "% of its attention", "bytes"]
+        columns = ["word", "attention per token, relative to uniform", "% of its attention", "tokens"]
         table = Table(f"{heading(one)}: the words with most attention", columns)
         pairs = sorted(
             zip(word_weights(one, found.shown.words), found.shown.words, strict=True), key=lambda pair: -pair[0]
@@ -119,12 +120,12 @@ def figure7(claim: Claim, options: Options) -> Finding:
     lines = len(_wrapped(found.shown.words))
     size = (10.0, 0.35 + len(writers) * (0.55 + 0.24 * lines))
     path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.shown.words))
-    notes = [f"{run}: {explained(found)} Uniform attention is equal on every byte of a segment.", _SAYS]
+    notes = [f"{run}: {explained(found)} Uniform attention is equal on every token of a segment.", _SAYS]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 
 _COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
-_SAYS = "The paper's slot attended to named entities and verbs; its tokens are words. Tokens here are bytes."
+_SAYS = "The paper's slot attended to named entities and verbs; its tokens are words."
 
 
 def _run(options: Options) -> Path:
@@ -165,7 +166,7 @@ def _panels(figure: "Figure", found: WriteAttention) -> None:
         axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
         if i:
             draw_slot(axes, found.shown.examples[i - 1], found.shown.first)
-            axes.set_xlabel("byte of the segment" if found.shown.words is not None else "token of the segment")
+            axes.set_xlabel("token of the segment")
         else:
             draw_shares(axes, found)
             axes.set_xlabel("segment")
@@ -205,9 +206,9 @@ def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) 
 def _wrapped(words: tuple[tuple[str, int], ...]) -> list[list[tuple[int, int, str]]]:
     """Lines of at most `COLUMNS` characters: (index of the word, column, text). A full line divides a word."""
     lines: list[list[tuple[int, int, str]]] = [[]]
-    column = 0
+    column, between = 0, gap(words)
     for i, (text, _) in enumerate(words):
-        for letter in text.expandtabs(4):
+        for letter in text.expandtabs(4) + between:
             if letter == "\n" or column >= COLUMNS:
                 lines.append([])
                 column = 0
