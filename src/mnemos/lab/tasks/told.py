@@ -190,11 +190,9 @@ class ToldTask(GeneratedTask):
             for i in range(min(SHOWN, len(wanted)))
         ]
         title = f"Answers to “{ASKED} … ?”"
-        about = {"title": title, "given": "the right answer", "found": "answered", "exact": False}
-        about |= {
-            "beside": "told and asked",
-            "about": f"“{self.names[self._other]}”: a word that the task does not have.",
-        }
+        other = f"“{OTHER}”: a word that the task does not have."
+        about = {"title": title, "given": "the right answer", "found": "answered", "about": other, "exact": False}
+        about |= {"beside": "told and asked"}
         along = {
             "metric": "accuracy",
             "x": "words from the fact to the question",
