@@ -14,7 +14,7 @@ from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, completed, of_equal_parameters, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read
-from mnemos.lab.report.verdict import verdict
+from mnemos.lab.report.verdict import caveats
 from mnemos.lab.run import devices, learner
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
@@ -152,7 +152,7 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
     ]
     shown = read([tmp_path / "c"])
     assert [row.baseline_of for row in shown.rows] == [(), ("rmt",)]
-    assert not any("--unwritten" in line for line in verdict(shown))
+    assert not any("--unwritten" in line for line in caveats(shown))
 
 
 def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):

@@ -72,7 +72,7 @@ def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path
         {"step": 6, "commit": COMMIT, "command": [*words, "--train.steps", "9"]},
     ]
     edited(tmp_path, "a", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
-    said = report([run]).read_text().split("How to reproduce")[1]
+    said = report([run]).read_text().split("<h3>Commands</h3>")[1]
     lines = re.search(r"<pre>(.*?)</pre>", said, re.S)[1].splitlines()
     assert lines == [
         f"git checkout {COMMIT}",

@@ -73,10 +73,9 @@ def test_who_has_learned_nothing_is_named_once():
     known = {"byte unigrams": 4.56, "byte bigrams": 3.6, "bz2 of the text alone": 2.5}
     scores = {"a": 4.55, "b": 4.7, "c": 3.55, "d": 3.0, "e": math.nan}
     assert no_better(scores, known, "bits per byte", False) == [
-        "a and b have learned no more than letter frequencies: 4.550, 4.700 bits per byte, and byte unigrams have "
-        "4.560.",
-        "c has learned less than which letter follows which: 3.550 bits per byte, and byte bigrams have 3.600.",
+        "Not 2% better than byte unigrams, 4.560 bits per byte: a 4.550, b 4.700.",
+        "Not 2% better than byte bigrams, 3.600 bits per byte: c 3.550.",
     ]
     assert no_better({"a": 0.1, "b": 0.2}, {"a guess": 0.1}, "accuracy", True) == [
-        "a does no better than a guess (0.100): the task was not learned."
+        "No better than a guess, 0.100 accuracy: a 0.100."
     ]

@@ -171,7 +171,7 @@ def _controls(results: Results) -> str:
     if not results.controls:
         if any(results.state_controls(name) or results.uncontrolled(name) for name in results.names):
             return ""  # a section of its own has the controls of the state
-        if not any(row.memory for row in results.rows):
+        if not results.cached() and not any(row.memory for row in results.rows):
             return ""
         return missing("No control was run, so these results do not show whether the models use their memory.")
     score, rows = f"{results.split} {results.metric}", []

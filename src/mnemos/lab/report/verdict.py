@@ -36,7 +36,7 @@ def headline(results: Results) -> str:
     rows = _finite(results)
     if not rows:
         return f"No variant has a finite {results.split} {results.metric} yet."
-    tests, along, overall = tests_of(results), read_along(results), ""
+    tests, along, overall = differences_of(results), read_along(results), ""
     memories = [row for row in rows if row.name in tests and row.name in (tests[row.name][0].baseline_of or ())]
     if memories:
         overall = _of_memories(results, memories, tests)
@@ -45,7 +45,7 @@ def headline(results: Results) -> str:
     return " ".join(filter(None, [overall, _reached(results, along, memories, tests, overall)]))
 
 
-def tests_of(results: Results) -> Tests:
+def differences_of(results: Results) -> Tests:
     """Each variant against its never-written baseline, else against the reference; all are corrected together."""
     rows = _finite(results)
     baselines = {name: other for other in rows for name in other.baseline_of or ()}
@@ -173,7 +173,7 @@ def arms(results: Results) -> str:
     rows = _finite(results)
     if not rows:
         return ""
-    tests, along = tests_of(results), read_along(results)
+    tests, along = differences_of(results), read_along(results)
     last = _at_the_end(along) if along and along.metric == results.metric and len(along.places) > 1 else {}
     cells, means, counted = [], [], False
     for row in rows:
