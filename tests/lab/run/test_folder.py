@@ -145,7 +145,7 @@ def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
     threads = json.loads((run.folder / "run.json").read_text())["threads"]
     monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: threads + 1)
     (note,) = run.resumed(5, RECIPE.data)
-    assert "not bit for bit" in note
+    assert f"set OMP_NUM_THREADS={threads}" in note
     resumed = json.loads((run.folder / "run.json").read_text())["resumed"]
     assert [entry["step"] for entry in resumed] == [3, 5]
     assert all({"commit", "dirty"} < set(entry) for entry in resumed)

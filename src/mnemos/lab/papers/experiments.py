@@ -19,8 +19,9 @@ from mnemos.lab.compare.significance import (
     Difference,
     Scored,
     Spread,
-    compared,
+    correct,
     spread,
+    welch,
 )
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -69,9 +70,9 @@ def seeds_needed(effect: float, one: Scored, other: Scored) -> int | None:
 
 
 def differences(scores: Mapping[str, Spread], arm: str, controls: Iterable[str]) -> dict[str, Difference]:
-    """`arm` minus each control by Welch's test, interval and p corrected over the controls by Holm."""
+    """`arm` minus each control by Welch's test, p corrected over the controls by Holm."""
     names = list(controls)
-    return dict(zip(names, compared([(scores[arm], scores[name]) for name in names]), strict=True))
+    return dict(zip(names, correct([welch(scores[arm], scores[name]) for name in names]), strict=True))
 
 
 def train_arms(found: Finding, options: Options, name: str, arms: Mapping[str, Recipe]) -> JSONObject:
@@ -181,7 +182,7 @@ def _seeds_table(values: Values, places: Mapping[str, Sequence[object]]) -> Tabl
 
 
 _EXPLAINED = (
-    "Differences: Welch's test, 95 % interval and p (Holm) corrected over the differences of the table. "
+    "Differences: Welch's test, 95 % interval (not corrected), p corrected by Holm over the differences of the table. "
     "Effect: the paper's difference. Power: the probability that as many seeds show a true difference of its size, at "
     "level 5 %, two-sided, with the standard deviations of these runs; beside it the seeds of an arm that make it .8. "
     "Both are optimistic: a difference is shown only below 5 % after Holm, and the standard deviations of a few seeds "

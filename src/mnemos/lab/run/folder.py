@@ -161,7 +161,7 @@ class RunFolder:
         threads = torch.get_num_threads()
         if about.threads not in (None, threads):
             notes.append(
-                f"the run was started with {about.threads} threads and continues with {threads}, which gives other "
+                f"the run was started with {about.threads} threads and continues with {threads}, which may give other "
                 f"numbers; set OMP_NUM_THREADS={about.threads} to continue exactly"
             )
         return notes

@@ -124,9 +124,8 @@ def _differences(found: Finding, trained: Trained, pairs: Sequence[tuple[str, st
     scores = {name: significance.spread(values) for name, values in trained.perplexities.items()}
     if any(score.seeds < 2 for score in scores.values()):
         return
-    title = "Differences of perplexity, 95 % interval and p corrected over the table by Holm"
-    table = Table(title, ["", "difference", "from", "to", "p"])
-    tested = significance.compared([(scores[one], scores[other]) for one, other in pairs])
+    table = Table("Differences of perplexity, 95 %; p by Holm over the table", ["", "difference", "from", "to", "p"])
+    tested = significance.correct([significance.welch(scores[one], scores[other]) for one, other in pairs])
     for (one, other), each in zip(pairs, tested, strict=True):
         low, high = each.interval or (None, None)
         p = each.p_holm if math.isfinite(each.p_holm) else None
