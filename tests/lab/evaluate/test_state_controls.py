@@ -247,11 +247,13 @@ class OneCall(Task):
 
 
 class Silent(SegmentedTask):
-    """A task that counts no target after the first segment of a row."""
+    """A task that counts the targets of one segment of a row alone; with `alone`, rows are in batches of their own."""
+
+    scored, alone = 0, False
 
     def batches(self, split, batch_size):
-        for batch in super().batches(split, batch_size):
-            kept = batch.targets.where(batch.reset[:, None], torch.tensor(IGNORE))
+        for i, batch in enumerate(super().batches(split, 1 if self.alone else batch_size)):
+            kept = batch.targets if i % 4 == self.scored else torch.full_like(batch.targets, IGNORE)
             yield batch._replace(targets=kept)
 
 
@@ -270,14 +272,18 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     plain = transformer(causal=False, head=HeadConfig(classes=2))
     assert "keeps no state" in state_controls(plain, task(3 * T))["left"]
     assert "one call" in state_controls(built("sums"), OneCall())["left"]
-    documents = [np.ones(3 * T, np.int64)] * 2
+    documents = [np.ones(4 * T, np.int64)] * 2
     silent = Silent(documents, documents, documents, VOCABULARY, T)
-    assert "no segment after a row's first" in state_controls(built("sums"), silent)["left"]
-    (alone,) = state_controls(built("sums"), task(3 * T))["memories"]
-    assert "one row" in alone["exchanged"]["left"]
+    assert "no segment that was read after a row's first" in state_controls(built("sums"), silent)["left"]
+    silent.scored = 1  # of four segments, so that it is not said that a row has two
+    (second,) = state_controls(built("sums"), silent)["memories"]
+    assert "second segments alone were scored" in second["frozen"]["left"]
+    silent.scored, silent.alone = 2, True  # of two rows, so that it is not said that there is one
+    (alone,) = state_controls(built("sums"), silent)["memories"]
+    assert "one at a time" in alone["exchanged"]["left"]
     assert "scores" in alone["frozen"]
     (short,) = state_controls(built("sums"), task(2 * T, 2 * T))["memories"]
-    assert "two segments" in short["frozen"]["left"]
+    assert "second segments alone" in short["frozen"]["left"]
     assert "scores" in short["exchanged"]
 
 
@@ -299,5 +305,5 @@ def test_what_was_found_is_printed_with_the_reasons():
     before, after = (found["carried"]["scores"]["loss"], found["memories"][0]["emptied"]["scores"]["loss"])
     assert f"loss {before:.4f}" in carried
     assert f"sums emptied    loss {after:.4f} ({after - before:+.4f})" in emptied
-    assert "one row" in exchanged
-    assert "two segments" in frozen
+    assert "one at a time" in exchanged
+    assert "second segments alone" in frozen

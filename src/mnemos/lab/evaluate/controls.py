@@ -42,7 +42,7 @@ from .scores import evaluate
 CONTROLS = {
     "emptied": "stored caches set to zero",
     "exchanged": "stored caches replaced by noise with each channel's mean and spread",
-    "closed": "every gate closed: the attention alone, with the trained weights",
+    "closed": "every gate closed, with the trained weights",
 }
 ROWS = 8  # rows of the split that are read together
 SEGMENTS = 8  # segments with counted targets; a batch that has begun is read to its end
@@ -57,8 +57,8 @@ STATE_CONTROLS = {
 
 Key = tuple[str, str]  # (name of the memory, control)
 _CARRIED: Key = ("", "carried")
-_ALONE = "the split has one row, so there is no other row's memory"
-_SHORT = "the rows have two segments, so the memory after the first is what the second reads in any case"
+_ALONE = "the rows were read one at a time, with no other row beside them"
+_SHORT = "second segments alone were scored, and they read the memory after the first in any case"
 
 
 def controls(
@@ -144,7 +144,7 @@ def state_controls(
             cut = -(-task.max_length // PIECES)
             groups = [group for group in _groups(task, split, cut) if len(group) > 1]
         if not groups:
-            return Left("each row is read in one call; no state passes from one call to the next")
+            return Left("the task reads each row in one call, and the model is not cut within it")
         reading = _Reading(model, task)
         # A row that is alone in its batch has no other row's memory, so it is read only if all rows are alone.
         for group in [group for group in groups if row_count(group[0]) > 1] or groups:
@@ -270,7 +270,7 @@ class _Reading:
         if not self.memories:
             return Left("the model keeps no state")
         if not carried:
-            return Left("no segment after a row's first has a counted target")
+            return Left("no segment that was read after a row's first has a counted target")
         known = self._averages(next(iter(carried.values())))
         metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
         memories = []
