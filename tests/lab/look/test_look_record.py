@@ -164,9 +164,8 @@ def test_positions_stay_where_keys_and_values_are_emptied(position):
     _, state = model(TOKENS[:, :8])
     (reader,) = readers_of(model, 9)
     found, _ = model(TOKENS[:, 8:], reader.emptied(state, None))
-    mask = torch.arange(21)[None] >= 8  # the same row, whose first tokens may not be attended to
-    wanted, _ = model(TOKENS, None, mask)
-    torch.testing.assert_close(found, wanted[:, 8:], rtol=1e-4, atol=1e-4)
+    wanted, _ = model(TOKENS[:, 8:], model.initial_state(1)._replace(seen=state.seen))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +183,22 @@ def test_a_run_is_looked_at_in_the_segments_of_its_training(segment, segments, m
     made = mnemos.Transformer(**SIZES, attention=mnemos.SoftmaxConfig(window=99), **model)
     monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, made))
     assert viewer._open(tmp_path, None).length == length
+
+
+@torch.no_grad()
+def test_what_did_not_happen_has_no_number():
+    """The encoder does not read an unfinished segment, and no block of five tokens ends in a segment of three."""
+    found = record(build("memformer"), Document.of_text(TOKENS[0].tolist()))
+    (encoder,) = [one for one in found.sources if one.name == "encoder, layer 1"]
+    assert np.isnan(encoder.share).all(1).tolist() == [False] * 20 + [True]
+    one = record(build("cached"), Document.of_text(TOKENS[0, :6].tolist()), length=3).memories[1]
+    assert np.isnan(one.values["update"]).all(1).tolist() == [True, False]
+    first = record(build("linear"), Document.of_text(TOKENS[0].tolist()), length=7).memories[0]
+    assert np.isnan(first.moved).all(1).tolist() == [True, False, False]
+    rmt = build("rmt")
+    moved = record(rmt, Document.of_text(TOKENS[0].tolist())).memories[0].moved[0]
+    start, after = rmt.memory.start, rmt(TOKENS[:, :5])[1].memory.tokens[0]
+    torch.testing.assert_close(torch.tensor(moved), (after - start).norm(dim=1) / after.norm(dim=1))
 
 
 @torch.no_grad()

@@ -190,7 +190,7 @@
     } else {
       for (const [source, part] of memory.sources) {
         const share = one.sources[source].share, width = share.shape[1];
-        for (let i = 0; i < count; i++) read[from + i - first] += value(share, (from + i) * width + part) / memory.sources.length;
+        for (let i = 0; i < count; i++) read[from + i - first] += (value(share, (from + i) * width + part) || 0) / memory.sources.length;
       }
     }
     if (memory.received) {
@@ -285,7 +285,7 @@
       rows.push(make("div", {}, make("div", { class: "note" }, `${source.name}: ` + source.parts.map((part, i) => `${part} ${number(share[i])}`).join(", "))));
       const stack = make("div", { class: "look-stack", "aria-hidden": "true" }, ...share.map((x, i) => {
         const bar = make("s");
-        bar.style.cssText = `width:${x * 100}%;background:${colour_of(source.parts[i])}`;
+        bar.style.cssText = `width:${(x || 0) * 100}%;background:${colour_of(source.parts[i])}`;
         return bar;
       }));
       rows.push(stack);

@@ -208,7 +208,7 @@ class SlotReader(Reader):
                 if all(one is not None and one.length.shape[1] >= count for one in added):
                     lengths = [one.length[0, :count] for one in added if one is not None]
                 else:  # the encoder reads whole segments, and this one is not
-                    lengths = [torch.ones(count), *[torch.zeros(count) for _ in names[1:]]]
+                    lengths = [torch.full((count,), torch.nan) for _ in names]
                 self.put_shares(place, f"{half}, layer {i + 1}", parts, lengths)
                 place += 1
         decoders = [weights for half, weights in found if half == "decoder"] or [weights for _, weights in found]
@@ -323,8 +323,8 @@ class CacheReader(Reader):
             mixed = _mixed(calls, self.module)
             self.put_shares(0, self.title, ("the attention", "cache"), [mixed.own[0], mixed.memory[0]])
         writes = [call for call in calls.get(self.module, ()) if isinstance(call, CacheWritten)]
-        zeros = torch.zeros(k)
-        moved, update, reset, candidate, written = zeros, zeros, zeros, zeros, torch.zeros(k, count)
+        none = torch.full((k,), torch.nan)  # of a segment without an update
+        moved, update, reset, candidate, written = torch.zeros(k), none, none, none, torch.zeros(k, count)
         if writes:
             first, end = writes[0].before[0].float(), writes[-1].after[0].float()
             moved = _moved(first, end)
@@ -406,11 +406,8 @@ class TokenReader(Reader):
             readers=mean[words, :front],
             written=mean[front + count :, words][:front] if back else torch.zeros(front, count),
         )
-        old, new = (None if state is None else nodes(state.memory, TokenState) for state in (before, after))
-        moved = torch.zeros(front)
-        if old and new and int(old[0].writes):
-            moved = _moved(old[0].tokens[0], new[0].tokens[0])
-        self.put(moved=moved)
+        tokens = [None if state is None else self.part(state) for state in (before, after)]
+        self.put(moved=_moved(*(self.start(after) if one is None else one[0] for one in tokens)))
         self.put_shares(
             0, "all layers", ("this segment", "memory tokens"), [mean[words, words].sum(1), mean[words, :front].sum(1)]
         )

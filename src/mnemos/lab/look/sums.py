@@ -60,7 +60,8 @@ class SumsReader(Reader):
         old = self.sums(before) if before is not None else None
         own = ((q @ k.mT).tril()).sum(-1)  # [H, T]
         if old is None:
-            moved, readers, earlier = torch.ones_like(sigma), torch.zeros(count, len(self.units)), torch.zeros_like(own)
+            moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
+            earlier = torch.zeros_like(own)
         else:
             u0, sigma0, w0 = self.directions(self.matrix(old))
             moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
@@ -150,7 +151,7 @@ class LinearisedReader(SumsReader):
         assert far is not None
         old = None if before is None else self.sums(before)
         loads = torch.zeros(len(self.units), count)
-        moved, readers = torch.ones_like(sigma), torch.zeros(count, len(self.units))
+        moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
         if old is not None:
             u0, sigma0, w0 = self.directions(self.matrix(old))
             moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
@@ -248,7 +249,7 @@ class RecurrentReader(SumsReader):
     def read(self, calls: Calls, before: State, after: State, count: int) -> None:
         """See the class."""
         u, sigma, w = self.directions(self.matrix(self.sums(after)))
-        moved = torch.ones_like(sigma)
+        moved = torch.full_like(sigma, torch.nan)
         if before is not None:
             u0, _, w0 = self.directions(self.matrix(self.sums(before)))
             moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
