@@ -38,34 +38,39 @@ def in_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def plain_module(model: nn.Module, verb: str) -> Any:
-    """The model without what torch.compile put around it or its parts, whose tensors have other names there.
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"}
 
-    The same tensors: a compiled model's own module, and shallow copies of modules with compiled parts; else the model
-    itself. Raises InputError, which starts with `verb`, for DataParallel, DistributedDataParallel, shards, averages.
+
+def uncompiled(model: Any) -> Any:
+    """The module that torch.compile is around, with the same tensors; anything else as it is."""
+    return dict(model.named_children()).get(COMPILED, model) if isinstance(model, nn.Module) else model
+
+
+def plain_module(model: nn.Module, verb: str) -> Any:
+    """The model without torch.compile around it or its parts, where its tensors have other names: what is written.
+
+    Modules with compiled parts are shallow copies, of the same tensors. Raises InputError, which starts with `verb`,
+    for DataParallel, DistributedDataParallel, AveragedModel, and shards: they are not the same module.
     """
-    model = dict(model.named_children()).get(COMPILED, model)
-    wraps = {"module", "_fsdp_wrapped_module"} & {name for name, _ in model.named_children()}
+    model = uncompiled(model)
     sharded = any(hasattr(x, "device_mesh") for x in model.parameters())
-    if sharded or (wraps and type(model).__module__.startswith(("torch.", "deepspeed."))):
+    if sharded or _WRAPPERS & {cls.__name__ for cls in type(model).__mro__}:
         raise InputError(
             f"{verb}: expected a model itself, found {'a sharded one' if sharded else type(model).__name__}; give the "
             "module inside"
         )
-    if not any(name.rpartition(".")[2] == COMPILED for name, _ in model.named_modules()):
+    if not any(name.endswith(COMPILED) for name, _ in model.named_modules()):
         return model
     copies: dict[int, nn.Module] = {}
 
     def plain(part: nn.Module) -> nn.Module:
         if id(part) not in copies:
-            below = part.named_modules(remove_duplicate=False)  # a child may have two names
+            inner = uncompiled(part)
+            below = inner.named_modules(remove_duplicate=False)  # a child may have two names
             children = {name: child for name, child in below if name and "." not in name}
-            if COMPILED in children:
-                copies[id(part)] = plain(children[COMPILED])
-            else:
-                new = {name: plain(child) for name, child in children.items()}
-                changed = any(new[name] is not child for name, child in children.items())
-                copies[id(part)] = with_children(part, new) if changed else part
+            new = {name: plain(child) for name, child in children.items()}
+            same = all(new[name] is child for name, child in children.items())
+            copies[id(part)] = inner if same else with_children(inner, new)
         return copies[id(part)]
 
     return plain(model)

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from mnemos._compat import COMPILED
 from mnemos.config import to_dict
 from mnemos.memory.gated_cache import caches
 from mnemos.memory.grc import GRC
+from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .branch import HostBranch
@@ -84,6 +86,7 @@ def apply(
     model: nn.Module, grc: GRC, where: Where = None, example: object = None, known: dict[str, Known] | None = None
 ) -> Report:
     """Do the work of `cache`. known: the sizes of the attentions by name, where they are known from a saved model."""
+    model = uncompiled(model)
     _check(model, grc)
     plans, left = _plan(model, grc, where, example, known)
     branches = [_make_branch(plan, grc) for plan in plans]
@@ -369,6 +372,7 @@ def _describe(plan: _Planned, branch: HostBranch) -> Swapped:
 def _record(model: object, grc: GRC, report: Report) -> None:
     """Record what `load` needs; for `from_pretrained`, also in the configuration, which Hugging Face models save."""
     found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
+    found = {name.replace(f"{COMPILED}.", ""): one for name, one in found.items()}  # as `save` names the tensors
     record = model.__dict__.setdefault(RECORD, [])
     record.append({"grc": to_dict(grc), "caches": found})
     config = getattr(model, "config", None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.libraries import transformers
+from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .attach import Where, find_host, is_called_attention, list_sites, select_sites
@@ -134,6 +135,7 @@ def linearise(
     Calls beyond the window raise it for registered decoders with another form of attention.
     """
     settings = Settings(window, sinks, state, rank, rotary, half_life)
+    model = uncompiled(model)
     _check(model, settings)
     sites = list(list_sites(model))
     chosen, left = _plan(sites, settings, where, model)

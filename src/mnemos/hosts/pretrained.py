@@ -13,6 +13,7 @@ from mnemos.config import from_dict
 from mnemos.json_text import parse
 from mnemos.libraries import transformers
 from mnemos.memory.grc import GRC
+from mnemos.modes import plain_module, uncompiled
 from mnemos.types import InputError
 
 from .attach import Known, apply
@@ -78,6 +79,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     """
     from safetensors.torch import save_model
 
+    model = plain_module(model, "hosts.save")
     record = model.__dict__.get(RECORD)
     if record is None:
         raise InputError(
@@ -102,10 +104,11 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     folder = Path(folder)
     if not (folder / _RECORD).is_file() or not (folder / "model.safetensors").is_file():
         raise InputError(f"{folder}: expected {_RECORD} and model.safetensors, as mnemos.hosts.save writes them")
+    inner = uncompiled(model)
     for one in _read_record(folder / _RECORD):
-        _apply(model, one, folder, f"{_RECORD}: grc")
+        _apply(inner, one, folder, f"{_RECORD}: grc")
     try:
-        load_model(model, str(folder / "model.safetensors"))
+        load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
         raise InputError(
             f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build the model as "

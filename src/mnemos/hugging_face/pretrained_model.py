@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from mnemos import generators, libraries
 from mnemos.atomic import write_text
 from mnemos.config import ModelConfig, from_dict, to_dict
+from mnemos.models.store import check_built_as
+from mnemos.modes import plain_module
 from mnemos.types import InputError
 
 libraries.transformers()
@@ -136,12 +138,18 @@ class MnemosPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
-        """A trained model of this library, with its weights (the same tensors); named: of `MnemosConfig`."""
+        """A trained model of this library, with its weights (the same tensors); named: of `MnemosConfig`.
+
+        A compiled model is taken out of torch.compile. Raises InputError for a model with other tensors than its config
+        builds, which could not be loaded.
+        """
+        model = plain_module(model, f"{cls.__name__}.of")
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig):
             raise InputError(f"{cls.__name__}.of: expected a model of this library, found {type(model).__name__}")
         with generators.preserve():
             found = cls(MnemosConfig(model=config, **named))
+        check_built_as(model, found.model, f"{cls.__name__}.of")
         found.model = model
         found._tied_weights_keys = find_tied(found)
         return found.train(model.training)
@@ -206,6 +214,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
+        if (plain := plain_module(self, "save_pretrained")) is not self:
+            return plain.save_pretrained(save_directory, *given, **named)
         self.model.state_dict()  # promotes pending caches
         self.config.auto_map = {
             "AutoConfig": f"{CODE}.{type(self.config).__name__}",

@@ -8,6 +8,7 @@ from torch import nn
 from mnemos import generators, libraries
 from mnemos.hosts.pretrained import apply_record, find_record
 from mnemos.hosts.remembering import Remembering, Segmented, remember
+from mnemos.modes import plain_module
 from mnemos.types import InputError
 
 from .language_model import MnemosForCausalLM
@@ -101,6 +102,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
         """A decoder that `mnemos.remember` was called on, with its weights; named: segment (128), and of the config."""
+        model = plain_module(model, "RememberingForCausalLM.of")
         if not isinstance(model, Remembering) or not hasattr(model.model, "config"):
             raise InputError(
                 f"RememberingForCausalLM.of: expected what mnemos.remember returns for a model of Transformers, found "

@@ -12,9 +12,11 @@ from torch import nn
 from mnemos.atomic import read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.json_text import parse
+from mnemos.modes import plain_module
 from mnemos.types import InputError
 
 from .budget import build_within
+from .skeleton import skeleton
 
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
 LONGEST_CONFIG = 2**24  # bytes
@@ -41,25 +43,37 @@ _DTYPES = {  # by the names of safetensors
 def save(model: nn.Module, folder: str | Path) -> None:
     """Write `model.safetensors` and `config.json`, each completely or not at all.
 
-    Raises InputError unless the model has a `config` of this library, and for a folder that is a file.
+    A compiled model is saved as the model itself. Raises InputError unless the model has a `config` of this library
+    and the tensors that this builds, and for a folder that is a file.
     """
     from safetensors.torch import save_model
 
+    model = plain_module(model, "save")
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise InputError(
             f"save: expected a model of this library, found {type(model).__name__}; save its state_dict instead"
         )
+    check_built_as(model, skeleton(config), "save")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to save in, found a file; name another")
     folder.mkdir(parents=True, exist_ok=True)
-    model.state_dict()  # promotes pending caches
     with replacing(folder / "model.safetensors") as temporary:
         save_model(model, str(temporary))
         sort_metadata(temporary)
         about = {"model": to_dict(config), "sha256": _digest(temporary)}
     write_json(folder / "config.json", about)
+
+
+def check_built_as(model: nn.Module, built: nn.Module, verb: str) -> None:
+    """Raise InputError unless a model has the tensors of the one that its configuration builds: none could read it."""
+    own, wanted = ({name: tuple(x.shape) for name, x in m.state_dict().items()} for m in (model, built))
+    if others := sorted(own.items() ^ wanted.items()):
+        raise InputError(
+            f"{verb}: expected the tensors that the model's config builds, found others, as in {others[0][0]!r}; undo "
+            "what changed its modules, or save its state_dict"
+        )
 
 
 def _digest(path: Path) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from mnemos.atomic import whole_or_none, write_json
 from mnemos.config import to_dict
 from mnemos.errors import InputError
+from mnemos.modes import plain_module
 from mnemos.types import LogProbLikelihood, likelihood_of
 
 from .onnx_graphs import onnx_graph
@@ -43,6 +44,7 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
     if not isinstance(model, nn.Module):
         raise InputError(f"export: expected a model, an nn.Module, found {type(model).__name__}; give the model itself")
     known = {torch.float32, torch.float64} if to == "torch" else {torch.float32}
+    model = plain_module(model, "export")
     types = {x.dtype for x in model.parameters()} - known
     if types:
         wanted, found = (" or ".join(sorted(map(str, some))) for some in (known, types))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mnemos.errors import InputError
+from mnemos.modes import plain_module
 from mnemos.types import leaves
 
 from .laws import AFTER, LAWS, Law, Probe, numbers, resuming_step
@@ -149,7 +150,7 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             f"check_memory: expected a module and the width of its inputs, found {type(layer).__name__} and {width!r}; "
             "give check_memory(layer, width=…)"
         )
-    copied = copy.deepcopy(layer).to(dtype)
+    copied = copy.deepcopy(plain_module(layer, "check_memory")).to(dtype)
     x = torch.randn(3, 4, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     try:
         found = copied(x, None)

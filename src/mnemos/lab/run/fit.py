@@ -11,7 +11,7 @@ from mnemos.config import DataConfig, ModelConfig
 from mnemos.lab.tasks.metrics import Metric, find_metrics
 from mnemos.lab.tasks.own import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.lab.tasks.task import Task
-from mnemos.modes import in_mode
+from mnemos.modes import in_mode, plain_module
 from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
@@ -65,8 +65,8 @@ def fit(
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
     those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by
-    default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs. quiet: print no
-    progress and no summary. Result: {"valid": scores on valid_data at the end, "seconds", …}, see
+    default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a compiled model is
+    trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the end, "seconds", …}, see
     `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
 
     resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
@@ -80,6 +80,9 @@ def fit(
     if resume and out is None:
         raise InputError("fit: expected `out` with resume=True, found none; pass the folder of the run to continue")
     settings = replace(train or TrainConfig(), steps=steps)
+    if (plain := plain_module(model, "fit")) is not model:
+        # The trainer compiles it, and writes the model's own names.
+        model, settings = plain, replace(settings, compile=True)
     if settings.strategy == "fsdp":  # the model is assessed after training, by the first process alone
         raise InputError("fit: expected train.strategy 'auto' or 'ddp', found 'fsdp'; train a recipe to shard a model")
     if isinstance(train_data, Task):
