@@ -66,8 +66,8 @@ def fit(
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
     those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by
     default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a compiled model is
-    trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the end, "seconds", …}, see
-    `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
+    trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the
+    end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
 
     resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
     map-style data set (also inside a DataLoader, shuffled or not) the order is a function of the seed, so resuming is
