@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_mask
 from mnemos.ops.dropout import dropout as drop
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device, InputError
 
@@ -30,14 +31,17 @@ def relative_attention(
     q [B, T, H, D]: queries at the last T of N positions; k [B, N, H, D], v [B, N, H, M], N ≥ T; y [B, T, H, M].
     r [L, H, D]: the projected vectors of distances. Row ℓ has the distance N − 1 − ℓ, so row N − 1 has distance 0.
     Causal: L ≥ N. Not causal: L ≥ N + T − 1, down to the distance 1 − T of a key after its query.
-    content_bias u, position_bias v [H, D]. mask [B, N] bool, True = valid. window: the number of positions a query
-    reads, with its own. A query always reads its own position, valid or not. dropout: the fraction of weights dropped.
+    content_bias u, position_bias v [H, D]. mask [B, N] bool, True = valid: the q, k and v of an invalid token count as
+    zeros, whatever they hold. window: the number of positions a query reads, with its own. A query always reads its own
+    position, valid or not. dropout: the fraction of weights dropped.
 
     Cost: O(B·T·N·H·(D + M)) time and B·H·T·N scores in memory, twice with gradient. Without gradient the scores of
     distances are the bias of PyTorch's fused attention; with gradient that is slower than separate products.
     Raises InputError for shapes that do not fit.
     """
     _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
+    if mask is not None:
+        q, k, v = zero_invalid(q, mask[:, -q.shape[1] :]), zero_invalid(k, mask), zero_invalid(v, mask)
     content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
     k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
     # With dropout always this path, so that activation checkpointing draws the same numbers twice.
@@ -61,6 +65,8 @@ def relative_weights(
 ) -> Tensor:
     """The weights of `relative_attention` before dropout, [H, B, T, N]; each query's weights sum to 1."""
     _check(q, k, k, r, content_bias, position_bias, causal, mask, window)
+    if mask is not None:
+        q, k = zero_invalid(q, mask[:, -q.shape[1] :]), zero_invalid(k, mask)
     content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
     return torch.softmax(torch.matmul(content, k.permute(2, 0, 3, 1)) + scores, -1)
 

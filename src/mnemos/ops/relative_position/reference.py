@@ -34,11 +34,15 @@ def reference_relative_attention(
 
     q [B, T, H, d] at positions N − T … N − 1; k [B, N, H, d], v [B, N, H, M]; r: the projected vectors [H, d] by
     distance i − j; content_bias u, position_bias v [H, d]. A query reads the valid keys (mask [B, N]) that are not
-    after it (causal) and fewer than `window` positions before it, and always its own. Returns [B, T, H, M].
+    after it (causal) and fewer than `window` positions before it, and always its own. An invalid token
+    is zeros. Returns [B, T, H, M].
     """
     q, k, v = q.double(), k.double(), v.double()
     b, t, h, d = q.shape
     n = k.shape[1]
+    if mask is not None:
+        zero = ~mask[..., None, None]
+        q, k, v = q.masked_fill(zero[:, n - t :], 0), k.masked_fill(zero, 0), v.masked_fill(zero, 0)
     rows = []
     for row in range(b):
         for i in range(n - t, n):

@@ -1,0 +1,122 @@
+"""One law over the operators: what an invalid token holds, NaN too, changes no result and no gradient."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mnemos import ops
+from mnemos.ops.reformer import draw_rotations
+from mnemos.ops.window_state import Far, Sizes, window_attention
+from mnemos.types import leaves
+
+B, T, H, D, M = 3, 9, 2, 4, 5
+MASK = torch.ones(B, T, dtype=torch.bool)
+MASK[0, :3] = MASK[1, 4:6] = MASK[2] = False
+SUMS = ("s", H, D, M), ("z", H, D)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def delta(q, k, v, beta, decay, state, **how):
+    return ops.delta_rule(q, k, v, beta, decay, state, **how)
+
+
+def linear(q, k, v, s, z, **how):
+    return ops.linear_attention(q, k, v, state=(s.abs(), z.abs()), **how)
+
+
+def linear_of_keys(k, v, s, z, **how):
+    return None, ops.linear_attention(drawn(B, 4, H, D), k, v, False, state=(s.abs(), z.abs()), **how)
+
+
+def scan(x, dt, b, c, state, **how):
+    return ops.selective_scan(x, dt, -drawn(D, M).exp(), b, c, None, state, **how)
+
+
+def slots(k_x, v_x, state, **how):
+    return None, ops.slot_write(state, drawn(B, 3, H, D), drawn(B, 3, H, D, seed=1), k_x, v_x, **how)
+
+
+def relative(q, k, v, **how):
+    return ops.relative_attention(q, k, v, drawn(T, H, D), drawn(H, D), drawn(H, D), **how), None
+
+
+def block_sparse(q, k, v, **how):
+    return ops.block_sparse_attention(q, k, v, None, block=1, window=1, **how), None
+
+
+def reformer(q, v, **how):
+    rotations = draw_rotations(2, H, D, (4,), torch.Generator().manual_seed(0))
+    return ops.reformer_attention(q, v, rotations, 2, **how), None
+
+
+def window(q, k, v, **how):
+    far = Far(F.softplus, F.softplus, torch.ones(H))
+    return window_attention(q, k, v, Sizes(3, 1, 0.5), far, **how)
+
+
+QKV = ("q", H, D), ("k", H, D), ("v", H, M)
+OPERATORS = {  # the inputs of tokens, each with the shape of one, then those of rows
+    delta: ((*QKV, ("beta", H), ("decay", H)), (("state", H, D, M),)),
+    ops.decayed_attention: ((*QKV, ("decay", H, D)), (("state", H, D, M),)),
+    linear: (QKV, SUMS),
+    linear_of_keys: (QKV[1:], SUMS),
+    scan: ((("x", D), ("dt", D), ("b", M), ("c", M)), (("state", D, M),)),
+    ops.short_convolution: ((("x", D),), (("state", 2, D), ("weight", 3))),
+    slots: ((("k_x", H, D), ("v_x", H, M)), (("state", 3, H * M),)),
+    relative: (QKV, ()),
+    block_sparse: (QKV, ()),
+    reformer: ((QKV[0], QKV[2]), ()),
+    window: (QKV, ()),
+}
+WITH_BACKENDS = [delta, ops.decayed_attention, linear, linear_of_keys, scan, ops.short_convolution]
+CASES = [(op, {"backend": b}) for op in WITH_BACKENDS for b in ("native", "chunked", "reference")]
+CASES += [(op, {}) for op in OPERATORS if op not in WITH_BACKENDS]
+
+
+def name(case):
+    return "-".join([case[0].__name__, *case[1].values()])
+
+
+def given(op, holds):
+    """The inputs, with `holds` in the padding."""
+    tokens, rows = OPERATORS[op]
+    found = {label: drawn(B, T, *shape, seed=i) for i, (label, *shape) in enumerate(tokens)}
+    for label in {"beta", "dt"} & set(found):
+        found[label] = found[label].sigmoid()
+    if "decay" in found:
+        found["decay"] = -found["decay"].abs()
+    for x in found.values():
+        x[~MASK] = holds
+    of_rows = {label: drawn(*([D] if label == "weight" else [B]), *shape) for label, *shape in rows}
+    return found | of_rows
+
+
+def loss(op, how, inputs):
+    y, state = op(**inputs, mask=MASK, **how)
+    parts = leaves(state) + ([] if y is None else [y[MASK]])
+    return sum((x * drawn(*x.shape)).sum() for x in parts), parts
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_what_an_invalid_token_holds_changes_nothing(case, transformed):
+    op, how = case
+    found = []
+    for holds in (0.0, torch.nan, torch.inf):
+        inputs = given(op, holds)
+        if transformed and "reference" not in how.values():
+            grads, parts = torch.func.grad(lambda x: loss(op, how, x), has_aux=True)(inputs)
+        else:
+            inputs = {label: x.requires_grad_() for label, x in inputs.items()}
+            total, parts = loss(op, how, inputs)
+            total.backward()
+            grads = {label: x.grad for label, x in inputs.items()}
+        for label, *_ in OPERATORS[op][0]:
+            assert not grads[label][~MASK].any(), label
+        found.append([*parts, *grads.values()])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
