@@ -1,6 +1,7 @@
 """Recordings: what is read, what is refused with one line that names the file, and the filterbanks of a waveform."""
 
 import math
+import struct
 import tarfile
 
 import numpy as np
@@ -41,9 +42,28 @@ def test_names_with_underscores_and_16_khz(tmp_path):
     assert (found.words, found.people, found.takes.tolist(), found.rate) == (("yes",), ("mary_ann",), [7], 16000)
 
 
+def extensible(samples, subformat=1, before=b"", bits=16):
+    """A wav file as Audacity, ffmpeg and Windows write it: WAVE_FORMAT_EXTENSIBLE, mono, 16 kHz."""
+    data = np.asarray(samples, "<i2").tobytes()
+    fmt = struct.pack("<HHIIHHHHIH", 0xFFFE, 1, 16000, 2000 * bits, bits // 8, bits, 22, bits, 4, subformat)
+    fmt += bytes.fromhex("000000001000800000aa00389b71")
+    chunks = before + b"fmt " + struct.pack("<I", len(fmt)) + fmt + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def test_pcm_in_the_extensible_format_is_read():
+    samples = np.arange(-400, 400)
+    for before in (b"", b"LIST" + struct.pack("<I", 3) + b"abc\0"):  # another chunk first, padded to an even length
+        read, rate = read_wav(extensible(samples, before=before), "x.wav")
+        assert (read.tolist(), rate) == (samples.tolist(), 16000)
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
+        (extensible(range(800), subformat=3), "PCM samples"),  # floating point
+        (extensible(range(1200), bits=24), "found .* 24 bits"),
+        (extensible(range(800))[:50], "PCM samples"),
         (wav(np.arange(4000), channels=2), "2 channel.* 16 bits.* 8000 Hz"),
         (wav(np.arange(2000) % 200, width=1), "found .* 8 bits"),
         (wav(np.arange(2000), 44100), "found .* 44100 Hz"),

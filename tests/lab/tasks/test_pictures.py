@@ -81,6 +81,38 @@ def test_colours():
     assert np.array_equal(parse_image(saved(Image.fromarray(deep), "PNG"), "x").getchannel(1), (deep // 257))
 
 
+def test_floating_point_from_0_to_1_is_scaled_and_other_values_are_refused():
+    values = np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)
+    read = np.array(parse_image(saved(Image.fromarray(values), "TIFF"), "x"))
+    assert np.abs(read / 255 - values[..., None]).max() <= 0.5 / 255 + 1e-6
+    for wrong in (values * 255, values - 0.5, np.where(values > 0.5, np.nan, values)):
+        with pytest.raises(InputError, match="instead of 0 to 1"):
+            parse_image(saved(Image.fromarray(wrong.astype(np.float32)), "TIFF"), "x")
+    wide = (values * 1e6).astype(np.int32)
+    with pytest.raises(InputError, match="instead of 0 to 65535"):
+        parse_image(saved(Image.fromarray(wide), "TIFF"), "x")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "CMYK", "YCbCr", "LAB", "RGBA", "RGBX", "1", "I;16"])
+def test_colours_of_every_mode_are_near_those_of_rgb(mode):
+    left, right = ((255, 255, 255), (0, 0, 0)) if mode in ("1", "L", "I;16") else ((200, 60, 60), (60, 60, 160))
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, :8], pixels[:, 8:] = left, right
+    image = Image.fromarray(pixels)
+    if mode == "I;16":
+        image = Image.fromarray(pixels[..., 0] * np.uint16(257))
+    else:
+        image = image.quantize(2) if mode == "P" else image.convert(mode)
+    read = np.array(parse_image(saved(image, "TIFF"), "x")).astype(int)
+    assert np.abs(read - pixels).max() < 8
+
+
+def test_a_clear_value_of_16_bits_is_white():
+    values = np.array([[0, 1000, 65535]], np.uint16)
+    data = saved(Image.fromarray(values), "PNG", transparency=1000)
+    assert np.array(parse_image(data, "x"))[0, :, 0].tolist() == [0, 255, 255]
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_places_are_white(mode):
     image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))

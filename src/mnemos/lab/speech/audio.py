@@ -25,6 +25,8 @@ SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recordin
 MAX_BYTES = 2**30  # of samples: 9 hours at 16 kHz, 18 hours at 8 kHz
 _NAME = re.compile(r"(?P<label>[^_]+)_(?P<speaker>.+)_(?P<take>\d+)\.wav", re.IGNORECASE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
+_EXTENSIBLE, _PCM = b"\xfe\xff", b"\x01\x00"  # tags of formats of wav files
+_SUBFORMAT = bytes.fromhex("000000001000800000aa00389b71")  # follows the plain tag in the GUID of an extensible format
 WINDOW, HOP = 0.025, 0.010  # seconds
 FLOOR = 1e-10  # minimum power of a band for samples in [-1, 1]: far below one quantisation step
 
@@ -107,6 +109,13 @@ def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
 
     Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and of a permitted length.
     """
+    at = 12
+    while data[at : at + 4] not in (b"fmt ", b""):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + size + size % 2
+    tag = at + 8  # the chunk "fmt " begins with the format's tag
+    if data[tag : tag + 2] == _EXTENSIBLE and data[tag + 24 : tag + 40] == _PCM + _SUBFORMAT:
+        data = data[:tag] + _PCM + data[tag + 2 :]  # Python 3.11 knows PCM under its plain tag alone
     try:
         with wave.open(io.BytesIO(data)) as file:
             channels, width, rate, count = file.getparams()[:4]

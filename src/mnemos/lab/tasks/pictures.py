@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 KEPT = 256 * 2**20  # bytes: decoded pictures are kept if all of them need no more
-_DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey, 16 bits
+_DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")  # grey, 16 bits, and floating point
 CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
@@ -181,7 +181,14 @@ def _upright(image: "Image.Image") -> "Image.Image":
 def _colours(image: "Image.Image") -> "Image.Image":
     opener = pillow()
     if image.mode in _DEEP:  # Pillow would clip these values instead of scaling them
-        image = opener.fromarray((np.array(image).clip(0, 65535) // 257).astype(np.uint8))
+        values, clear = np.array(image), image.info.get("transparency")
+        most = 1 if image.mode == "F" else 65535
+        if not (values.min() >= 0 and values.max() <= most):  # NaN too
+            raise ValueError(f"{image.mode}: values from {values.min():g} to {values.max():g} instead of 0 to {most}")
+        scaled = values * 255 + 0.5 if image.mode == "F" else values // 257
+        image = opener.fromarray(scaled.astype(np.uint8))
+        if clear is not None:
+            image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = opener.new("RGBA", image.size, (255, 255, 255, 255))
