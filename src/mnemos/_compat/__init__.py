@@ -387,6 +387,17 @@ def end_workers(batches: object) -> None:
         end()
 
 
+def name_worker_dataset(dataset: object) -> None:
+    """In a worker process of a DataLoader, make `get_worker_info().dataset` this one, although the loader has another.
+
+    A WorkerInfo refuses new values, so its own setter is passed by. Fallback: it names the loader's data set.
+    """
+    from torch.utils.data import get_worker_info
+
+    with contextlib.suppress(AttributeError, TypeError):
+        object.__setattr__(get_worker_info(), "dataset", dataset)
+
+
 def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
     """Broadcast the buffers of a DistributedDataParallel from process 0 now, instead of at its next forward.
 

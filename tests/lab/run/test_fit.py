@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import pickle
 import shutil
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import mnemos
 from mnemos.lab.compare.comparison import summarise
@@ -251,6 +252,54 @@ def test_a_loader_with_workers_is_read_by_as_many():
             data.batch(i, 4, 0)
         assert len(multiprocessing.active_children()) == before + workers
         data.close()
+
+
+class Opened(Dataset):
+    """Rows that a worker process opens, as of HDF5 or LMDB; and one that knows by which process they are read."""
+
+    opened = None
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int):
+        info = get_worker_info()
+        assert info.dataset is self
+        return self.opened[index][0] + info.num_workers, self.opened[index][1]
+
+
+class OpenedTogether(Opened):
+    def __getitems__(self, indices: list[int]):
+        return [self[index] for index in indices]
+
+
+def opens(worker: int) -> None:
+    assert get_worker_info().id == worker
+    get_worker_info().dataset.opened = rows()
+
+
+def test_what_a_loader_says_of_its_processes_is_done(tmp_path):
+    """What its worker_init_fn opens is there for every batch, also for the first one and for one out of turn."""
+    train = {"optim": OptimConfig(), "train": replace(SETTINGS, batch_size=4), "quiet": True}
+    for workers, kind in ((1, Opened), (2, OpenedTogether)):
+        loader = DataLoader(kind(), 4, shuffle=True, num_workers=workers, worker_init_fn=opens, prefetch_factor=3)
+        plain = TensorDataset(rows().tensors[0] + workers, rows().tensors[1])
+        folders = [tmp_path / f"{workers}-{name}" for name in ("loader", "plain")]
+        mnemos.fit(classifier(), loader, loader, folders[0], 4, **train)
+        mnemos.fit(classifier(), DataLoader(plain, 4, shuffle=True), plain, folders[1], 4, **train)
+        assert lines(folders[0]) == lines(folders[1])
+    data = source(loader)
+    expected = source(DataLoader(plain, 4, shuffle=True))
+    for index in (3, 3, 1, 2):
+        assert torch.equal(data.batch(index, 4, 0).inputs, expected.batch(index, 4, 0).inputs)
+    assert pickle.loads(pickle.dumps(data._make)).__self__.rows == 22  # for processes that are not forked
+    data.close()
+    assert isinstance(source(LoaderOfOwn(rows(), 4)), BatchSource)  # its own iteration is what it is read by
+
+
+class LoaderOfOwn(DataLoader):
+    def __iter__(self):
+        return iter([])
 
 
 class Sized(list):

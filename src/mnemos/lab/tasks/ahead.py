@@ -2,12 +2,12 @@
 
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from mnemos._compat import end_workers
+from mnemos._compat import end_workers, name_worker_dataset
 from mnemos.types import InputError
 
 Key = TypeVar("Key")
@@ -16,12 +16,25 @@ Asked = tuple[int, int, int]  # index, batch size, seed
 _NO_BATCH = -1, 0, 0  # stands for what no batch is asked by
 
 
-def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> Iterator[Result]:
+class Loader(NamedTuple):
+    """What the DataLoader of a user says of its worker processes.
+
+    dataset: what `get_worker_info()` names. begin: its worker_init_fn. options: other arguments of DataLoader.
+    """
+
+    dataset: Any = None
+    begin: Callable[[int], None] | None = None
+    options: Mapping[str, Any] = {}
+
+
+def ahead(
+    make: Callable[[Key], Result], keys: Iterable[Key], workers: int, loader: Loader | None = None
+) -> Iterator[Result]:
     """Yield make(key) for every key, in order. `workers` processes compute up to two results each in advance.
 
     `make` must be a pure function. On systems that do not fork processes (macOS, Windows) it must also be picklable.
-    The processes end with the iterator: when it is exhausted, closed or garbage-collected. With 0 workers, `make` is
-    called in this process. Raises InputError if `make` does, or if a worker process dies.
+    loader: how the processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected.
+    With 0 workers, `make` is called in this process. Raises InputError if `make` does, or if a worker process dies.
     """
     if not workers:
         yield from map(make, keys)
@@ -38,8 +51,9 @@ def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> I
                 sampler=keys,
                 num_workers=workers,
                 collate_fn=_unchanged,
-                worker_init_fn=_ignore_interrupt,
+                worker_init_fn=_Begin(loader or Loader()),
                 generator=torch.Generator(),  # the default would draw from the training's generator
+                **(loader or Loader()).options,
             )
             results = iter(loader)
         for result in results:
@@ -57,39 +71,54 @@ def ahead(make: Callable[[Key], Result], keys: Iterable[Key], workers: int) -> I
 class BatchesAhead(Generic[Key, Result]):
     """Training batches, by (index, batch size, seed), that `workers` processes make in advance.
 
-    Random access stays possible: a batch that does not follow the previous one is made in this process. make, workers:
-    see `ahead`. keys(asked): the keys of that batch and of all later ones. It must hold no reference to the owner of
-    this object, so that the processes end when the owner is garbage-collected.
+    Random access stays possible: a batch that does not follow the previous one is made in this process, or, with a
+    loader, by new processes: its data may be usable there alone. make, workers, loader: see `ahead`. keys(asked): the
+    keys of that batch and of all later ones. It must hold no reference to the owner of this object, so that the
+    processes end when the owner is garbage-collected.
     """
 
-    def __init__(self, make: Callable[[Key], Result], keys: Callable[[Asked], Iterator[Key]], workers: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[Key], Result],
+        keys: Callable[[Asked], Iterator[Key]],
+        workers: int,
+        loader: Loader | None = None,
+    ) -> None:
         if workers < 0:
             raise InputError(f"data.workers: expected at least 0, found {workers}; raise it")
-        self._make, self._keys, self._workers = make, keys, workers
+        self._make, self._keys, self._workers, self._loader = make, keys, workers, loader
         self._stream: Iterator[Result] | None = None  # yields batch `_next` and the batches after it
         self._next = self._after = _NO_BATCH  # `_after` is the batch after the one that was requested last
+        self._last: tuple[Asked, Result] | None = None  # with a loader
 
     def batch(self, index: int, batch_size: int, seed: int) -> Result:
         """Batch `index`. Raises InputError if `make` does, or if a worker process dies."""
         asked, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
-        if self._workers and asked == self._after and asked != self._next:  # a second one in sequence: more will follow
+        if self._last is not None and self._last[0] == asked:  # what a training begins with was read to see its form
+            return self._last[1]
+        follows = asked == self._after or self._loader is not None  # a second one in sequence: more will follow
+        if self._workers and follows and asked != self._next:
             self.close()
-            self._stream, self._next = ahead(self._make, self._keys(asked), self._workers), asked
+            self._stream = ahead(self._make, self._keys(asked), self._workers, self._loader)
+            self._next = asked
         self._after = follower
         if self._stream is None or asked != self._next:
             return self._make(next(self._keys(asked)))
         self._next = follower
         try:
-            return next(self._stream)
+            result = next(self._stream)
         except BaseException:
             self.close()
             raise
+        if self._loader is not None:
+            self._last = asked, result
+        return result
 
     def close(self) -> None:
         """End the worker processes. Batches can still be asked for."""
         if self._stream is not None:
             self._stream.close()  # type: ignore[attr-defined]
-        self._stream, self._next, self._after = None, _NO_BATCH, _NO_BATCH
+        self._stream, self._next, self._after, self._last = None, _NO_BATCH, _NO_BATCH, None
 
 
 class _CallsAsDataset:
@@ -112,6 +141,16 @@ def _unchanged(value: object) -> object:
     return value
 
 
-def _ignore_interrupt(_: int) -> None:
-    """Ignore SIGINT: a terminal sends Ctrl-C to all processes, and the parent process ends its workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+class _Begin:
+    """What a worker process does first."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __call__(self, worker: int) -> None:
+        # A terminal sends Ctrl-C to all processes, and the parent process ends its workers itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.loader.dataset is not None:
+            name_worker_dataset(self.loader.dataset)
+        if self.loader.begin is not None:
+            self.loader.begin(worker)

@@ -22,7 +22,7 @@ from mnemos import generators
 from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
-from .ahead import Asked, BatchesAhead, ahead
+from .ahead import Asked, BatchesAhead, Loader, ahead
 from .batch import IGNORE, Batch, row_count
 from .metrics import ACCURACY, LOSS, Metric
 from .row_order import Order
@@ -205,16 +205,26 @@ class RowSource:
     """A map-style data set, read in an order of ours: batch i is a pure function of (i, batch_size, seed).
 
     shuffle: every epoch is a new permutation; otherwise the order of the data set, repeated. What the data set draws
-    from the generators of Python, NumPy and PyTorch is a function of (seed, i). `workers` processes compute in advance.
+    from the generators of Python, NumPy and PyTorch is a function of (seed, i). `workers` processes compute in advance,
+    or, as a `loader` says, all batches.
     """
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], shuffle: bool, workers: int, batch_size: int = 0
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        shuffle: bool,
+        workers: int,
+        batch_size: int = 0,
+        loader: Loader | None = None,
     ) -> None:
         self.dataset, self.collate, self.workers, self.batch_size = dataset, collate, workers, batch_size
-        self.rows = len(dataset)
+        self.loader, self.rows = loader, len(dataset)
         self._order = Order(self.rows) if shuffle else None
-        self._ahead = BatchesAhead(self._make, self._keys, workers)
+        self._ahead = BatchesAhead(self._make, self._keys, workers, loader)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_ahead": None, "_order": None}  # a worker process, if not forked, needs neither
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless order."""
@@ -224,7 +234,7 @@ class RowSource:
         """All rows once, in the data set's order."""
         starts = range(0, self.rows, batch_size)
         keys = (_RowsAndSeed(list(range(i, min(i + batch_size, self.rows))), (0, i)) for i in starts)
-        return ahead(self._make, keys, min(self.workers, len(starts)))
+        return ahead(self._make, keys, min(self.workers, len(starts)), self.loader)
 
     def epoch(self, batch_size: int) -> float:
         """Batches in an epoch."""
@@ -247,7 +257,8 @@ class RowSource:
         with global_generators() as put:
             if key.place is not None:
                 put(key.place[0], AUGMENT, key.place[1])
-            return as_batch(self.collate([self.dataset[row] for row in key.rows]))
+            several = getattr(self.dataset, "__getitems__", None)  # as a DataLoader asks for rows
+            return as_batch(self.collate(several(key.rows) if several else [self.dataset[row] for row in key.rows]))
 
 
 class BatchSource:
@@ -327,13 +338,25 @@ def source(data: object) -> Source:
     """The batches of a map-style data set (also inside a DataLoader), or of an iterable. Reads none of them."""
     if isinstance(data, DataLoader):
         sampler = data.sampler
-        ordered = type(data.batch_sampler) is BatchSampler and (
-            type(sampler) is SequentialSampler
-            or (type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data.dataset))  # type: ignore[arg-type]
+        # A subclass may iterate otherwise.
+        ordered = (
+            type(data) is DataLoader
+            and type(data.batch_sampler) is BatchSampler
+            and (
+                type(sampler) is SequentialSampler
+                or (
+                    type(sampler) is RandomSampler
+                    and not sampler.replacement
+                    and sampler.num_samples == len(data.dataset)
+                )  # type: ignore[arg-type]
+            )
         )
         if ordered and not isinstance(data.dataset, IterableDataset):
             shuffle = type(sampler) is RandomSampler
-            return RowSource(data.dataset, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0)
+            names = ("multiprocessing_context", "timeout", "prefetch_factor")
+            options = {name: getattr(data, name) for name in names}
+            loader = Loader(data.dataset, data.worker_init_fn, options) if data.num_workers else None
+            return RowSource(data.dataset, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, loader)
         return BatchSource(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return RowSource(data, default_collate, shuffle=True, workers=0)
