@@ -182,10 +182,9 @@ def test_report_tells_what_the_caches_do(page):
         "in the middle layer (blocks.0) the correlation between the two maps of a picture is +0.031 on average and "
         "ranges from −0.750 to +0.500",
         "below −0.5 in 25% and above 0.5 in 0% of the cases",
-        "The cached branch contributes 25% of the magnitude",
+        "By size, the cached branch is 25% of the two branches of a layer.",
         "In blocks.0 and blocks.1 o_mem is nearly the same image for every picture.",
         "→ dog",
-        # Figure 5.
         "The mean over heads is above 0.5 in",
         # Slots: 0.8 is less than 0.85, what chance gives.
         "0.200 times that of a single token’s candidate",
@@ -198,6 +197,9 @@ def test_report_tells_what_the_caches_do(page):
         "Ratios are to demo.",
     ):
         assert sentence in text, sentence
+    # What holds of the paper's layers, or of some gates alone, is not said of any run.
+    for unsaid in ("Figure", "in the paper", "more weight than", "comes from its last", "stays at zeros"):
+        assert unsaid not in text, unsaid
     rows = re.findall(r"<tr>.*?</tr>", page[page.index('id="costs"') :], re.S)
     cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", rows[1], re.S)]
     assert cells == ["blocks.0 to blocks.1", "2", "16", "32 × 32", "4", "20,000", "2 M", "800 K"]

@@ -55,12 +55,10 @@ def _variant(index: int, name: str, label: str, found: Explanation, pictures: Pi
     about = pictures.about or "An arrow names the predicted class where it is wrong"
     which = "the first, a middle and the last cached layer" if len(chosen) == 3 else "its cached layers"
     caption = (
-        f"{name}: outputs of the two branches for {plural(count, 'test picture')} from different classes. "
-        f"Below each picture, for {rows} ({which}): the mean over heads and channels of the output of self-attention "
-        "and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so patterns can be "
-        "compared "
-        "but magnitudes cannot; dark means small. Figure 4 of Cached Transformers shows the same for middle layers. "
-        f"{about}. From {label}/explain.safetensors."
+        f"{name}: outputs of the two branches for {plural(count, 'test picture')}. Below each picture, for "
+        f"{rows} ({which}): the mean over heads and channels of the output of self-attention and of the cached "
+        "branch, at every token. Each map is scaled to [0, 1] on its own, so patterns can be compared but "
+        f"magnitudes cannot; dark means small. {about}. From {label}/explain.safetensors."
     )
     left = [f"{called[one.name]}: {one.maps.left}" for one in found.layers if isinstance(one.maps, Left)]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
@@ -89,7 +87,7 @@ def _summary(name: str, mapped: list[CachedLayer], middle: CachedLayer, called: 
     weights = np.array([_maps(layer).weight for layer in mapped])
     low, high = f"{weights.min():.0%}", f"{weights.max():.0%}"
     span = low if low == high else f"{low} to {high}"
-    parts.append(f"The cached branch contributes {span} of the magnitude of a layer's output.")
+    parts.append(f"By size, the cached branch is {span} of the two branches of a layer.")
     same = [called[layer.name] for layer in mapped if _maps(layer).memory_own < 0.25]
     if same:
         parts.append(f"In {listed(same)} o_mem is nearly the same image for every picture.")
@@ -115,11 +113,9 @@ def _table(name: str, label: str, mapped: list[CachedLayer], called: dict[str, s
     caption = (
         f"{name}: both branches in numbers, over the same pictures. Share of magnitude: the root mean square of "
         "σ(λ)·o_mem, divided by the sum of it and that of (1 − σ(λ))·o_self. Correlation: between the two maps of a "
-        "picture, mean and range over pictures; complementary branches would have a correlation well below zero. "
+        "picture, mean and range over pictures. "
         "Picture-specific: the share of a map's variance that differs between pictures at one position; the rest is "
-        "the "
-        "same image for all pictures. From "
-        f"{label}/explain.json."
+        f"the same image for all pictures. From {label}/explain.json."
     )
     head = [
         "layer",

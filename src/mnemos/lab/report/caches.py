@@ -35,11 +35,7 @@ def content_section(results: Results) -> str:
         if stored:
             parts.append(_content(index, name, stored))
         elif name in results.cached():
-            why = (
-                "no run stored the content of a cache, so there is none to draw: a cache per stream is part of the "
-                "state that the stream carries, and one that is never written stays at zeros"
-            )
-            parts.append(missing(f"{name}: {why}."))
+            parts.append(missing(f"{name}: no run stored the content of a cache, so there is none to draw."))
     return "\n".join(parts)
 
 
@@ -210,7 +206,7 @@ def _slots(index: int, name: str, run: RunRecord) -> str:
     )
     return "\n".join(
         [
-            paragraph(_summary(name, compared, run)),
+            paragraph(_summary(name, compared)),
             figure(panels, caption, kind="small"),
             _table(name, run.label, compared, called),
         ]
@@ -255,7 +251,7 @@ def _span(values: list[float], form: str = ".3f") -> str:
     return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
 
 
-def _summary(name: str, compared: list[CachedLayer], run: RunRecord) -> str:
+def _summary(name: str, compared: list[CachedLayer]) -> str:
     """What the numbers of all layers say, from the least to the greatest."""
     found = [_contents(layer) for layer in compared]
     nearer = sum(one.cosine > one.chance + CLEARLY for one in found)
@@ -267,22 +263,7 @@ def _summary(name: str, compared: list[CachedLayer], run: RunRecord) -> str:
         f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
         f"{len(found)} layers. Their distance from the mean candidate is {_span(distance)} times that of a single "
         f"token's candidate{explained}. {_span(distinct, '.0%')} of the slots have different nearest tokens. "
-        f"Evaluation reads the slots {read}. {_lifetime(run)}"
-    ).strip()
-
-
-def _lifetime(run: RunRecord) -> str:
-    """How long a slot remembers, computed from the update gate at the last record."""
-    if run.gates is None or not len(run.gates.step):
-        return ""
-    gates = run.gates.values["update.mean"][-1]
-    gates = gates[(gates > 0) & (gates < 1)]
-    if not gates.size:
-        return ""
-    halves = np.log(0.5) / np.log1p(-gates)
-    span = " to ".join(dict.fromkeys(f"{n:.2g}" for n in (halves.min(), halves.max())))
-    return (
-        f"With the update gate's mean at the last record, half of a slot's content comes from its last {span} updates."
+        f"Evaluation reads the slots {read}."
     )
 
 

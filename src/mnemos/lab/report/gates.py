@@ -1,4 +1,4 @@
-"""The gates over training: the share σ(λ) by layer and head, gate activity, and the size and rank of the cache."""
+"""The gates over training: σ(λ) by layer and head, gate activity, and the size and rank of the cache."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,9 +44,8 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
     series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(called)]
     seeds, files = plural(len(gates), "seed"), _files(runs)
     caption = (
-        f"{name}: the share σ(λ) of the cached branch in the output of each head over training, one thin line per head "
-        f"and seed, one thick line per layer (the mean). Above 0.5 the cache has more weight than self-attention. From "
-        f"{files}."
+        f"{name}: the gate σ(λ) of the cached branch over training, one thin line per head and seed, one thick line "
+        f"per layer (the mean). From {files}."
     )
     mix = chart_figure([_mix_chart(f"mix-{index}", series, gates)], caption, "wide")
     end = figure(
@@ -55,8 +54,8 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
                 f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates), x="layer"
             )
         ],
-        f"{name}: the same at the end of training, by layer, as in Figure 5 of Cached Transformers: one circle per "
-        f"head and seed ({seeds}), {_colours(gates)}. The dotted line is the share at the first record. From {files}.",
+        f"{name}: the same at the end of training, by layer: one circle per head and seed ({seeds}), "
+        f"{_colours(gates)}. The dotted line is the mean at the first record. From {files}.",
         "wide",
     )
     recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
@@ -65,10 +64,9 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
             _activity_chart(f"gate-{index}-{key.replace('.', '-')}", title, series, gates, key)
             for key, title in recorded
         ],
-        f"{name}: activity of the gates and state of the cache over training, by layer. The mean of the update gate is "
-        "the share of the cache that is rewritten; the mean of the reset gate is the share that reaches the candidate. "
-        "The saturated share is the part of the gate's values near 0 or 1, where the gradient vanishes. The effective "
-        f"rank is the number of directions that the slots span. From {files}.",
+        f"{name}: activity of the gates and state of the cache over training, by layer. The saturated share is the "
+        "part of a gate's values below 0.05 or above 0.95. The effective rank is exp of the entropy of the normalised "
+        f"singular values. From {files}.",
     )
     left_out = len(runs) - len(gates)
     notes = [f"{plural(left_out, 'run')} of {name} is left out: it has other layers."] if left_out else []
@@ -95,7 +93,7 @@ def _colours(gates: list[GateCurves]) -> str:
 
 
 def _summary(name: str, gates: list[GateCurves]) -> str:
-    """Two sentences: how the shares changed, and in how many layers the cache outweighs self-attention."""
+    """Two sentences: how σ(λ) changed, and in how many layers it is above a half."""
     starts = np.concatenate([g.mix[0].ravel() for g in gates])
     ends = np.concatenate([g.mix[-1].ravel() for g in gates])
     starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
@@ -104,10 +102,9 @@ def _summary(name: str, gates: list[GateCurves]) -> str:
     means = _row_means(np.concatenate([g.mix[-1] for g in gates], 1))
     above = int((means > 0.5).sum())
     return (
-        f"{name}: the mean share σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} during "
-        "training; at "
-        f"the end the heads range from {ends.min():.3f} to {ends.max():.3f}. The mean over heads is above 0.5 in "
-        f"{above} of {plural(len(means), 'layer')}; in the paper it is in more than half of the layers."
+        f"{name}: the mean gate σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} between the first "
+        f"record and the last, where the heads range from {ends.min():.3f} to {ends.max():.3f}. The mean over heads is "
+        f"above 0.5 in {above} of {plural(len(means), 'layer')}."
     )
 
 
@@ -129,7 +126,7 @@ def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
 
 
 def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
-    """Draw σ(λ) by layer at the end of training, one circle per head and seed: Figure 5 of Cached Transformers."""
+    """Draw σ(λ) by layer at the end of training, one circle per head and seed."""
     from matplotlib.ticker import MaxNLocator
 
     count = len(gates[0].layers)
@@ -160,7 +157,7 @@ def _spread(count: int) -> np.ndarray:
 def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
     heads = max(one.mix.shape[2] for one in gates)
     runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
-    chart = Chart(slug, "Share of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
+    chart = Chart(slug, "Gate of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
     parts = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))))
     for i, one in enumerate(gates):
         for place in range(len(series)):

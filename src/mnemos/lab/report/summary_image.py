@@ -56,7 +56,7 @@ def _lay_out(figure: "Figure", results: Results) -> None:
             draw_mix(right, [gates for gates in gated if gates.layers == layers])
             shown = sorted({0, len(layers) // 2, len(layers) - 1})
             keys = [(layer(i, len(layers)), f"layer {i}", None) for i in shown]
-            heading(right, f"Cache share σ(λ) by head, {short(label, 20)}", keys)
+            heading(right, f"Cache gate σ(λ) by head, {short(label, 20)}", keys)
             return
     nothing(right, "no variant recorded gates")
 
