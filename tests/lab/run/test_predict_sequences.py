@@ -14,6 +14,7 @@ from spoken_standins import tone, wav, write_recordings
 
 import mnemos
 from mnemos import InputError, registry
+from mnemos.errors import printable
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict, read_preprocessing
 from mnemos.lab.run.session import run
@@ -62,14 +63,14 @@ def test_a_language_model_continues_files_and_the_standard_input(text, tmp_path,
     assert [one.text for one in predict(text, [tmp_path], length=7)] == wanted
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompts["b.txt"])))
     assert main(["predict", str(text), str(tmp_path / "a.txt"), "-", "--length", "7"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'a.txt'}: {wanted[0]}\n-: {wanted[1]}\n"
+    assert capsys.readouterr().out == printable(f"{tmp_path / 'a.txt'}: {wanted[0]}\n-: {wanted[1]}\n")
     (tmp_path / "b.txt").write_bytes(b"")
     assert main(["predict", str(text), str(tmp_path / "b.txt"), "--top", "2"]) == 2
     assert "--top: expected --length for a model of text" in capsys.readouterr().err
     files = [str(tmp_path / name) for name in ("b.txt", "a.txt")]
     assert main(["predict", str(text), *files, "--length", "7"]) == 1
     said = capsys.readouterr()
-    assert said.out == f"{files[1]}: {wanted[0]}\n", "the text after the empty one"
+    assert said.out == printable(f"{files[1]}: {wanted[0]}\n"), "the text after the empty one"
     problem = f"{files[0]}: expected text that the model continues, found 0 bytes; add text to it"
     assert said.err == f"mnemos: {problem}\n"
     assert [one.problem for one in predict(text, files, length=7)] == [problem, ""]

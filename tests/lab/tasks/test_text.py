@@ -1,4 +1,6 @@
+import bz2
 import gzip
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,16 @@ import torch
 
 from mnemos import Transformer, config
 from mnemos.attention import SoftmaxConfig
-from mnemos.lab.tasks.text import GIVEN, TEXTS, WRITTEN, TextConfig, read_documents, split_documents, written_texts
+from mnemos.lab.tasks.text import (
+    GIVEN,
+    TEXTS,
+    WRITTEN,
+    TextConfig,
+    TextPreprocessing,
+    read_documents,
+    split_documents,
+    written_texts,
+)
 from mnemos.lab.tasks.text_files import find_text
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError
@@ -53,6 +64,37 @@ def test_a_folder(tmp_path):
     assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
 
 
+NO_TEXT = {
+    "notepad.txt": "text".encode("utf-16"),
+    "bare.txt": "text".encode("utf-16-le"),
+    "words.txt": "text".encode("utf-32"),
+    "book.epub": b"PK\x03\x04 and more",
+    "train.parquet": b"PAR1 and more",
+    "rows.pkl": pickle.dumps(["text"] * 9),
+    "weights.safetensors": (2).to_bytes(8, "little") + b"{}",
+    "paper.pdf": b"%PDF-1.7\n%text",
+    "photo.txt": b"\xff\xd8\xff\xe0" + b"x" * 99,
+    "photo.png": b"\x89PNG\r\n\x1a\n" + b"x" * 99,
+    "corpus.txt.bz2": bz2.compress(b"text"),
+    "rows.jsonl": b'{"text": "a"}\n',
+    "rows.CSV": b"id,text\n1,a\n",
+    "rows.tsv.gz": gzip.compress(b"a\tb\n"),
+    "packed.gz": gzip.compress(b"a\0b"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_is_plainly_no_text_is_refused_and_left_out_of_a_folder(name, tmp_path):
+    (tmp_path / name).write_bytes(NO_TEXT[name])
+    with pytest.raises(InputError, match="expected text, found"):
+        find_text(tmp_path / name)
+    (tmp_path / "a.txt").write_bytes("é, latin or UTF-8".encode("latin-1"))
+    assert find_text(tmp_path).read == [tmp_path / "a.txt"]
+    assert find_text(tmp_path / name, pattern="*").read == [tmp_path / name]  # who gives a pattern wants the bytes
+    (about,) = TextPreprocessing(8).predict(None, [tmp_path / name], {"length": 1})
+    assert "expected text, found" in about.problem
+
+
 def test_documents_have_names_and_need_not_be_unpacked(tmp_path):
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"packed"))
     (tmp_path / "a").write_bytes(b"plain")
@@ -66,7 +108,7 @@ def test_documents_have_names_and_need_not_be_unpacked(tmp_path):
 
 
 def test_one_document_is_cut(tmp_path):
-    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
+    data = bytes(np.random.default_rng(0).integers(1, 256, 10_000).astype(np.uint8))
     (tmp_path / "one").write_bytes(data)
     task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
     assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
@@ -82,7 +124,7 @@ def test_a_document_has_a_byte_in_every_split(tmp_path):
 
 
 def test_a_long_document_goes_on_afresh(tmp_path):
-    data = bytes(np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8))
+    data = bytes(np.random.default_rng(0).integers(1, 256, 10_000).astype(np.uint8))
     (tmp_path / "one").write_bytes(data)
     task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=700).build()
     assert texts(task, "valid") == {data[8000:8700], data[8700:9000]}

@@ -21,7 +21,7 @@ from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe_files import is_model
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.run.weights import final_checkpoint
-from mnemos.lab.tasks.files import read_bytes
+from mnemos.lab.tasks.files import check_text, read_bytes
 from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
@@ -216,7 +216,7 @@ def document_of(
     segments, task = min(segments, max(1, TOKENS // (length * len(opened)))), opened[0].task
     most = length * segments
     if text is not None:
-        tokens = task.encode(read_bytes(Path(text)), str(text))[:most]
+        tokens = task.encode(check_text(read_bytes(text), str(text)), str(text))[:most]
         if not tokens:
             raise InputError(f"{text}: expected a text of at least one word, found none; name another file")
         return Document.of_text(tokens, task.words, Path(text).name, task.other)

@@ -21,6 +21,25 @@ from mnemos.errors import InputError, SkippedFile
 UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line
 _BLOCK = 2**20
+HEAD = 8192  # bytes that tell whether a file is text
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"PAR1": "a parquet file",
+    b"PK\x03\x04": "a zip archive, as .docx, .epub and .npz are",
+    b"7z\xbc\xaf": "a 7z archive",
+    **{b"BZh%d1AY&SY" % level: "a file of bzip2" for level in range(1, 10)},
+    b"\xfd7zXZ": "a file of xz",
+    b"\x28\xb5\x2f\xfd": "a file of zstd",
+    b"%PDF-": "a PDF document",
+    b"{\\rtf": "an RTF document",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF87a": "a picture",
+    b"GIF89a": "a picture",
+    **{bytes((0x80, protocol)): "a pickle" for protocol in range(2, 6)},
+}
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".arrow")
 _warned: set[str] = set()  # a folder is listed several times: for its splits, and for a run's record of its files
 
 
@@ -47,6 +66,26 @@ def read_bytes(path: str | Path) -> bytes:
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: expected a gzip file, found damaged data ({error}); fetch it again") from None
+
+
+def not_text(head: bytes, name: str) -> str:
+    """What a file plainly is instead of text, by its name and its first `HEAD` bytes, decompressed; "" for text."""
+    for begin, what in _BEGINNINGS.items():
+        if head.startswith(begin):
+            return what
+    if b"\0" in head:  # as git and grep decide
+        return "a byte 0, as in binary files and UTF-16"
+    ending = os.path.splitext(name.lower().removesuffix(".gz"))[1]
+    return f"a table ({ending})" if ending in _TABLES else ""
+
+
+def check_text(data: bytes, name: str) -> bytes:
+    """The data. Raises InputError for what is plainly no text."""
+    if found := not_text(data[:HEAD], name):
+        raise InputError(
+            f"{name}: expected text, found {found}; write its text to a file of plain UTF-8, and name that"
+        )
+    return data
 
 
 def most_unpacked(packed: int) -> int:

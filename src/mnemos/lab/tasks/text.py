@@ -23,7 +23,7 @@ from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, RecurrentModel
 
 from .batch import Batch
-from .files import first_names, read_bytes
+from .files import check_text, first_names, read_bytes
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
@@ -371,7 +371,7 @@ class TextPreprocessing(Preprocessing):
 
 
 def _read_text(path: Path) -> bytes:
-    text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+    text = check_text(sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path), str(path))
     if not text:
         raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
     return text

@@ -15,7 +15,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
-from .files import first_names, read_bytes
+from .files import check_text, first_names, read_bytes
 from .preprocessing import Predicted, Preprocessing, files_below
 from .task import Split
 from .text_files import SPLIT_OF, SPLITS, TextFiles, find_text, split_documents
@@ -185,7 +185,7 @@ class TextClassesPreprocessing(Preprocessing):
         vocabulary, top = self.vocabulary(), min(options["top"], len(self.names))
         for path in files_below(files, _ENDINGS, "texts"):
             try:
-                rows = list(self.rows(read_bytes(path), str(path), vocabulary))
+                rows = list(self.rows(check_text(read_bytes(path), str(path)), str(path), vocabulary))
                 if not rows:
                     raise InputError(f"{path}: expected text, found none; add text to it")
             except InputError as error:

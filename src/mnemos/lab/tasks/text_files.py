@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mnemos.atomic import special
 from mnemos.types import InputError
 
-from .files import read_bytes, skipped
+from .files import HEAD, check_text, not_text, read_bytes, skipped
 from .folders import ENDINGS
 from .task import Split
 from .vocabulary import as_characters
@@ -43,7 +43,6 @@ _BESIDE = re.compile(
     r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
     re.IGNORECASE,
 )
-_HEAD = 8192  # bytes: a file with a zero byte among its first ones is binary, as git and grep decide
 Document = NDArray[np.uint8]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 # The blank line before a heading belongs to its article. Section headings (" = = Title = = ") begin none.
@@ -83,11 +82,12 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     splits takes them from the folders in it, one level below, as a corpus has them after it was unpacked: the splits of
     several are joined, and other files are left out. In any other folder, files at any depth are undivided.
     scoring: the text is scored and not trained on, so that any two splits suffice, without one for training.
-    pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one. None
-    reads every file whose content is text, except licences, checksums and a README at the top of the folder. Files
-    that are not read give no splits.
+    pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one, whatever
+    is in it. None reads every file that is text and no table (`not_text`), except licences, checksums and a README at
+    the top of the folder. Files that are not read give no splits.
     Names count without .gz. Hidden files and folders are ignored.
-    Raises InputError if the path does not exist, a split's folder holds no text, or a split has two folders or files.
+    Raises InputError if the path does not exist or is a file that is not text, if a split's folder holds no text, and
+    if a split has two folders or files.
     """
     if path is None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -99,6 +99,8 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     if kind := special(folder):
         raise InputError(f"{folder}: expected a file or a folder of text, found {kind}; write its content to a file")
     if folder.is_file():
+        if pattern is None:
+            check_text(_head(folder), str(folder))
         return TextFiles(folder, {}, [folder], [])
     every = sorted(_files(folder))
     given = _given(folder, every, pattern, scoring)
@@ -248,7 +250,7 @@ def _chosen(folder: Path, files: Sequence[Path], pattern: str | None) -> list[Pa
     if pattern is not None:
         patterns = pattern.lower().split()
         return [file for file in files if any(fnmatchcase(_plain(file), one) for one in patterns)]
-    return [file for file in files if not _beside(folder, file) and _is_text(file)]
+    return [file for file in files if not _beside(folder, file) and not not_text(_head(file), file.name)]
 
 
 def _beside(folder: Path, file: Path) -> bool:
@@ -257,15 +259,15 @@ def _beside(folder: Path, file: Path) -> bool:
     return readme or _BESIDE.search(_plain(file)) is not None
 
 
-def _is_text(file: Path) -> bool:
-    """Whether the beginning of a file, decompressed, has no zero byte. Unreadable files count: reading them raises."""
+def _head(file: Path) -> bytes:
+    """The beginning of a file, decompressed; that of an unreadable one is empty: reading it raises."""
     try:
         with open(file, "rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"
         with gzip.open(file) if packed else open(file, "rb") as opened:
-            return b"\0" not in opened.read(_HEAD)
+            return opened.read(HEAD)
     except (OSError, EOFError, zlib.error):
-        return True
+        return b""
 
 
 def _share_of_documents(
