@@ -41,8 +41,8 @@ def save_state(
     that are not finite or out of the smaller type's range, are exact.
 
     kind: what the file says that it holds. Two processes may write the same file: one of both is there.
-    Raises InputError for parts of a state that are neither tensors nor numbers, for tensors with other numbers of
-    rows, for a stream, for a wrapped model (DataParallel, ...), and for a folder that does not exist.
+    Raises InputError for parts of a state that are neither tensors nor numbers, for a stream, for a wrapped model
+    (DataParallel, ...), and for a folder that does not exist.
     """
     write_state(state, file, fingerprint(model), dtype, kind)
 
@@ -51,9 +51,10 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
     """Read a state that `save_state` wrote, on the device of `like`, or of the model.
 
     model: a model or layer with `initial_state`, whose fingerprint the file must have if it has one. like: a state of
-    the same model, with any number of rows, for layers without `initial_state`; one of both is needed. Its axis 1 has
-    length 0 where it counts tokens, or as many as the file's. Raises InputError for a missing or damaged file, and for
-    a state of another structure, of other shapes or types, or of a model of another configuration or other weights.
+    the same model, with any number of rows, and of tokens in keys and values, for layers without `initial_state`; one
+    of both is needed. Other tensors that grow have length 0 along axis 1. Raises InputError for a missing or damaged
+    file, and for a state of another structure, of other shapes or types, or of a model of another configuration or
+    other weights.
     """
     of = None if model is None else fingerprint(model)
     if like is None:
@@ -64,6 +65,8 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
             )
         weight = next((x for x in model.parameters() if x.is_floating_point()), None)
         like = model.initial_state(1, **({} if weight is None else {"device": weight.device, "dtype": weight.dtype}))
+    grows: Any = lambda x: hasattr(x, "last")  # noqa: E731
+    like = pytree.tree_map(lambda x: x.last(0) if grows(x) else x, like, is_leaf=grows)
     return read_state(file, like, of, kind)
 
 
@@ -110,7 +113,6 @@ def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str |
     if not file.parent.is_dir():
         raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
     leaves, structure = pytree.tree_flatten(unshare(state))
-    check_rows(leaves, "save_state")
     tensors: dict[str, Tensor] = {}
     parts: list[object] = []
     for i, leaf in enumerate(leaves):
@@ -161,9 +163,9 @@ def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: s
         raise InputError(f"{file}: expected {what}, found another file ({header.get('format', 'no format')}); save one")
     if header.pop("sha256", None) != _hash(tensors, header):
         raise InputError(f"{file}: expected the bytes that were saved, found others; save it again")
-    own = bool(of) and ("weights" in header or kind != "state")
-    for name, other in (("model", "another configuration"), ("weights", "other weights")) if of and own else ():
-        if header.get(name) != of[name]:
+    own = of if of and ("weights" in header or kind != "state") else {}
+    for name, other in (("model", "another configuration"), ("weights", "other weights")):
+        if own and header.get(name) != own[name]:
             raise InputError(f"{file}: expected {what} of this model, found one of {other}; load its own model")
 
     # ---- its parts are those of the model's state; nothing is allocated by what the file says of its sizes
@@ -181,9 +183,11 @@ def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: s
             f"{file}: expected a state of {len(expected)} parts, named and ordered as the model's, found another of "
             f"{len(parts)}; load it with its own model"
         )
-    check_rows(parts, str(file))
+    # Any number of rows, where all tensors lead with them.
+    heads = [{x.shape[:1] for x in leaves if isinstance(x, Tensor)} for leaves in (expected, parts)]
+    shared = len(heads[0]) == len(heads[1]) == 1
     for i, (wanted, part) in enumerate(zip(expected, parts, strict=True)):
-        if not _fits(wanted, part, own):
+        if not _fits(wanted, part, int(shared), bool(own)):
             raise InputError(
                 f"{file}: expected part {i} of the state as {_shown(wanted)}, found {_shown(part)}; load it with its "
                 "own model"
@@ -198,15 +202,6 @@ def _hash(tensors: Iterable[tuple[str, Tensor]] | dict[str, Tensor], header: dic
     return digest(dict(tensors), json.dumps(header, sort_keys=True))
 
 
-def check_rows(leaves: list[Any], verb: str) -> None:
-    """Raise InputError unless all tensors of a state lead with the same number of rows."""
-    rows = {tuple(x.shape[:1]) for x in leaves if isinstance(x, Tensor)}
-    if len(rows) > 1 or () in rows:
-        raise InputError(
-            f"{verb}: expected tensors [B, ...] of as many rows each, found {sorted(rows)}; lead with the batch"
-        )
-
-
 def _outline(structure: Any) -> str:
     """The classes, names and order of a state's parts, as JSON."""
 
@@ -217,22 +212,23 @@ def _outline(structure: Any) -> str:
     return json.dumps(of(structure), default=lambda x: [getattr(x, "__name__", repr(x)), *getattr(x, "_fields", ())])
 
 
-def _fits(like: object, part: object, own: bool) -> bool:
-    """Whether a part has the type and, but for rows, and tokens where a new state has none, the shape of another.
+def _fits(like: object, part: object, first: int, own: bool) -> bool:
+    """Whether a part has the type of another and, from axis `first` on, its shape but for tokens: a new state has none.
 
     own: the file is known to be of this model, whose numbers may be those of autocast.
     """
     if not isinstance(like, Tensor) or not isinstance(part, Tensor):
         return type(like) is type(part)
-    if like.dtype != part.dtype and not (own and like.is_floating_point() and part.is_floating_point()):
-        return False
-    first = 2 if like.dim() > 1 and not like.shape[1] else 1
-    return like.dim() == part.dim() and like.shape[first:] == part.shape[first:]
+    floats = own and like.is_floating_point() and part.is_floating_point()
+    wanted, found = (list(x.shape[first:]) for x in (like, part))
+    if like.dim() > 1 and part.dim() > 1 and not like.shape[1]:
+        found[1 - first] = 0
+    return wanted == found and (like.dtype == part.dtype or floats)
 
 
 def _shown(part: object) -> str:
     if isinstance(part, Tensor):
-        return f"{str(part.dtype).removeprefix('torch.')} {['B', *part.shape[1:]]}".replace("'", "")
+        return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
     return type(part).__name__
 
 

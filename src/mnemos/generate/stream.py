@@ -149,7 +149,7 @@ class Stream:
         self.model, self.step, self.state, self.last = model, step or fused_step(model), state, last
         self._weights = None if last is None else weights_mark(model)  # with which the tokens were read
 
-    def _after(self, state: State, last: Tensor) -> "Stream":
+    def _after(self, state: State, last: Tensor | None) -> "Stream":
         """A stream whose tokens the same weights have read."""
         found = type(self).__new__(type(self))
         found.model, found.step, found.state, found.last = self.model, self.step, state, last
