@@ -72,8 +72,8 @@ def one_line(error: BaseException) -> str | None:
         return f"expected enough memory, found that it does not suffice ({first}); make the model or the batch smaller"
     if _lost(error):
         return (
-            f"expected the other processes of this training, found that one has ended ({first}); see what it printed, "
-            "then resume the run"
+            f"expected the other processes of this training, found that one has ended or is silent ({first}); "
+            "see what it printed, then resume the run"
         )
     return None
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -249,13 +250,18 @@ def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("_with_charts")
 def test_the_viewer_in_a_browser(tmp_path):
-    path = Look([made(1000, 32, 8), made(), made(1, 5000, 2)], [pictured()]).write(tmp_path / "look.html")
+    first = made(1000, 32, 8)
+    path = Look([first, made(), made(1, 5000, 2)], [pictured()]).write(tmp_path / "look.html")
     with browser() as view:
         view.open(path.as_uri(), 420, dark=True)
         for width in (420, 900, 1400):
             view.size(width, 900)
             assert view.run("document.documentElement.scrollWidth - innerWidth") <= 0
         assert view.run(OUTPUT).startswith("segment 1 of 1000")
+        said = view.run("document.getElementById('look').innerText")
+        numbers = re.search(r"Its probability was (\S+), (\S+) with the caches emptied before this segment", said)
+        wanted = [math.exp(-array[31]) for array in (first.surprise, first.emptied["caches"])]  # of the last word
+        assert [float(one) for one in numbers.groups()] == pytest.approx(wanted, abs=0.01)
         # By the keyboard alone: Tab reaches every control, and arrows move the slider and the chosen word.
         reached = set()
         for _ in range(40):

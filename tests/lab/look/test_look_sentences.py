@@ -81,7 +81,7 @@ CASES = {
     "some tried": (recorded(effects=alone(tried=2)), ["of whose 2 units tried, of 8, none is"], ["8 units none"]),
     "one alone": (recorded(effects=alone(4)), ["of whose 8 units slot 5 is enough alone"], ["none"]),
     "all": (recorded(effects=[effect(0.1, WHOLE), effect(0.9, "a", 0)]), ["but not without any one memory"], ["given"]),
-    "not needed": (recorded(effects=[effect(0.8, WHOLE)]), ["given without the whole state too"], ["lost"]),
+    "not needed": (recorded(effects=[effect(0.8, WHOLE)]), ["given even without the whole state"], ["lost"]),
     "no boundary": (recorded(places=[Place(5, 1, 0.9, 1, 0.9)]), ["so nothing was emptied"], ["lost", "given"]),
     "one layer": (text(), ["Shown: layer 1, cache."], ["layers"]),
     "all layers": (text(memories=[OTHER, OTHER], layers={"window": 2}), ["Shown: window of 2 layers."], ["2 of 2"]),

@@ -23,7 +23,7 @@ _MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos 
 `mnemos list RECIPE` one with its variants, `mnemos list --all` every recipe,
 `mnemos list attentions` one of the sections above."""
 _SHOWN = 3  # recipes of each family of a task but the first, which is shown whole
-_START = "Start with `mnemos train demo` (a minute on two cores). `mnemos show RECIPE` prints a recipe's settings."
+_START = "Start with `mnemos train demo`. `mnemos show RECIPE` prints a recipe's settings."
 
 
 class Family(NamedTuple):

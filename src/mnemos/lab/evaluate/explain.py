@@ -145,7 +145,7 @@ def _record_pictures(
     observed = {}
     for name, layer in caches.items():
         if layer.grc.scope == "stream" or getattr(layer, "causal", False):
-            layers[name] = replace(layers[name], maps=Left("its cache changes along a stream"))
+            layers[name] = replace(layers[name], maps=Left("its cache changes along the sequence"))
         else:
             observed[name] = layer
     index, label, inputs = choose_pictures(task)

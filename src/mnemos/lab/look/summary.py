@@ -102,7 +102,7 @@ def _needed(one: Recording, place: Place, i: int) -> str:
     if parts:
         return f"lost without {_either([change.name for change in parts])}"
     if not memories:
-        return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given without {WHOLE} too"
+        return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
     numbers = {change.memory for change in memories}
     alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
     said = f"lost without {_either([change.name for change in memories])}"
