@@ -225,3 +225,69 @@ def test_a_recurrent_layer_is_asked_for_the_window_of_the_first_that_attends():
     layout = CacheLayout(build("RecurrentGemma"), "use another model")
     assert layout.attends == [False, False, True]
     assert [layout.window(layer) for layer in range(3)] == [4, 4, 4]
+
+
+def low_rank(model):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted.eval()
+
+
+def gated(model):
+    mnemos.cache(model, mnemos.GRC(length=3, block=2, scope="stream", gate_init=0.0))
+
+
+CHANGES = {
+    "cache": [gated],
+    "linearise": [lambda model: mnemos.linearise(model, window=3, sinks=1, state="hedgehog")],
+    "other caches": [gated, mnemos.uncache, lambda m: mnemos.cache(m, mnemos.GRC(length=2, scope="stream"))],
+    "back again": [lambda model: mnemos.linearise(model, window=3), mnemos.unlinearise],
+    "adapters": [low_rank],
+    "resized": [lambda model: model.resize_token_embeddings(19)],
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_may_be_changed_afterwards(change):
+    model, x = build("Llama"), tokens(2, 12)
+    step = mnemos.functional(model)
+    before = step(x)[1]
+    for one in CHANGES[change]:
+        one(model)
+    if change == "resized":
+        step.eval()  # the new embedding is in training mode
+        x[:, 3] = 18
+        assert Stream(step).prefill(x).generate(2, temperature=0)[0].shape == (2, 2)
+        assert step(x[:, :0])[0].shape == (2, 0, 19)
+        assert step.config.vocab_size == 19
+    wanted = model(x, use_cache=False).logits
+    torch.testing.assert_close(in_pieces(step, x, [5, 1, 6])[0], wanted, **CLOSE)
+    fresh = mnemos.functional(model)
+    assert step.state_kind == fresh.state_kind
+    torch.testing.assert_close(step(x[:, 5:], fresh(x[:, :5])[1])[0], wanted[:, 5:], **CLOSE)
+    if change in ("cache", "linearise", "other caches"):
+        with pytest.raises(mnemos.InputError):
+            step(x, before)
+
+
+@pytest.mark.parametrize("change", ["cache", "linearise"])
+def test_an_old_state_is_refused_right_after_the_change(change):
+    model, x = build("Llama"), tokens(2, 5)
+    step = mnemos.functional(model)
+    before = step(x)[1]
+    CHANGES[change][0](model)
+    with pytest.raises(mnemos.InputError, match="begin with state=None"):
+        step(x, before)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3Next", "Mamba", "Mamba2"])
+@pytest.mark.parametrize("first", [True, False])
+def test_weights_may_be_offloaded(name, first):
+    accelerate, model, x = pytest.importorskip("accelerate"), build(name), tokens(2, 9)
+    wanted = model(x).logits
+    step = mnemos.functional(model) if first else None
+    accelerate.cpu_offload(model, execution_device="cpu")
+    step = step or mnemos.functional(model)
+    torch.testing.assert_close(in_pieces(step, x, [5, 1, 3])[0], wanted, **CLOSE)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from functional_models import build, step_of, tokens
+from functional_models import build, in_pieces, step_of, tokens
+from module_surgery import WAYS
 from torch.autograd import gradcheck
 
 import mnemos
@@ -67,3 +68,28 @@ def test_other_caches_run_their_own_forward():
     with torch.no_grad():
         hidden = step.model.get_input_embeddings()(x)
         assert torch.equal(layer(hidden), type(layer).forward.__wrapped__(layer, hidden))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "NemotronH", "Qwen3_5", "OlmoHybrid"])
+@torch.no_grad()
+def test_what_is_around_a_module_or_in_its_place_counts(name):
+    x = tokens(2, 9)
+    for way in WAYS:
+        model = build(name)
+        plain = model(x).logits
+        for above, layer in list(model.named_modules()):
+            if type(layer).__name__ in STEPS:
+                for part, _ in reversed(list(layer.named_modules(prefix=above))[1:]):
+                    way(model, part)
+        wanted = model(x).logits
+        assert (wanted - plain).abs().max() > 1e-3
+        found, _ = in_pieces(mnemos.functional(model), x, [4, 1, 4])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "NemotronH", "Qwen3_5", "OlmoHybrid"])
+@torch.no_grad()
+def test_the_activation_of_the_configuration(name):
+    model, x = build(name, **{"mamba_hidden_act" if name == "NemotronH" else "hidden_act": "gelu"}), tokens(2, 9)
+    found, _ = in_pieces(mnemos.functional(model), x, [4, 1, 4])
+    torch.testing.assert_close(found, model(x).logits, rtol=1e-4, atol=2e-5)

@@ -267,7 +267,7 @@ def _attend(
         return own.read(q, k, v, sizes, call.rotation, None, find_valid(mask, q))[0], None
     if hasattr(call.past, "gated"):  # that of `mnemos.functional`, which has the state itself
         _refuse_other_forms(call, module, q, k, options)
-        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(), call.past.valid)
+        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(LinearisedState), call.past.valid)
         call.past.new.append(state)
         return y, None
     from .linearised_cache import find_layer

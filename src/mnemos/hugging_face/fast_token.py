@@ -3,7 +3,6 @@
 In decoding most of a layer's time is the overhead of some eighty operations of PyTorch on a few numbers.
 """
 
-import functools
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import is_plain
 from mnemos.ops.kernel_call import PLAIN, eager, loaded_kernels, pointers
 from mnemos.ops.precision import autocasts
 
 from .functional_cache import FunctionalCache
+from .recurrent_layers import is_theirs
 
 CALL = struct.Struct("43q")  # `struct Token` of native/token.h
 NORM = struct.Struct("6q")  # `struct Norm` there
@@ -164,7 +163,7 @@ def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | Non
         return None
     # Transformers reads the convolution's weights, too, and calls accelerate's hooks for that.
     conv, norm = layer.conv1d, getattr(layer, kind.norm)
-    if not is_plain(norm) or not _is_gated_norm(type(norm)) or "_hf_hook" in vars(conv):
+    if not is_theirs(norm) or "_hf_hook" in vars(conv):
         return None
     gate = "silu" if kind.scan else norm.activation
     weights = conv.weight, conv.bias, norm.weight, *[getattr(layer, name) for name in kind.gates]
@@ -197,12 +196,6 @@ def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | Non
         raise MemoryError("fast: not enough memory for a token; use fewer rows")
     out: Tensor = getattr(layer, kind.output)(y)
     return out
-
-
-@functools.cache
-def _is_gated_norm(kind: type) -> bool:
-    """Whether a norm is of the class that Transformers gives these layers, and no wrapper or other norm."""
-    return kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("RMSNormGated")
 
 
 # RMS norms of Transformers: what is added to the weight.

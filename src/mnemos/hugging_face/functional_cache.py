@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
+from mnemos.hosts.row_blocks import BlockState
 from mnemos.memory.grc import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
@@ -207,16 +208,22 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         """[B, T] bool, the valid tokens of this call in `Padding.order`; None: all."""
         return None if self.padding is None else self.padding.valid
 
-    def take(self) -> State:
-        """The given part of the next layer; None in a first call."""
+    def take(self, expected: type) -> Any:
+        """The given part of the next layer, of the expected class; None in a first call."""
         if self.given is None:
             return None
         if len(self.new) == len(self.given):
             raise InputError(
                 f"functional: expected {len(self.given)} layers with a state, found more; turn gradient checkpointing "
-                "of Transformers off, which calls layers twice, or make it again after changing the model"
+                "of Transformers off, which calls layers twice, or begin with state=None after changing the model"
             )
-        return self.given[len(self.new)]
+        part = self.given[len(self.new)]
+        if not isinstance(part, expected):
+            raise InputError(
+                f"functional: expected a state of {self.layout.architecture} as it is now, found one of before it was "
+                f"changed ({type(part).__name__} in place of {expected.__name__}); begin with state=None"
+            )
+        return part
 
     def mask(self) -> Tensor | None:
         """[B, N + T] bool: the tokens that may be attended to, N of them of the state; None: all, or no attention."""
@@ -232,7 +239,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, N + T, D] of an attention, from those of T tokens."""
-        k, v, past = key_states.transpose(1, 2), value_states.transpose(1, 2), self.take()
+        k, v, past = key_states.transpose(1, 2), value_states.transpose(1, 2), self.take(KeyValues)
         if past is not None and (past.k.dtype, past.v.dtype) != (k.dtype, v.dtype):  # from before `model.half()`, say
             past = KeyValues(past.k.to(k.dtype), past.v.to(v.dtype), past.valid, past.seen)
         seen = self.seen_after.to(k.device)
@@ -260,7 +267,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
                 f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '
                 'to the model and not to a row; call mnemos.cache with GRC(scope="stream")'
             )
-        return GatedPart(self.take(), self.new)
+        return GatedPart(self.take(BlockState), self.new)
 
     # What the masks of Transformers read. Every layer begins at the same token, that of the longest past.
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -114,9 +114,8 @@ class Functional(nn.Module):
         super().__init__()
         base, self._cache = check_model(model)
         self.model, self.training = model, model.training
-        self.config = HostSettings.of(base)
+        self._config = HostSettings.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
-        self._ids, self._width = (int(n) for n in base.get_input_embeddings().weight.shape)
         self._settings = base.config.get_text_config(decoder=True)
         self._padding_id = getattr(self._settings, "pad_token_id", None)
         self._type = str(base.config.model_type)
@@ -124,10 +123,8 @@ class Functional(nn.Module):
         self._layout = CacheLayout(base, _other_way(base))
         add_steps(base)
         renew(base)
-        self._probe()
-        attending = self._layout.attending(self._template.parts)
-        grows = any(isinstance(part, KeyValues) and not window for part, window in attending)
-        self.state_kind: StateKind = "growing" if grows else "constant"
+        self._probed_as: Any = None
+        self._follow()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Add the steps: the classes of the layers belong to the process."""
@@ -135,22 +132,43 @@ class Functional(nn.Module):
         add_steps(self.model)
         renew(self.model)
 
-    def _probe(self) -> None:
-        """Read a few tokens, to find out the shapes of the state, whether the model is causal, and its positions."""
+    @property
+    def config(self) -> HostSettings:
+        """What a state belongs to. The vocabulary may have been resized since."""
+        if int(self._settings.vocab_size) != self._config.vocab_size:
+            self._config = HostSettings.of(base_model(self.model))
+        return self._config
+
+    def _table(self) -> tuple[int, int]:
+        """The tokens of the model's vocabulary, and the width of their embeddings."""
+        tokens, width = base_model(self.model).get_input_embeddings().weight.shape
+        return int(tokens), int(width)
+
+    def _follow(self) -> None:
+        """Probe the model if it is new or another by now: its type, its vocabulary, or any module."""
         weight = next(self.model.parameters())
-        first, last = (
-            next(i for i in ids if i != self._padding_id) for ids in (range(3), range(self._ids - 1, -1, -1))
-        )
-        tokens = torch.tensor([[first, first], [first, last]], device=weight.device)
+        # The modules themselves: a new one may have the address of an old one.
+        modules = [(module, id(type(module))) for module in self.model.modules()]
+        present = weight.device, weight.dtype, self._table(), modules
+        if present == self._probed_as:
+            return
+        self._probe(weight.dtype, "cpu" if weight.is_meta else weight.device)  # meta: offloaded by accelerate
+        self._probed_as = present
+
+    def _probe(self, dtype: torch.dtype, device: Device) -> None:
+        """Read a few tokens, to find out the shapes of the state, whether the model is causal, and its positions."""
+        last_id = self._table()[0] - 1
+        first, last = (next(i for i in ids if i != self._padding_id) for ids in (range(3), range(last_id, -1, -1)))
+        tokens = torch.tensor([[first, first], [first, last]], device=device)
         self._first = 0
         try:
             with evaluating(self.model), torch.no_grad():
                 y, cache = self._begin(tokens)
-                self._check_causal(y, cache, weight.dtype)
+                self._check_causal(y, cache, dtype)
                 if _has_keys(cache) and "position_ids" in self._takes:
-                    y, cache = self._find_positions(tokens, y, cache, weight.dtype)
+                    y, cache = self._find_positions(tokens, y, cache, dtype)
                 self._template, self._like = FunctionalState(cache.seen, tuple(cache.new)), y[:0, :0]
-                self.rows_apart = self._reads_rows_apart(tokens, y, cache, weight.dtype)
+                self.rows_apart = self._reads_rows_apart(tokens, y, cache, dtype)
         except InputError:
             raise
         except (
@@ -170,7 +188,9 @@ class Functional(nn.Module):
                 f"({type(error).__name__}: {_first_line(error)})",
                 ("" if tried else f"run {install_command('hf')}, or ") + "use another model",
             ) from error
-        self._probed_as = weight.device, weight.dtype
+        attending = self._layout.attending(self._template.parts)
+        grows = any(isinstance(part, KeyValues) and not window for part, window in attending)
+        self.state_kind: StateKind = "growing" if grows else "constant"
 
     def _begin(self, tokens: Tensor, numbered: bool = True) -> tuple[Tensor, FunctionalCache]:
         """The outputs of new rows, and the cache after them, before the shapes of the state are known."""
@@ -226,9 +246,7 @@ class Functional(nn.Module):
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> FunctionalState:
         """The state of new rows: no keys and values, and zeros. device, dtype: by default the model's, per layer."""
-        weight = next(self.model.parameters())
-        if (weight.device, weight.dtype) != self._probed_as:
-            self._probe()
+        self._follow()
 
         def fresh(x: Tensor) -> Tensor:
             of = dtype if x.is_floating_point() else None
@@ -246,6 +264,7 @@ class Functional(nn.Module):
         if not self.rows_apart:
             state = self._align_rows(state, padding)
         if x.shape[1] == 0:
+            self._follow()
             return self._like.new_zeros(len(x), 0, self._like.shape[-1]), state
         cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], padding)
         try:
@@ -292,9 +311,10 @@ class Functional(nn.Module):
 
     def _explain_beyond(self, x: Tensor, cache: FunctionalCache, error: IndexError) -> InputError:
         """What to say of tokens, or of positions, that the model has no embeddings for."""
-        if not x.is_floating_point() and not 0 <= int(x.min()) <= int(x.max()) < self._ids:
+        ids = self._table()[0]
+        if not x.is_floating_point() and not 0 <= int(x.min()) <= int(x.max()) < ids:
             return InputError(
-                f"{self.config.architecture}: expected token ids from 0 to {self._ids - 1}, found {int(x.min())} to "
+                f"{self.config.architecture}: expected token ids from 0 to {ids - 1}, found {int(x.min())} to "
                 f"{int(x.max())}; use the tokenizer of this model"
             )
         return InputError(
@@ -303,7 +323,7 @@ class Functional(nn.Module):
         )
 
     def _check_input(self, x: Tensor) -> None:
-        width = self._width
+        width = self._table()[1]
         ids = isinstance(x, Tensor) and x.dim() == 2 and x.dtype in (torch.int64, torch.int32)
         embeddings = isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.shape[2] == width
         if not (ids or embeddings) or len(x) == 0:
@@ -323,27 +343,32 @@ class Functional(nn.Module):
         mask = mask.bool()
         return None if bool(mask.all()) else Padding(mask)
 
-    def _check_state(self, state: State, rows: int) -> FunctionalState:
+    def _check_state(self, state: Any, rows: int) -> FunctionalState:
+        if self._why_another(state):
+            self._follow()
+            if reason := self._why_another(state):
+                raise InputError(f"expected the state of {self.config.architecture}, {reason}; begin with state=None")
+        found: FunctionalState = state
+        if len(found.seen) != rows:
+            raise InputError(f"expected a state of {rows} rows, as x has, found {len(found.seen)}; use mnemos.select")
+        return found
+
+    def _why_another(self, state: State) -> str:
+        """Why a state is not one of this model; empty: it may be."""
         expected = self._template.parts
         if not isinstance(state, FunctionalState) or len(state.parts) != len(expected):
             found = f"one of {len(state.parts)} layers" if isinstance(state, FunctionalState) else type(state).__name__
-            raise InputError(
-                f"expected the state of {self.config.architecture} with {len(expected)} layers, found {found}; begin "
-                "with state=None, or read on with the model that returned it"
-            )
+            return f"with {len(expected)} layers, found {found}"
         for i, (part, like) in enumerate(zip(state.parts, expected, strict=True)):
             # Keys, values and what is valid of them have tokens as their second axis.
             first = 2 if isinstance(like, KeyValues) else 1
             shapes = [[(x.dim(), *x.shape[first:]) for x in leaves(one)] for one in (part, like)]
             if type(part) is not type(like) or shapes[0] != shapes[1]:
-                raise InputError(
-                    f"expected the state of {self.config.architecture}, found one of another model in layer {i}: "
-                    f"{type(part).__name__} of {', '.join(str(tuple(x.shape)) for x in leaves(part))}; begin with "
-                    "state=None"
+                return (
+                    f"found one of another model in layer {i}: {type(part).__name__} of "
+                    f"{', '.join(str(tuple(x.shape)) for x in leaves(part))}"
                 )
-        if len(state.seen) != rows:
-            raise InputError(f"expected a state of {rows} rows, as x has, found {len(state.seen)}; use mnemos.select")
-        return state
+        return ""
 
 
 def _first_line(error: Exception) -> str:
@@ -373,10 +398,14 @@ def _has_keys(cache: FunctionalCache) -> bool:
     return any(isinstance(part, KeyValues) for part in cache.new)
 
 
+def base_model(model: Any) -> Any:
+    """The model of Transformers inside an adapter of PEFT, or the model."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def check_model(model: nn.Module) -> tuple[Any, str]:
-    """The model of Transformers inside an adapter of PEFT, or the model; and what its forward calls its cache."""
-    adapted: Any = model
-    base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+    """The model of Transformers, and what its forward calls its cache."""
+    base = base_model(model)
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(
             f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos._compat import is_plain
 from mnemos.attention.recurrent import unit
+from mnemos.libraries import loaded_weights
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 
 from .functional_cache import FunctionalCache
@@ -36,15 +38,13 @@ def mamba(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t u_t, y_t = C_t h_t + D u_t, of channels u after a convolution. FalconMamba and
     Jamba normalise Δ, B and C. Cost O(T·C·N).
     """
-    given = cache.take()
+    given = cache.take(MambaState)
     inner, gate = layer.in_proj(x).chunk(2, -1)
-    activation = layer.activation if layer.activation == "silu" else None
-    u, window = convolve(inner, given and given.window, layer.conv1d, cache, activation)
-    u = u if activation else layer.act(u)
+    u, window = convolve(layer, inner, given and given.window, cache)
     sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
     rank, b, c = _normalise(layer, layer.x_proj(u).split(sizes, -1))
     wide = memory_dtype(x)
-    step, a = F.softplus(layer.dt_proj(rank).to(wide)), -layer.A_log.to(wide).exp()
+    step, a = F.softplus(_project_step(layer.dt_proj, rank).to(wide)), -layer.A_log.to(wide).exp()
     y, h = selective_scan(u.to(wide), step, a, b, c, layer.D, given and given.memory, valid_tokens(x, cache))
     cache.new.append(MambaState(window, h))
     return layer.out_proj((y * F.silu(gate.to(wide))).to(x.dtype))
@@ -56,19 +56,28 @@ def _normalise(layer: Any, parts: tuple[Tensor, ...]) -> list[Tensor]:
         return list(parts)
     norms = layer.dt_layernorm, layer.b_layernorm, layer.c_layernorm
     weighted = hasattr(norms[0], "variance_epsilon")
-    return [
-        rms(x, norm.variance_epsilon, norm.weight).to(x.dtype) if weighted else rms(x, norm.eps).to(x.dtype)
-        for x, norm in zip(parts, norms, strict=True)
-    ]
+    found = []
+    for x, norm in zip(parts, norms, strict=True):
+        if not is_theirs(norm):
+            found.append(norm(x))
+        else:
+            found.append((rms(x, norm.variance_epsilon, norm.weight) if weighted else rms(x, norm.eps)).to(x.dtype))
+    return found
+
+
+def _project_step(projection: Any, x: Tensor) -> Tensor:
+    """The logits of Δ. Transformers reads these weights, too: what is around the module has no part in it."""
+    with loaded_weights(projection):
+        weight, bias = projection.weight, projection.bias
+    quantised = not isinstance(weight, Tensor) or not weight.is_floating_point()
+    return projection(x) if quantised else F.linear(x, weight, bias)
 
 
 def mamba2(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """State space duality (Dao & Gu 2024): one decay per head and token. x [B, T, D] -> y [B, T, D]."""
-    given = cache.take()
+    given = cache.take(MambaState)
     gate, inner, step = layer.in_proj(x).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    activation = layer.activation if layer.activation == "silu" else None
-    inner, window = convolve(inner, given and given.window, layer.conv1d, cache, activation)
-    inner = inner if activation else layer.act(inner)
+    inner, window = convolve(layer, inner, given and given.window, cache)
     groups, n, wide = layer.n_groups, layer.ssm_state_size, memory_dtype(x)
     u, b, c = inner.to(wide).split([layer.intermediate_size, groups * n, groups * n], -1)
     u = u.unflatten(-1, (layer.num_heads, -1))
@@ -76,8 +85,12 @@ def mamba2(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     step = F.softplus(step.to(wide) + layer.dt_bias).clamp(*layer.time_step_limit)
     h, decay = given and given.memory.to(wide), -step * layer.A_log.to(wide).exp()
     y, h = decayed_attention(c, b, u * step[..., None], decay, h, valid_tokens(x, cache), scale=1.0)
-    y = torch.addcmul(y, u, layer.D[:, None].to(wide)).flatten(2) * F.silu(gate.to(wide))
-    y = rms(y.unflatten(-1, (-1, layer.norm.group_size)), layer.norm.variance_epsilon).flatten(2) * layer.norm.weight
+    y, norm = torch.addcmul(y, u, layer.D[:, None].to(wide)).flatten(2), layer.norm
+    if is_theirs(norm):
+        y = (y * F.silu(gate.to(wide))).unflatten(-1, (-1, norm.group_size))
+        y = rms(y, norm.variance_epsilon).flatten(2) * norm.weight
+    else:
+        y = norm(y, gate)
     cache.new.append(MambaState(window, h))
     return layer.out_proj(y.to(x.dtype))
 
@@ -96,9 +109,9 @@ class DeltaState(NamedTuple):
 
 def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     """Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024), x [B, T, D] -> y [B, T, D]; keys and queries of length 1."""
-    given = cache.take()
+    given = cache.take(DeltaState)
     inner, gate, strength, rate = _project_delta(layer, x)
-    inner, window = convolve(inner, given and given.window, layer.conv1d, cache, "silu")
+    inner, window = convolve(layer, inner, given and given.window, cache)
     wide = memory_dtype(x)
     q, k, v = inner.to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     q, k = (unit(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
@@ -108,7 +121,7 @@ def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     y, s = delta_rule(q, k, v, strength, decay, s, valid_tokens(x, cache))
     cache.new.append(DeltaState(window, s))
     norm, output = (layer.o_norm, layer.o_proj) if hasattr(layer, "o_norm") else (layer.norm, layer.out_proj)
-    y = rms(y, norm.variance_epsilon, norm.weight) * F.silu(gate.to(wide))
+    y = rms(y, norm.variance_epsilon, norm.weight) * F.silu(gate.to(wide)) if is_theirs(norm) else norm(y, gate)
     return output(y.flatten(2).to(x.dtype))
 
 
@@ -132,15 +145,31 @@ def memory_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def convolve(
-    x: Tensor, window: Tensor | None, conv: Any, cache: FunctionalCache, activation: str | None = None
-) -> tuple[Tensor, Tensor]:
-    """A depthwise causal convolution of x [B, T, C] and the last K − 1 inputs, which are the next window.
+def convolve(layer: Any, x: Tensor, window: Tensor | None, cache: FunctionalCache) -> tuple[Tensor, Tensor]:
+    """A layer's depthwise causal convolution of x [B, T, C] and the last K − 1 inputs, which are the next window.
 
-    conv: an nn.Conv1d of kernel K with C groups. window [B, K − 1, C]: zeros in new rows; None: a first call.
+    window [B, K − 1, C]: zeros in new rows; None: a first call. As in Transformers, nobody calls the convolution.
     """
     window = window if window is None else window.to(x.dtype)
-    return short_convolution(x, conv.weight[:, 0], conv.bias, window, valid_tokens(x, cache), activation=activation)
+    activation = "silu" if layer.activation == "silu" else None
+    with loaded_weights(layer.conv1d):
+        weight, bias = layer.conv1d.weight[:, 0], layer.conv1d.bias
+    y, window = short_convolution(x, weight, bias, window, valid_tokens(x, cache), activation=activation)
+    if activation is None:
+        from transformers.activations import ACT2FN
+
+        y = ACT2FN[layer.activation](y)
+    return y, window
+
+
+@functools.cache
+def _is_class_of_transformers(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.models.")
+
+
+def is_theirs(norm: nn.Module) -> bool:
+    """Whether a call of a layer's norm is what Transformers computes there, and nothing else."""
+    return is_plain(norm) and _is_class_of_transformers(type(norm))
 
 
 def valid_tokens(x: Tensor, cache: FunctionalCache) -> Tensor | None:
