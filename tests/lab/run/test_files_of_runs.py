@@ -158,7 +158,7 @@ def test_a_folder_that_could_not_be_opened_is_not_left_locked(tmp_path, monkeypa
             RunFolder.start(tmp_path / "run", SHORT.recipe(), "cpu")
     RunFolder.start(tmp_path / "run", SHORT.recipe(), "cpu").close()
     with monkeypatch.context() as disk:
-        disk.setattr(checkpoint, "sweep", full)
+        disk.setattr(folder, "remove_temporary", full)
         with pytest.raises(OSError, match="No space"):
             RunFolder.resume(tmp_path / "run", SHORT.recipe())
     RunFolder.resume(tmp_path / "run", SHORT.recipe()).close()
