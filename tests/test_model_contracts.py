@@ -215,7 +215,7 @@ def test_gradients_and_save(model, tmp_path):
     loaded = mnemos.load(tmp_path).double()
     assert loaded.config == model.config
     for (name, a), b in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=1e-6, msg=name)
 
 
 @over_models()

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import mnemos
 from mnemos import GRC
 from mnemos.config import ModelConfig, from_dict, to_dict
-from mnemos.models.budget import build_within
 from mnemos.models.lstm import LSTMConfig
+from mnemos.models.store import build_within
 from mnemos.models.transformer import HeadConfig, Transformer
 from mnemos.types import InputError
 
@@ -166,10 +166,9 @@ class Builds:
 
 
 EXCESS = {
-    "a tensor of 1,099,511,627,776 values": lambda: torch.nn.Linear(2**20, 2**20),
-    "more than 261 tensors": lambda: torch.nn.ModuleList(torch.nn.PReLU() for _ in range(1_000)),
-    "more than 66,000 values": lambda: torch.nn.ParameterList(torch.ones(1_000) for _ in range(100)),
-    "tables of more than 335,544,320 values": lambda: [torch.empty(2**26).numel() for _ in range(9)],
+    "1 tensors with 1,099,511,627,776 values": lambda: torch.nn.Linear(2**20, 2**20),
+    "205 tensors with 205 values": lambda: torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(1_000)),
+    "17 tensors with 71,303,168 values": lambda: torch.nn.ParameterList(torch.empty(2**22) for _ in range(100)),
 }
 
 

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from mnemos.atomic import read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
@@ -15,7 +17,6 @@ from mnemos.json_text import parse
 from mnemos.modes import plain_module
 from mnemos.types import InputError
 
-from .budget import build_within
 from .skeleton import skeleton
 
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
@@ -126,6 +127,55 @@ def load(folder: str | Path) -> Any:
     except (SafetensorError, RuntimeError, OSError) as error:
         raise _other_weights(weights, " ".join(str(error).split())[:200]) from None
     return model.eval()
+
+
+class _Budget(TorchFunctionMode):
+    """Refuses tensors before they are made: the configuration may come from a stranger and ask for terabytes."""
+
+    def __init__(self, tensors: int, values: int) -> None:
+        super().__init__()
+        self.own, self.made = (tensors, values), (0, 0)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in ("empty", "zeros", "ones", "rand", "randn", "arange"):
+            sizes = [n for one in (*args, given.get("size", ())) for n in (one if isinstance(one, Sequence) else [one])]
+            tensors, values = (
+                self.made[0] + 1,
+                self.made[1] + (max(sizes, default=0) if name == "arange" else math.prod(sizes)),
+            )
+            self.made = tensors, values
+            # What a model needs beyond its saved tensors: weights that are drawn and then tied, and tables.
+            if tensors > 4 * self.own[0] + 200 or values > max(2**26, 4 * self.own[1]):
+                raise InputError(
+                    f"expected a model of {self.own[0]:,} tensors with {self.own[1]:,} values, as its weights have, "
+                    f"found settings that need {tensors:,} tensors with {values:,} values, or more"
+                )
+        return func(*args, **given)
+
+
+def build_within(config: ModelConfig, tensors: int, values: int) -> nn.Module:
+    """The model of a configuration whose weights are `tensors` tensors with `values` values in total.
+
+    Raises InputError for one that makes clearly more tensors or values, and for one that cannot be built.
+    """
+    try:
+        with _Budget(tensors, values):
+            model: nn.Module = config.build()
+    except InputError:
+        raise
+    except Exception as error:  # sizes that no library expects end in its internal errors
+        problem = " ".join(str(error).split())[:200] or "no reason given"
+        raise InputError(
+            f"expected the settings of a model, found ones that cannot be built ({type(error).__name__}: {problem})"
+        ) from error
+    return model
 
 
 def _trained_by_fit(recipe: Path) -> bool:
