@@ -293,7 +293,7 @@ class Transformer(nn.Module):
         else:
             check_token_ids(x, self.config.vocab_size, mask)
         began = self.training and begin_forward(self._caches)
-        b = len(x)
+        b = x.shape[0]  # len() would fix the number of rows of an exported program
         if state is not None:
             _check_state(state, b, len(self.blocks))
         seen = None if state is None else state.seen

@@ -23,7 +23,7 @@ def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
     """The number of valid tokens [B] int64 after x [B, T, ..], of which `seen` were before it."""
     if mask is not None:
         return mask.sum(1) if seen is None else seen + mask.sum(1)
-    return torch.full((len(x),), x.shape[1], device=x.device) if seen is None else seen + x.shape[1]
+    return torch.full((x.shape[0],), x.shape[1], device=x.device) if seen is None else seen + x.shape[1]
 
 
 def valid_first(mask: Tensor) -> Tensor:
