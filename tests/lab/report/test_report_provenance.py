@@ -29,7 +29,7 @@ def rows(page, caption):
 @pytest.mark.parametrize(("slide", "said"), [(0, None), (8, None), (1, "1 segment later"), (3, "3 segments later")])
 def test_the_report_says_whether_updates_overlap(slide, said):
     sentence = rollout({"train": {"rollout": {"segments": 8, "slide": slide, "replay": True}}}, None)
-    assert sentence.startswith("an update reads 8 segments, one batch each; ")
+    assert sentence.startswith("an update reads 8 segments, one batch each, with memory replay; ")
     assert (said in sentence) if said else "next update" not in sentence
 
 

@@ -323,6 +323,8 @@ def read_write_attention(folder: Path) -> WriteAttention | None:
     tokens = len(shown.examples[0].weights) if shown.examples else 0
     alike = all(len(one.weights) == tokens for one in shown.examples)
     _check(alike and 0 < shown.first <= tokens, path, '"first" of as many "weights" in every example')
+    finite = all(np.isfinite([one.itself, *one.weights]).all() for one in shown.examples)
+    _check(finite, path, "weights that are finite")
     _check(shown.words is None or sum(n for _, n in shown.words) == tokens, path, f'"words" of {tokens} tokens')
     return found
 

@@ -108,9 +108,9 @@ def intervals(steps: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
 def seed_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     """What the runs of an arm are called, by label: by their seeds, or by label where a seed is there twice."""
     named: dict[str, str] = {}
-    seen: set[tuple[object, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for run in runs:
-        key = (run.recipe.get("name"), f"seed {run.seed}")
+        key = (str(run.recipe.get("name")), f"seed {run.seed}")
         named[run.label] = run.label if key in seen else key[1]
         seen.add(key)
     return named

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 
+from mnemos.lab.evaluate.records import number
 from mnemos.lab.run.files import Provenance, Result
 from mnemos.types import JSONObject
 
@@ -57,17 +58,17 @@ def _recipes(results: Results) -> str:
 def rollout(recipe: JSONObject, result: Result | None) -> str | None:
     """One sentence on how an update reads its segments; None if it has one segment."""
     about = flat(recipe.get("train")).get
-    segment, horizon = about("rollout.segment_length") or 0, about("rollout.horizon") or 0
-    steps = result.rollout_segments if result else about("rollout.segments") or 1
-    if steps == 1 and not segment:
+    names = ("segment_length", "horizon", "slide", "segments")
+    segment, horizon, slide, steps = (about(f"rollout.{name}") or 0 for name in names)
+    steps = result.rollout_segments if result else steps or 1
+    if (steps == 1 and not segment) or not all(isinstance(one, int) for one in (segment, horizon, slide, steps)):
         return None
     many = plural(steps, "segment") if steps > 1 else "segments"
     length = f" of {segment:,} tokens" if segment else ", one batch each"
+    how = ", with memory replay" if about("rollout.replay") and horizon != 1 else ""
     cut = f"the gradient after every {plural(horizon, 'segment')}" if horizon else "no gradient between them"
-    how = "" if horizon == 1 else f", {'with' if about('rollout.replay') else 'without'} memory replay"
-    slide = about("rollout.slide") or 0
     begins = f"the next update begins {plural(slide, 'segment')} later; " if 0 < slide < steps else ""
-    return f"an update reads {many}{length}; {begins}the trainer cuts {cut}{how}."
+    return f"an update reads {many}{length}{how}; {begins}the trainer cuts {cut}."
 
 
 def _cell(value: object, absent: object) -> str:
@@ -126,13 +127,18 @@ def _data(results: Results) -> str:
     parts = []
     for data in sets.values():
         rows = [
-            [f"<code>{escape(one.get('name'))}</code>", count(float(one.get("bytes", 0))), escape(one.get("sha256"))]
+            [f"<code>{escape(one.get('name'))}</code>", count(_bytes(one)), escape(one.get("sha256"))]
             for one in data["files"]
+            if isinstance(one, dict)
         ]
         listing = table("From run.json.", ["file", "bytes", "SHA-256"], rows, "files")
-        title = f"The data: {plural(len(rows), 'file')} of {count(float(data.get('bytes', 0)))} bytes"
+        title = f"The data: {plural(len(rows), 'file')} of {count(_bytes(data))} bytes"
         parts.append(f"<details><summary>{escape(title)}</summary>{listing}</details>")
     return "\n".join(parts)
+
+
+def _bytes(data: JSONObject) -> float:
+    return number(data.get("bytes"), "run.json", "bytes")
 
 
 def _processes(about: Provenance | None) -> list[JSONObject]:

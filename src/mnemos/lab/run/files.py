@@ -168,12 +168,15 @@ class Result(_File):
         if "loss" not in result.scores:
             raise damaged(path, f"no 'loss' in its {result.split!r}")
         along: Any = result.artifacts.get("along", {"values": []})
-        points = along.get("values") if isinstance(along, dict) else None
-        if not isinstance(points, list) or not all(
+        points, rows = (along.get("values"), along.get("rows") or []) if isinstance(along, dict) else (None, [])
+        pairs = isinstance(points, list) and all(
             isinstance(pair, list) and len(pair) == 2 and None not in pair and all(map(_is_number, pair))
             for pair in points
-        ):
+        )
+        if not pairs or not isinstance(rows, list) or not all(type(count) is int for count in rows):
             raise damaged(path, f"{along!r:.60} as its 'along'")
+        if not all(isinstance(one, dict) for one in result.metrics.values()):
+            raise damaged(path, f"{result.metrics!r:.60} as its 'metrics'")
         return result
 
     @property

@@ -120,7 +120,8 @@ def figure7(claim: Claim, options: Options) -> Finding:
     lines = len(_wrapped(found.shown.words))
     size = (10.0, 0.35 + len(writers) * (0.55 + 0.24 * lines))
     path = png(options.out / "figure7.png", size, partial(_texts, slots=writers, words=found.shown.words))
-    notes = [f"{run}: {explained(found)} Uniform attention is equal on every token of a segment.", _SAYS]
+    where = f"segment {found.shown.place + 1} of {found.shown.of} of the longest document"
+    notes = [f"{run}: {where}. Uniform attention is equal on every token of a segment.", _SAYS]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 

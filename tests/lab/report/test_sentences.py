@@ -1,0 +1,127 @@
+"""Sentences of recipes, runs and claims in a run in which they would be false: they change or are not there."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from synthetic_runs import write_comparison, write_run
+
+from mnemos import registry
+from mnemos.lab.compare.arguments import variants
+from mnemos.lab.compare.baselines import with_parameters
+from mnemos.lab.evaluate.recorded import SlotExample
+from mnemos.lab.papers import small_runs
+from mnemos.lab.papers.reproduce import Options
+from mnemos.lab.papers.small_runs import Trained, caution, train_and_compare
+from mnemos.lab.report import provenance, slot_attention, table
+from mnemos.lab.report.costs import cost_section
+from mnemos.lab.report.read import read, read_results, read_run, results_of
+from mnemos.lab.run.recipe_fields import with_fields
+
+LINEAR = "one matrix per head"
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        ([], LINEAR),
+        (["--train.seed", "3"], LINEAR),
+        (["--model.attention", "gated-delta"], "demo-linear with other model.attention"),
+        (["--train.steps", "5", "--model.num-heads=2"], "demo-linear with other train.steps, model.num_heads"),
+        (["--about", "mine", "--train.steps", "5"], "mine"),
+    ],
+)
+def test_a_recipe_whose_fields_are_set_is_not_what_the_registered_one_says(words, about):
+    found = with_fields(registry.load("recipe", "demo-linear")(), words, "mnemos train")
+    assert about in found.about
+    assert (LINEAR in found.about) == (about == LINEAR)
+
+
+def test_rows_that_vary_a_field_and_rows_of_equal_parameters_have_descriptions_of_their_own():
+    rows = variants(["demo-linear"], [], [("model.attention", "gated-delta,retention")])
+    assert not any(LINEAR in row.about for row in rows)
+    narrow = with_fields(
+        registry.load("recipe", "demo-linear")(), ["--model.vocab-size", "99", "--model.max-length", "99"], ""
+    )
+    assert with_parameters(narrow, 100_000, "other").about.endswith("the parameters of other")
+
+
+def test_the_small_recipes_of_claims_do_not_describe_others(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(small_runs, "compare", lambda recipes, *_, **__: seen.extend(recipes) or {})
+    recipe = registry.load("recipe", "digits-pixels")()
+    train_and_compare(Options(tmp_path), "x", [replace(recipe, name="softmax")])
+    assert [one.about for one in seen] == [""]
+
+
+def test_seeds_that_are_described_differently_are_one_row(tmp_path):
+    runs = [write_run(tmp_path / str(seed), "demo", seed) for seed in range(2)]
+    recipe = json.loads((runs[1] / "recipe.json").read_text())
+    (runs[1] / "recipe.json").write_text(json.dumps(recipe | {"about": "demo with other train.seed"}))
+    assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said", "not_said"),
+    [
+        ({"segments": 4, "replay": True}, "with memory replay; the trainer cuts no gradient", "one segment"),
+        ({"segments": 4, "replay": False, "horizon": 2}, "cuts the gradient after every 2 segments", "replay"),
+        ({"segments": 4, "replay": True, "horizon": 1}, "cuts the gradient after every 1 segment", "replay"),
+    ],
+)
+def test_how_an_update_reads_is_said_of_the_trainer_and_not_of_the_model(rollout, said, not_said):
+    """A model may detach its state, and without replay a horizon bounds what is in memory."""
+    found = provenance.rollout({"train": {"rollout": rollout}}, None)
+    assert said in found
+    assert not_said not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [((("Anna", 1), ("is", 1)), "Anna is"), ((("Anna", 4), (" ", 1), ("is", 2)), "Anna is")]
+)
+def test_words_do_not_run_together(words, shown):
+    one = SlotExample(0, "mixes", 0.5, 0.1, np.zeros(sum(n for _, n in words)))
+    assert f">{shown}<" in slot_attention._text(one, words)
+
+
+def test_only_controls_that_were_run_are_explained(tmp_path):
+    """A closed gate says nothing of what the cache holds."""
+    every = read_results(write_comparison(tmp_path / "c"))
+    closed = replace(every, controls=tuple(one for one in every.controls if one.control == "closed"))
+    assert "depends on what its cache holds" in table._controls(every)
+    assert "depends on" not in table._controls(closed)
+    bare = read([write_run(tmp_path / "plain", "demo")])
+    assert table._controls(bare) == "", "a model without a memory"
+
+
+def test_times_and_commands_say_nothing_of_other_machines(tmp_path):
+    """Runs of --jobs 2 do not take turns, and other threads give other numbers."""
+    found = read_results(write_comparison(tmp_path / "c", seeds=(0,)))
+    said = re.sub(r"\s+", " ", cost_section(found) + provenance.section(found))
+    assert not re.search("take turns|same numbers|to reproduce|the paper: about", said)
+
+
+def test_notes_of_claims_are_of_their_own_seeds(tmp_path):
+    said = {seeds: caution(Options(tmp_path, seeds=seeds)) for seeds in (1, 2, 9)}
+    assert said[1].startswith("One seed")
+    assert said[9] == "± is the standard deviation over 9 seeds."
+    assert not any(re.search("evidence|conclusion", text) for text in said.values())
+
+
+def test_a_model_that_diverged_has_no_place_in_an_order():
+    scores = {"a": [2.0], "b": [1.0], "c": [math.nan]}
+    found = Trained({}, scores).order({"a": (1.0,), "b": (2.0,), "c": (3.0,)}, 0)
+    assert found.startswith("From best to worst: b; a. 0 of 1 pairs")
+
+
+@pytest.mark.parametrize("paper", ["cached_transformers", "linear_transformers", "memformer"])
+def test_no_note_of_an_experiment_is_of_somebody_else_s_machine(paper, tmp_path):
+    module = __import__(f"mnemos.lab.papers.{paper}.experiment", fromlist=["experiment"])
+    notes = module.experiment(SimpleNamespace(values={}), Options(tmp_path, recipes_only=True)).notes
+    notes += [value for name, value in vars(module).items() if re.match("_[A-Z]", name) and isinstance(value, str)]
+    assert notes
+    assert not [note for note in notes if re.search("Xeon|minutes|took", note)]
