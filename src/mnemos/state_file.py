@@ -1,6 +1,5 @@
 """`save_state`: a state as one safetensors file with a fingerprint of its model, exact or with fewer bits."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,14 +88,15 @@ def weights_mark(model: nn.Module) -> tuple[object, ...]:
     A few numbers of each tensor; and of parameters where they lie and the writes that PyTorch counts, which are not
     those of optimisers with `fused=True`. A forward may write a buffer without changing it.
     """
-    few, counts = hashlib.sha256(), []
+    few: dict[object, list[Tensor]] = {}
+    counts = []
     for x in model.state_dict(keep_vars=True).values():
         if isinstance(x, nn.Parameter):
             counts.append((x.data_ptr(), None if x.is_inference() else write_count(x)))
-        if isinstance(x, Tensor) and x.numel() and not x.is_meta:
-            some = x.detach().flatten()[:: max(1, x.numel() // 16)]
-            few.update(some.cpu().contiguous().view(torch.uint8).numpy().data)
-    return few.hexdigest(), *counts
+        if isinstance(x, Tensor) and not x.is_meta:
+            own: Any = x.to_local() if hasattr(x, "to_local") else x  # of a shard, this process's part
+            few.setdefault((x.device, x.dtype), []).append(own.detach().flatten()[:: max(1, own.numel() // 16)])
+    return *(torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in few.values()), *counts
 
 
 def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str | torch.dtype | None, kind: str) -> None:
