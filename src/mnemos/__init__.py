@@ -160,20 +160,6 @@ _ROOMS = {
     *("attention", "generate", "hosts", "hugging_face", "lab", "libraries", "memory", "models", "native", "ops"),
     *("programs", "registry", "testing", "trainers", "types"),
 }
-# What earlier versions called a room.
-_MOVED = {
-    "adapt": "hosts",
-    "benchmarks": "lab.bench",
-    "cli": "lab.cli",
-    "data": "lab.tasks",
-    "evaluate": "lab.evaluate",
-    "figures": "lab.report",
-    "measure": "lab.measure",
-    "papers": "lab.papers",
-    "recipes": "lab.recipes",
-    "train": "lab.run",
-}
-
 LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
 
 
@@ -200,9 +186,8 @@ def _import_name(name: str) -> Any:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS:
         return importlib.import_module(f"mnemos.{name}")
-    moved = f"; it is mnemos.{_MOVED[name]} now" if name in _MOVED else ""
-    message = f"module 'mnemos' has no attribute {name!r}{moved}"
-    raise AttributeError(message, name=name, obj=sys.modules[__name__])  # the traceback ends with a name that is alike
+    # The traceback ends with a name that is alike.
+    raise AttributeError(f"module 'mnemos' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any

@@ -79,21 +79,6 @@ def test_adapters_wrap_the_host_alone(preset, targets):
     close(run(model.eval(), inputs), expected)
 
 
-def test_a_checkpoint_with_the_names_of_before():
-    """The maps of a branch were called as those of BERT."""
-    model, other = cached("hf_bert"), cached("hf_bert")
-    names = {"query": "to_query", "key": "to_key", "value": "to_value"}
-    before = {}
-    for name, value in model.state_dict().items():
-        for old, new in names.items():
-            name = name.replace(f".grc.{new}.", f".grc.{old}.")
-        before[name] = value + 1
-    other.load_state_dict(before, strict=True)
-    for name, value in other.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name] + 1), name
-    assert mnemos.hosts.branch.present_names(before).keys() == model.state_dict().keys()
-
-
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_dynamic_quantisation_leaves_the_branches(preset):
     model, inputs = cached("hf_bert", preset, torch.float32), example("hf_bert", dtype=torch.float32)

@@ -1,9 +1,8 @@
 """The cached branch in a model that `cache` was called on: the child `grc` of a host's attention."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +61,6 @@ class HostBranch(GatedBranch):
             nn.init.zeros_(self.convolution.weight)
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
-        self.register_load_state_dict_pre_hook(_rename)
         self.register_load_state_dict_pre_hook(_keep_own)
         self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
         # Called with the branch, y and lift(o_mem), or with the heads and o_mem.
@@ -246,20 +244,6 @@ class HostBranch(GatedBranch):
     def extra_repr(self) -> str:
         """Host, mixing, slots, width and preset."""
         return f"host={self.host.name!r}, mix={self.grc.mix!r}, {super().extra_repr()}"
-
-
-V = TypeVar("V")
-
-
-def present_names(saved: Mapping[str, V]) -> dict[str, V]:
-    """Saved values by the present names of a branch's parameters: `to_query`, `to_key` and `to_value` had no `to_`."""
-    return {re.sub(r"((?:^|\.)grc\.)(query|key|value)(?=\.)", r"\1to_\2", name): value for name, value in saved.items()}
-
-
-def _rename(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    for role in GatedBranch.maps:
-        for name in [name for name in state_dict if name.startswith(f"{prefix}{role}.")]:
-            state_dict[f"{prefix}to_{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 def _keep_own(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What attentions keep of earlier tokens, appended in a buffer: keys and values, hashed keys, or a layer's inputs."""
+"""What attentions keep of earlier tokens, appended in a buffer: keys and values, or a layer's inputs."""
 
 import torch
 from torch import Tensor

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from mnemos.hosts.branch import present_names
 from mnemos.hosts.groups import decays, is_gate
 from mnemos.types import InputError, JSONObject
 
@@ -125,7 +124,7 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObj
 
 def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, JSONObject]) -> None:
     """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
-    parameters, saved = dict(model.named_parameters()), present_names(saved)
+    parameters = dict(model.named_parameters())
     if foreign := sorted(set(saved) - set(parameters)):
         raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
     numbers = {id(p): i for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}

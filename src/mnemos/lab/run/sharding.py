@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.hosts.branch import present_names
 from mnemos.types import InputError
 
 
@@ -32,7 +31,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
     """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
-    own, saved = model.state_dict(), present_names(saved)
+    own = model.state_dict()
     check_model_state(own, saved)
     with torch.no_grad():
         model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
@@ -42,7 +41,6 @@ def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     """Raise InputError with the first tensor of a model, by name and shape, that is not among the saved ones, or not
     the model's. Only shapes are read: `own` may be on the meta device.
     """
-    saved = present_names(saved)
     for name in [*own, *saved]:
         if name not in saved or name not in own:
             where = "have no" if name not in saved else "have a"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mnemos.atomic import read_bytes, write_bytes, write_json
 from mnemos.config import to_dict
-from mnemos.hosts.branch import present_names
 from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
 from mnemos.lab.tasks.preprocessing import Preprocessing
@@ -109,7 +108,7 @@ class Start:
         """
         if not folder.is_dir():
             raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
-        return cls._fitting(str(folder), present_names(final_weights(folder)), model)
+        return cls._fitting(str(folder), final_weights(folder), model)
 
     @classmethod
     def _fitting(cls, source: str, saved: dict[str, Tensor], model: nn.Module) -> "Start":
