@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import mnemos
+from mnemos._compat import pytree
+from mnemos.hosts.row_blocks import BlockState
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
@@ -154,6 +156,28 @@ def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
     assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
     (place, *_) = found.places or [None]
     assert (place is not None) == bool((found.emptied["caches"] - found.surprise)[1:].max() > 0)
+
+
+@torch.no_grad()
+def test_the_cache_of_a_decoder_of_transformers_is_emptied_alone():
+    library = mnemos.libraries.transformers()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 99}
+    model = library.GPT2LMHeadModel(library.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    mnemos.cache(model, GRC(length=3, block=5, scope="stream", gate_init=2.0))
+    step, state = mnemos.functional(model), None
+
+    def without(node):
+        return node._replace(cache=0 * node.cache) if isinstance(node, BlockState) else node
+
+    found = record(step, Document.of_text(TOKENS[0].tolist()), length=10)
+    for first in range(0, 20, 10):
+        x = TOKENS[:, first : first + 10]
+        emptied = pytree.tree_map(without, state, is_leaf=lambda node: isinstance(node, BlockState))
+        values = torch.tensor(found.emptied["caches"][first + 1 : first + 11]).float()
+        torch.testing.assert_close(values, scored(step(x, emptied)[0], first, 10), rtol=1e-4, atol=1e-4)
+        _, state = step(x, state)
+    assert np.abs(found.emptied["caches"] - found.surprise)[11:].max() > 1e-3
 
 
 @pytest.mark.parametrize("position", ["rotary", "sinusoidal"])

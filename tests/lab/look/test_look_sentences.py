@@ -85,6 +85,7 @@ CASES = {
     "no boundary": (recorded(places=[Place(5, 1, 0.9, 1, 0.9)]), ["so nothing was emptied"], ["lost", "given"]),
     "one layer": (text(), ["Shown: layer 1, cache."], ["layers"]),
     "all layers": (text(memories=[OTHER, OTHER], layers={"window": 2}), ["Shown: window of 2 layers."], ["2 of 2"]),
+    "no reader": (text(memories=[], emptied={}), ["Shown: the text alone"], ["layer", "Nats"]),
     "some layers": (text(memories=[OTHER, OTHER], layers={"window": 9}), ["window of 2 of 9 layers"], []),
 }
 

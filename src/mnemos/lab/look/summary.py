@@ -44,7 +44,7 @@ def _shown(one: Recording) -> list[str]:
         held = one.layers.get(kind, len(alike))
         layers = f"{len(alike)} of {held}" if len(alike) < held else held
         found.append(alike[0].name if held == 1 else f"{alike[0].name.rsplit(', ', 1)[-1]} of {layers} layers")
-    return [f"Shown: {'; '.join(found)}."] if found else []
+    return [f"Shown: {'; '.join(found) or 'the text alone, as its memory has no reader here'}."]
 
 
 def _measured(one: Recording) -> list[str]:
