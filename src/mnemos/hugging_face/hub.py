@@ -85,13 +85,7 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
 
 def _read(auto: str, source: str, **named: Any) -> nn.Module:
     with _from_hub(source, remedy=_ALLOW):
-        named |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # both are refused below
-        model, read = getattr(transformers(), auto).from_pretrained(_place(source), **named)
-    for name, stored, wanted in sorted(read["mismatched_keys"]):
-        raise InputError(
-            f"{source}: expected {name} of shape {tuple(wanted)}, as config.json says, found {tuple(stored)} in the "
-            "weights; fetch the files again"
-        )
+        model, read = getattr(transformers(), auto).from_pretrained(_place(source), output_loading_info=True, **named)
     lacking = sorted(read["missing_keys"]) if auto == _DECODER else []  # of another class, heads may be new
     if lacking:  # Transformers would draw them at random
         raise InputError(
@@ -225,6 +219,7 @@ def _from_hub(
             ) from None
         unsafe = isinstance(error, pickle.UnpicklingError)  # its message says how to run the pickle nevertheless
         found = "a pickle that is damaged, or holds more than tensors" if unsafe else _line(error)
+        found = "weights of other shapes than config.json says" if "ignore_mismatched_sizes" in found else found
         fix = "fetch the files again" if Path(source).is_dir() else "check the name and the network"
         raise InputError(f"{source}: expected {what}, found none that can be read ({found}); {fix}") from None
     finally:

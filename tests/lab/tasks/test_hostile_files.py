@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from limited import limited
 from spoken_standins import wav, write_recordings
 
@@ -16,17 +17,23 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import write_photos
 
+import mnemos
+from mnemos import registry, tree_file
 from mnemos.atomic import special
 from mnemos.errors import SkippedFile
 from mnemos.lab.cli import listing, main
+from mnemos.lab.evaluate import records
+from mnemos.lab.run.files import read_object
+from mnemos.lab.run.recipe_files import find_recipe
 from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.cifar import OFFICIAL, read_cifar
-from mnemos.lab.tasks.files import Unpacked, most_unpacked, read_bytes
+from mnemos.lab.tasks.files import Unpacked, archive_members, most_unpacked, read_bytes
 from mnemos.lab.tasks.folders import scan
 from mnemos.lab.tasks.listops import read_tsv
-from mnemos.lab.tasks.pictures import check_image_files
+from mnemos.lab.tasks.pictures import check_image_files, read_image
 from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.translation.parallel_text import read_lines
 from mnemos.types import InputError
 
 WORDS = b"one two three four five " * 300
@@ -77,12 +84,30 @@ def test_what_is_no_file_is_skipped_with_a_warning(tmp_path, make, ending, below
     }
 
 
-def test_a_pipe_that_is_named_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    assert special(tmp_path / "pipe") == "a named pipe"
-    for read in (lambda path: TextConfig(str(path)).build(), read_tsv):
-        with pytest.raises(InputError, match=r"pipe: expected .*, found a named pipe"):
-            read(tmp_path / "pipe")
+READERS = {
+    "texts": lambda path: TextConfig(str(path)).build(),
+    "bytes": read_bytes,
+    "ListOps": read_tsv,
+    "a picture": read_image,
+    "pictures": lambda path: check_image_files([str(path)]),
+    "an archive": lambda path: list(archive_members(path, bool)),
+    "lines": lambda path: list(read_lines(path)),
+    "a checkpoint": tree_file.read,
+    "JSON of a run": read_object,
+    "JSON of a record": lambda path: records.read_object(path, "write it again"),
+    "a recipe": lambda path: find_recipe(str(path)),
+    "a plug-in": registry.load_file,
+    "a state": lambda path: mnemos.load_state(path, like=torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_that_is_named_is_refused(reader, tmp_path):
+    path = tmp_path / f"pipe{'.py' * (reader == 'a plug-in')}{'.json' * (reader == 'a recipe')}"
+    os.mkfifo(path)
+    assert special(path) == "a named pipe"
+    with pytest.raises(InputError, match=path.name):
+        READERS[reader](path)
 
 
 def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):

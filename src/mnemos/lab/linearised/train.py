@@ -453,7 +453,7 @@ def train_folder(
     tokenizer = read_tokenizer(model, trust_remote_code)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
-    decoder = read_decoder(model, trust_remote_code, dtype=torch.float32)
+    decoder: Any = read_decoder(model, trust_remote_code, dtype=torch.float32)
     _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
     about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)

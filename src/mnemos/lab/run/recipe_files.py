@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.atomic import read_text
+from mnemos.atomic import check_file, read_text
 from mnemos.config import from_dict
 from mnemos.errors import say
 from mnemos.json_text import parse
@@ -126,6 +126,7 @@ def recipe_of_model(folder: Path) -> Recipe:
 
 def _read(path: Path) -> Recipe:
     """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
+    check_file(path)
     try:
         saved = parse(read_text(path))
         if not isinstance(saved, dict):

@@ -41,21 +41,21 @@ def ahead(
         return
     from torch.utils.data import DataLoader
 
-    results = None
+    loader, results = loader or Loader(), None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
-            loader: Any = DataLoader(
+            reader: Any = DataLoader(
                 _CallsAsDataset(make),  # type: ignore[arg-type]
                 batch_size=None,
                 sampler=keys,
                 num_workers=workers,
                 collate_fn=_unchanged,
-                worker_init_fn=_Begin(loader or Loader()),
+                worker_init_fn=_Begin(loader),
                 generator=torch.Generator(),  # the default would draw from the training's generator
-                **(loader or Loader()).options,
+                **loader.options,
             )
-            results = iter(loader)
+            results = iter(reader)
         for result in results:
             if isinstance(result, InputError):
                 raise result

@@ -337,26 +337,17 @@ Source = RowSource | BatchSource
 def source(data: object) -> Source:
     """The batches of a map-style data set (also inside a DataLoader), or of an iterable. Reads none of them."""
     if isinstance(data, DataLoader):
+        rows: Any = data.dataset
         sampler = data.sampler
-        # A subclass may iterate otherwise.
-        ordered = (
-            type(data) is DataLoader
-            and type(data.batch_sampler) is BatchSampler
-            and (
-                type(sampler) is SequentialSampler
-                or (
-                    type(sampler) is RandomSampler
-                    and not sampler.replacement
-                    and sampler.num_samples == len(data.dataset)
-                )  # type: ignore[arg-type]
-            )
-        )
-        if ordered and not isinstance(data.dataset, IterableDataset):
-            shuffle = type(sampler) is RandomSampler
+        shuffle = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)
+        ordered = shuffle or type(sampler) is SequentialSampler
+        ordered = ordered and type(data.batch_sampler) is BatchSampler
+        # A subclass of DataLoader may iterate otherwise.
+        if ordered and type(data) is DataLoader and not isinstance(rows, IterableDataset):
             names = ("multiprocessing_context", "timeout", "prefetch_factor")
             options = {name: getattr(data, name) for name in names}
-            loader = Loader(data.dataset, data.worker_init_fn, options) if data.num_workers else None
-            return RowSource(data.dataset, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, loader)
+            loader = Loader(rows, data.worker_init_fn, options) if data.num_workers else None
+            return RowSource(rows, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, loader)
         return BatchSource(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return RowSource(data, default_collate, shuffle=True, workers=0)
