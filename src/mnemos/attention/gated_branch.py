@@ -1,7 +1,7 @@
 """The cached branch of GRC attention (Cached Transformers, eq. 3): queries from X attend to a gated cache."""
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -239,6 +239,6 @@ def _check_grid(branch: GatedBranch) -> None:
         )
 
 
-def is_plain_linear(module: nn.Module | None) -> bool:
+def is_plain_linear(module: Any) -> bool:
     """Whether calling the module is a product with its weight and a sum with its bias, and nothing else."""
     return type(module) in (nn.Linear, Projection) and module.bias is not None and is_plain(module)

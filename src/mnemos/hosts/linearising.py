@@ -121,11 +121,11 @@ def linearise(
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
-    weights keep their names. `generate`, beams, left padding, `past_key_values=DynamicCache()`, `mnemos.functional`,
-    and gradients through a carried cache work. Padding takes no place in the state. Dropout of attention weights is
-    applied within the window alone. Drafts of `generate` (prompt_lookup_num_tokens, an assistant) are taken back from
-    the state; a linearised assistant is refused beyond the window. Further calls may linearise other attentions
-    with other settings.
+    weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
+    padding, `past_key_values=DynamicCache()`, `mnemos.functional`, and gradients through a carried cache work. Padding
+    takes no place in the state. Dropout of attention weights is applied within the window alone. Drafts of `generate`
+    (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised assistant is refused beyond the
+    window. Further calls may linearise other attentions with other settings.
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d +
     Hk·2d·(d + 1) numbers, and Hk·w·d of keys before rotary positions. Raises InputError, and leaves the model

@@ -96,9 +96,9 @@ def _whole_gate(layer: Any, x: Tensor) -> Inputs:
 
 def _with_gate(layer: Any, x: Tensor, gate: Tensor) -> Inputs:
     heads, width, n = layer.num_heads, layer.head_dim, layer.qkv_dim
-    q, k, v, b = [_call(projection, x) for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj)]
-    kept = q, k, v, gate, b
-    q, k, v, z, b = [_rows(part, heads) for part in kept]
+    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj
+    kept = *[_call(projection, x) for projection in projections], gate
+    q, k, v, b, z = [_rows(part, heads) for part in kept]
     decay = _call(layer.forget_gate, x)
     return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), (*kept, decay), decay)
 

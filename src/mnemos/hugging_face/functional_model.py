@@ -92,6 +92,9 @@ class Functional(nn.Module):
     constant. A sequence may be cut at any token;
     gradient flows through the state. `mnemos.select`, `reset`, `join`, `replay`, `Stream` and `beam_search` serve it.
 
+    The model may be changed afterwards (`mnemos.cache`, `linearise`, `fast`, adapters, more tokens); earlier states of
+    another form are refused then.
+
     rows_apart: whether rows may have padding and may have read different numbers of tokens. False for models whose
     positions cannot be set per row (Bart, Marian, Whisper, RoFormer, ...): a mask with padding, and a state with such
     rows, raise InputError.

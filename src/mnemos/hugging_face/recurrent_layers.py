@@ -162,14 +162,9 @@ def convolve(layer: Any, x: Tensor, window: Tensor | None, cache: FunctionalCach
     return y, window
 
 
-@functools.cache
-def _is_class_of_transformers(kind: type) -> bool:
-    return kind.__module__.startswith("transformers.models.")
-
-
-def is_theirs(norm: nn.Module) -> bool:
+def is_theirs(norm: Any) -> bool:
     """Whether a call of a layer's norm is what Transformers computes there, and nothing else."""
-    return is_plain(norm) and _is_class_of_transformers(type(norm))
+    return is_plain(norm) and type(norm).__module__.startswith("transformers.models.")
 
 
 def valid_tokens(x: Tensor, cache: FunctionalCache) -> Tensor | None:
