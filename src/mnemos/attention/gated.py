@@ -187,6 +187,11 @@ class GatedCacheAttention(GatedBranch):
         return is_padding_free(self.inner)
 
     @property
+    def eval_as_trained(self) -> bool:
+        """Whether eval mode reads the cache that training reads; frozen, it reads the stored one."""
+        return self.grc.constant or self.grc.inference != "frozen"
+
+    @property
     def block(self) -> int:
         """Causal: the number of tokens between two updates."""
         return self.grc.block or self.cache.shape[0]

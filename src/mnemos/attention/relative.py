@@ -67,7 +67,7 @@ class RelativeHeads(MultiHeadAttention[S]):
         """
         t, n = x.shape[1], context.shape[1]
         # Multiplications: N·2D² for all keys and values, or T·N·2D more per head.
-        few = t * n * (self.num_heads - 1) < (n - t) * self.dim
+        few = t > 0 and t * n * (self.num_heads - 1) < (n - t) * self.dim
         return (self.read_few if few else self.read_many)(x, context, mask)
 
     def read_many(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
@@ -93,17 +93,18 @@ class RelativeHeads(MultiHeadAttention[S]):
         weighted sum of the inputs is projected to values.
         """
         b, t, _ = x.shape
-        n, h, d = context.shape[1], self.num_heads, self.dim // self.num_heads
-        key, value = own_weight(self.key_value).view(2, h, d, -1)
+        n, h, c = context.shape[1], self.num_heads, self.dim
+        d = c // h
+        key, value = own_weight(self.key_value).view(2, h, d, c)
         q = self.query(x).view(b * t, h, d).transpose(0, 1)
-        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, -1)
-        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, -1))
+        content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, c)
+        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, c))
         r = self.distances(n, 0, x).to(place.dtype)
-        scores = distance_scores(place.view(1, h * b, t, -1), r[None], n).view(h, b, t, n)
+        scores = distance_scores(place.view(1, h * b, t, c), r[None], n).view(h, b, t, n)
         scores = hide(scores, seen_keys(t, n, True, mask, self.window, x.device))
-        content, scores = (y.transpose(0, 1).reshape(b, h * t, -1) for y in (content, scores))
+        content, scores = (y.transpose(0, 1).reshape(b, h * t, y.shape[3]) for y in (content, scores))
         read = weigh(content, context, context, scores, self.dropout if self.training else 0.0)
-        read = read.view(b, h, t, -1).transpose(0, 1).reshape(h, b * t, -1)
+        read = read.view(b, h, t, c).transpose(0, 1).reshape(h, b * t, c)
         return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
 
     def distances(self, n: int, last: int, x: Tensor) -> Tensor:
@@ -221,5 +222,7 @@ class RelativeAttention(RelativeHeads[Segments]):
                 seen = context.valid
             heads = self.read(x, context.x, seen)
             kept = context.last(self.config.memory)
+            if state is None or not state.x.shape[1]:  # a view of what the caller owns and may change
+                kept = Segments(kept.x.clone(), kept.valid.clone())
             kept = kept.detach() if self.config.detached else kept
         return heads if order is None else take(heads, order.argsort(1)), kept

@@ -65,7 +65,7 @@ class KeyValues:
     def append(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> "KeyValues":
         """The state after T more tokens: k, v [B, T, H, D/H], mask [B, T] bool, True = valid."""
         seen = count_seen(k, self.seen, mask)
-        valid = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
+        valid = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask.clone()  # the caller's to change
         if self.k.shape[1] == 0:
             return KeyValues(k, v, valid, seen)
         (k, v, valid), buffer, end = append((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)

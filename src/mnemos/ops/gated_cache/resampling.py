@@ -35,7 +35,7 @@ def resample(
             return tokens
         if method == "nearest":
             return tokens.index_select(1, places(t, length, tokens.device))
-        count = torch.full((b, 1), t, device=tokens.device)
+        count = torch.full((1, 1), t, device=tokens.device)
         where = None
     else:
         count = mask.sum(1, keepdim=True)
@@ -65,8 +65,8 @@ def places(tokens: int, length: int, device: torch.device | None = None) -> Tens
 
 
 def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
-    """tokens[b, where[b, index[b, i]]]."""
-    if where is None:  # without a mask all rows have the same index
+    """tokens[b, where[b, index[b, i]]]; without `where` all rows have the same index [1, length]."""
+    if where is None:
         return tokens.index_select(1, index[0])
     return tokens.gather(1, where.gather(1, index)[..., None].expand(-1, -1, tokens.shape[2]))
 

@@ -211,7 +211,9 @@ def write(
     resampled = method != "nearest" or tokens == 0
     if resampled:
         source = resample(source.to(cache.dtype), slots, mask, method, grid)
-        if mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
+        if tokens == 0:  # nothing is written
+            mask = torch.zeros(source.shape[:2], dtype=torch.bool, device=source.device)
+        elif mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
             mask = mask.any(1, keepdim=True).expand(-1, slots)
     composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_compose, resampled, mean, observe)
     given = (source, cache, mask, *weights)

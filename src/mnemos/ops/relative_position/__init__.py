@@ -41,7 +41,7 @@ def relative_attention(
     """
     _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
     if mask is not None:
-        q, k, v = zero_invalid(q, mask[:, -q.shape[1] :]), zero_invalid(k, mask), zero_invalid(v, mask)
+        q, k, v = zero_invalid(q, mask[:, k.shape[1] - q.shape[1] :]), zero_invalid(k, mask), zero_invalid(v, mask)
     content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
     k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
     # With dropout always this path, so that activation checkpointing draws the same numbers twice.
@@ -66,7 +66,7 @@ def relative_weights(
     """The weights of `relative_attention` before dropout, [H, B, T, N]; each query's weights sum to 1."""
     _check(q, k, k, r, content_bias, position_bias, causal, mask, window)
     if mask is not None:
-        q, k = zero_invalid(q, mask[:, -q.shape[1] :]), zero_invalid(k, mask)
+        q, k = zero_invalid(q, mask[:, k.shape[1] - q.shape[1] :]), zero_invalid(k, mask)
     content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
     return torch.softmax(torch.matmul(content, k.permute(2, 0, 3, 1)) + scores, -1)
 
