@@ -16,7 +16,8 @@ from pairwise import pairwise
 from mnemos import GRC, registry
 from mnemos.attention import BlockSparseConfig, CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
 from mnemos.attention.recurrent import RecurrentAttention
-from mnemos.testing.laws import LAWS, Probe
+from mnemos.testing.laws import LAWS
+from mnemos.testing.probe import Probe
 from mnemos.types import HeadAttention, leaves
 
 DIM, HEADS, ROWS, TOKENS, BANDS, VOCABULARY = 12, 2, 3, 11, 7, 13

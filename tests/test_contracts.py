@@ -69,10 +69,35 @@ def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
     holds("causal", layer)
 
 
-@over_layers(apart=True)
+@over_layers(modes=(False,), apart=True)
 def test_calls_repeat_and_float64_is_kept(layer):
     holds("repeats", layer)
     holds("float64", layer)
+
+
+@over_layers(modes=(False,), apart=True)
+def test_other_modes_and_precisions_give_the_same(layer):
+    holds("modes", layer)
+
+
+@over_layers()
+def test_calls_of_any_length_and_rows_of_any_number(layer):
+    holds("lengths", layer)
+
+
+@over_layers()
+def test_numbers_and_gradients_are_finite(layer):
+    holds("finite", layer)
+
+
+@over_layers()
+def test_tensors_may_lie_in_memory_in_any_way(layer):
+    holds("layout", layer)
+
+
+@over_layers(apart=True)
+def test_weights_that_have_changed_are_read(layer):
+    holds("weights", layer)
 
 
 @over_layers(modes=(True, False))
@@ -85,8 +110,8 @@ def test_rows_are_independent_or_declared_not_to_be(layer):
     holds("rows", layer)
 
 
-@over_layers(stateful, modes=(False,))
-def test_a_given_state_is_never_changed_and_can_be_forked(layer):
+@over_layers(modes=(False,))
+def test_what_is_passed_in_is_never_changed_and_can_be_forked(layer):
     holds("untouched", layer)
 
 
@@ -122,9 +147,14 @@ def test_a_state_without_gradient_is_detached(layer):
     assert inner.state_gradient or not any(leaf.requires_grad for leaf in leaves(state))
 
 
-@over_layers(modes=(False,))
-def test_a_mask_hides_padding(layer):
+@over_layers(modes=(False,), apart=True)
+def test_a_row_with_padding_is_the_row_without_it(layer):
     holds("padding", layer)
+
+
+@over_layers(modes=(False,), apart=True)
+def test_what_padding_holds_changes_nothing(layer):
+    holds("hidden", layer)
 
 
 @over_layers()

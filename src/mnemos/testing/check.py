@@ -1,5 +1,6 @@
 """`check_memory(layer)`: which laws of a memory a layer of anyone keeps, and a counterexample where it does not."""
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Iterable
@@ -13,7 +14,8 @@ from mnemos.errors import InputError
 from mnemos.modes import plain_module
 from mnemos.types import leaves
 
-from .laws import AFTER, LAWS, Law, Probe, numbers, resuming_step
+from .laws import AFTER, LAWS, numbers, resuming_step
+from .probe import Law, Probe
 
 
 @dataclass(frozen=True)
@@ -94,21 +96,27 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
 
     What the layer declares as an attribute is respected, and checked: splits ("anywhere", "segments" or "never"),
     state_kind ("none", "constant" or "growing"), causal, rows_independent, state_gradient, future_free, padding_free
-    (`mnemos.types`). What it does not declare is assumed to hold, and `report.assumed` says so.
+    (`mnemos.types`), eval_as_trained. What it does not declare is assumed to hold, and `report.assumed` says so.
 
     A copy of the layer is run, with its weights and in its mode: call layer.eval() first if it has dropout. Numbers are
     compared in float64 where the whole layer computes in it, to 1e-9, and else in float32, to 1e-4.
 
     width: by default layer.dim. laws: the name or names of those that are checked, by default all
     (`mnemos.testing.LAWS`).
-    Cost: some hundred forwards of 1 to 80 tokens and 3 rows, and a compilation; a few seconds.
+    Cost: about a thousand calls of up to 131 tokens and 17 rows, one of 1,000, and a compilation; a few seconds.
     Raises InputError if the width is unknown, or the layer cannot be called in this way.
     """
     named = [laws] if isinstance(laws, str) else LAWS if laws is None else laws
     chosen = [_law(name) for name in named]
-    probe = _probe(layer, width)
-    with warnings.catch_warnings():
+    if isinstance(layer, nn.Module):
+        layer = plain_module(layer, "check_memory")
+    if unlike := _copying(layer):
+        why = "the layer cannot be copied, and a copy is what is checked"
+        unchecked = [Result(law.name, law.about, None, why) for law in chosen if law.name != "saving"]
+        return Report((*unchecked, Result("saving", LAWS["saving"].about, False, unlike)), type(layer).__name__, ())
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of layers of others, in every call
+        probe = _probe(layer, width)
         exact = examine(LAWS["float64"], probe)
         if not exact.holds:
             own = next((x.dtype for x in layer.parameters() if x.is_floating_point()), torch.float32)
@@ -124,16 +132,33 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
                 results[law.name] = Result(law.name, law.about, None, f"says nothing more, because {failed[0]} fails")
             else:
                 results[law.name] = exact if law.name == "float64" else examine(law, probe)
+        size = ""
+        with torch.no_grad(), contextlib.suppress(Exception):  # a layer that raises has its law
+            first, last = (numbers(probe.copy()(probe.tokens(t, rows=1))[1]) for t in (1, 80))
+            size = f"; state: {first:,} numbers a row" + (f" after 1 token, {last:,} after 80" if last != first else "")
+            size = size if last else ""
     mode = "training" if layer.training else "eval"
     dtype = str(probe.dtype).removeprefix("torch.")
     rounded = f"differences above {probe.tolerance:.0e} count"
-    size = ""
-    if probe.state_kind != "none":
-        with torch.no_grad():
-            first, last = (numbers(probe(probe.tokens(t, rows=1))[1]) for t in (1, 80))
-        size = f"; state: {first:,} numbers a row" + (f" after 1 token, {last:,} after 80" if last != first else "")
     checked = f"{type(layer).__name__} of width {probe.width} in {mode} mode, {dtype}, {rounded}{size}"
     return Report(tuple(results.values()), checked, probe.assumed)
+
+
+def _copying(layer: Any) -> str:
+    """What is wrong with copy.deepcopy(layer); "": nothing."""
+    try:
+        copied = copy.deepcopy(layer)
+    except Exception as error:
+        return f"raised {type(error).__name__} in copy.deepcopy(layer): {_first_line(error)}"
+    if isinstance(layer, nn.Module):
+        own = {parameter.data_ptr() for parameter in layer.parameters() if parameter.numel()}
+        if any(parameter.data_ptr() in own for parameter in copied.parameters()):
+            return "copy.deepcopy(layer) shares weights with the layer"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _law(name: str) -> Law:
@@ -150,22 +175,22 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             f"check_memory: expected a module and the width of its inputs, found {type(layer).__name__} and {width!r}; "
             "give check_memory(layer, width=…)"
         )
-    copied = copy.deepcopy(plain_module(layer, "check_memory")).to(dtype)
-    x = torch.randn(3, 4, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    untried = copy.deepcopy(layer).to(dtype)
+    tried = copy.deepcopy(untried)
+    x = torch.randn(3, 80, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     try:
-        found = copied(x, None)
+        found = tried(x[:, :4].clone(), None)
     except Exception as error:
         if dtype == torch.float64:  # it may run in its own precision
             return _probe(layer, width, torch.float32, 1e-4)
-        line = next(iter(str(error).splitlines()), "")
         raise InputError(
             f"check_memory: expected a layer that takes layer(x, None) with x [3, 4, {width}], found that it raises "
-            f"{type(error).__name__}: {line}; give its width, or put a module around it"
+            f"{type(error).__name__}: {_first_line(error)}; give its width, or put a module around it"
         ) from error
-    if not isinstance(found, tuple) or len(found) != 2 or getattr(found[0], "shape", None) != x.shape:
+    if not isinstance(found, tuple) or len(found) != 2 or getattr(found[0], "shape", None) != x[:, :4].shape:
         shown = f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple) else type(found).__name__
         raise InputError(
-            f"check_memory: expected y, state = layer(x, state) with y {list(x.shape)} as x, found {shown} with "
+            f"check_memory: expected y, state = layer(x, state) with y {list(x[:, :4].shape)} as x, found {shown} with "
             f"{getattr(found[0], 'shape', 'no tensor')}; put a module around it that returns both"
         )
     state = found[1]
@@ -177,11 +202,12 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
         )
     measured: dict[str, Any] = {"splits": "anywhere" if tensors else "never", "state_kind": "none"}
     if tensors:
-        with torch.no_grad():
-            first, last = (numbers(copied(x[:1, :1].expand(1, t, width), None)[1]) for t in (40, 80))
-        measured["state_kind"] = "growing" if last > first else "constant"
-    flags = ("causal", "rows_independent", "state_gradient", "future_free", "padding_free")
+        measured["state_kind"] = "constant"
+        with torch.no_grad(), contextlib.suppress(Exception):  # a layer that raises has its law
+            first, last = (numbers(tried(x[:, :t].clone(), None)[1]) for t in (40, 80))
+            measured["state_kind"] = "growing" if last > first else "constant"
+    flags = ("causal", "rows_independent", "state_gradient", "future_free", "padding_free", "eval_as_trained")
     given = {name: getattr(layer, name) for name in (*measured, *flags) if hasattr(layer, name)}
     defaults = measured | dict.fromkeys(flags, True)
     assumed = tuple(f"{name} = {defaults[name]!r}" for name in (*measured, *flags[:3]) if name not in given)
-    return Probe(copied, width, **defaults | given, dtype=dtype, tolerance=tolerance, assumed=assumed)
+    return Probe(untried, width, **defaults | given, dtype=dtype, tolerance=tolerance, assumed=assumed)

@@ -1,23 +1,15 @@
 """The laws of a memory `y, state = layer(x, state)`: each is a function that looks for a counterexample."""
 
 import contextlib
-import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from inspect import signature
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mnemos.memory.gated_cache import hold_caches
 from mnemos.types import (
-    Output,
     Recurrent,
-    Splits,
     State,
-    StateKind,
     collect_auxiliary_losses,
     leaves,
     map_state,
@@ -26,120 +18,193 @@ from mnemos.types import (
     unshare,
 )
 
-ROWS, TOKENS, LONG = 3, 11, 80  # LONG: longer than the chunks of most layers
+from .padding import hidden, masked_calls, padding, patterns
+from .probe import LONG, ROWS, TOKENS, Call, Fault, Law, Probe
+from .weights import autocast, compiles, saving, weights
+
 GRADIENT = 1e-9  # a greater derivative counts as one
 
-
-class Fault(NamedTuple):
-    """A counterexample: what is wrong, the first output or cut at which it is, and by how much."""
-
-    text: str
-    position: int | None = None
-    difference: float | None = None
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A layer to look at, what it declares or is taken to declare, and how exactly its numbers must agree."""
-
-    layer: nn.Module
-    width: int
-    splits: Splits
-    state_kind: StateKind
-    causal: bool = True
-    rows_independent: bool = True
-    state_gradient: bool = True
-    future_free: bool = True
-    padding_free: bool = True
-    dtype: torch.dtype = torch.float64
-    tolerance: float = 1e-9
-    assumed: tuple[str, ...] = ()  # what the layer does not declare
-
-    @property
-    def takes_mask(self) -> bool:
-        """Whether its forward has an argument `mask`."""
-        return "mask" in signature(self.layer.forward).parameters
-
-    def __call__(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
-        """`layer(x, state)`, with a mask if there is one."""
-        found: Output = self.layer(x, state) if mask is None else self.layer(x, state, mask=mask)
-        return found
-
-    def tokens(self, t: int, seed: int = 2, rows: int = ROWS) -> Tensor:
-        """x [rows, t, width], normally distributed."""
-        drawn = torch.randn(rows, t, self.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return drawn.to(self.dtype)
-
-    def difference(self, found: Tensor, expected: Tensor, what: str) -> Fault | None:
-        """Where tensors [B, T, …] differ by more than the rounding that is allowed. what: says of which outputs."""
-        if found.shape != expected.shape:
-            return Fault(f"{what}: expected the shape {list(expected.shape)}, found {list(found.shape)}")
-        apart = (found.double() - expected.double()).abs()
-        apart = torch.where((found == expected) | (found.isnan() & expected.isnan()), 0, apart)
-        wrong = ~(apart <= self.tolerance * (1 + expected.double().abs()))
-        if not wrong.any():
-            return None
-        at = wrong.nonzero()
-        position = int(at[:, 1].min()) if found.dim() > 1 else 0
-        worst = float(apart.detach().max())
-        return Fault(f"{what}: output {position} differs, by up to {worst:.2g}", position, worst)
-
-
-Check = Callable[[Probe, int], Fault | None]
-
-
-@dataclass(frozen=True)
-class Law:
-    """A law: what it says, how a counterexample of T tokens is looked for, and which layers it is for."""
-
-    name: str
-    about: str
-    check: Check
-    lengths: tuple[int, ...] = (TOKENS,)
-    needs: Callable[[Probe], str] = field(default=lambda probe: "")  # why it does not apply; "": it does
-    shrinks: bool = True
-
-    def counterexample(self, probe: Probe) -> tuple[int, Fault] | None:
-        """The smallest T at which the law does not hold, and what is wrong there."""
-        for t in self.lengths:
-            fault = self._at(probe, t)
-            if fault is None:
-                continue
-            for shorter in range(1, t) if self.shrinks else ():
-                smaller = self._at(probe, shorter)
-                # An error at shorter lengths is another fault than wrong numbers.
-                if smaller is not None and (smaller.difference is None) == (fault.difference is None):
-                    return shorter, smaller
-            return t, fault
-        return None
-
-    def _at(self, probe: Probe, t: int) -> Fault | None:
-        try:
-            with contextlib.nullcontext() if self.name in _WRITES else hold_caches(probe.layer):
-                return self.check(probe, t)
-        except Exception as error:  # whatever a layer of others raises is what the report says
-            line = next(iter(str(error).strip().splitlines()), "")
-            return Fault(f"raised {type(error).__name__}: {line[:300]}")
+# ---- what a call may depend on ----
 
 
 def _repeats(probe: Probe, t: int) -> Fault | None:
-    x = probe.tokens(t)
-    first = probe(x)[0]
-    probe(probe.tokens(t, 3))
-    return probe.difference(probe(x)[0], first, "the same call again, after another one")
+    """Calls between two equal ones change nothing: nothing is kept outside the state, nothing is drawn."""
+    layer, calls = probe.layer, probe.calls(t, 1)
+    training = layer.training
+    weights = {
+        name: tensor.clone() for name, tensor in itertools.chain(layer.named_parameters(), layer.named_buffers())
+    }
+    settings = _settings()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = probe.run(calls)
+        drawn = torch.get_rng_state()
+        if layer.training != training:
+            return Fault("a call changes the mode of the layer")
+        if not training:
+            torch.manual_seed(1)
+            if not torch.equal(drawn, torch.get_rng_state()):
+                return Fault("random numbers are drawn in eval mode")
+        torch.manual_seed(2)
+        if fault := probe.compare(probe.run(calls), first, "the same call again, with another random seed"):
+            return fault
+        if training and torch.equal(drawn, torch.get_rng_state()):
+            return Fault("a call sets the seed of the global random numbers")
+        if t > TOKENS:
+            return None
+        others: list[tuple[str, list[Call]]] = [
+            ("other tokens", probe.calls(t)[::-1]),
+            ("more rows", probe.calls(2, 1, rows=ROWS + 2)),
+            ("one row and more tokens", probe.calls(t + 3, rows=1)),
+        ]
+        if probe.takes_mask:
+            others.append(("calls with a mask", [Call(x, patterns(x.shape[1])[1:4]) for x, _ in calls]))
+        for what, other in others:
+            probe.run([Call(1 + x, mask) for x, mask in other])
+            if fault := probe.compare(probe.run(calls), first, f"the same call again, after {what}"):
+                return fault
+        with torch.no_grad():
+            probe.run(calls)
+        if fault := probe.compare(probe.run(calls), first, "the same call again, after one without gradients"):
+            return fault
+        kept = (
+            layer.named_parameters() if training else itertools.chain(layer.named_parameters(), layer.named_buffers())
+        )
+        if changed := [name for name, tensor in kept if not torch.equal(tensor, weights[name])]:
+            return Fault(f"a call changes {changed[0]}")
+        if probe.rows_independent and probe.eval_as_trained:  # else it may keep statistics of what it is trained on
+            layer.eval()
+            before = probe.run(calls)
+            layer.train()
+            probe.run([Call(1 + x) for x, _ in probe.calls(t, 1)])
+            layer.eval()
+            fault = probe.compare(probe.run(calls), before, "in eval mode, after a call in training mode")
+            layer.train(training)
+            if fault:
+                return fault
+    if settings != _settings():
+        return Fault("a call changes a global setting of PyTorch: gradient mode, default dtype or threads")
+    return None
+
+
+def _settings() -> tuple[object, ...]:
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
 
 
 def _float64(probe: Probe, t: int) -> Fault | None:
-    """Changes of x by 1e-8 and 2e-8: those of the outputs are one to two only if nothing rounds more coarsely."""
+    """Changes of x by 1e-7 and 2e-7: those of the outputs are one to two only if nothing rounds more coarsely."""
     x, direction = probe.tokens(t).double(), probe.tokens(t, 3).double()
     with torch.no_grad():
-        y, once, twice = (probe(x + step * direction)[0] for step in (0, 1e-8, 2e-8))
-    if y.dtype != torch.float64:
-        return Fault(f"the outputs of float64 are {y.dtype}".replace("torch.", ""))
-    bent, whole = (twice - 2 * once + y).abs().max(), (twice - y).abs().max()
-    if bent <= 1e-3 * whole and whole > 0:
+        outputs = []
+        for step in (0, 1e-7, 2e-7):
+            y, state = probe(x + step * direction)
+            # through the state alone: the second call reads the same tokens
+            outputs.append((y, probe(probe.tokens(2, 4).double(), state)[0] if probe.state_kind != "none" else y))
+    for (y, once, twice), what in zip(zip(*outputs, strict=True), ("outputs", "outputs of the next call"), strict=True):
+        if y.dtype != torch.float64:
+            return Fault(f"the {what} of float64 are {y.dtype}".replace("torch.", ""))
+        bent, whole = (twice - 2 * once + y).abs().max(), (twice - y).abs().max()
+        if bent > 1e-3 * whole or not (whole > 0 or what != "outputs"):
+            lower = (
+                "a part is computed in a lower precision" if what == "outputs" else "the state is of lower precision"
+            )
+            return Fault(f"{what} do not follow changes of 1e-7: {lower}", None, float(bent))
+    return None
+
+
+def _modes(probe: Probe, t: int) -> Fault | None:
+    """The same calls without gradients, in inference mode, in float32, and in the other of training and eval mode."""
+    scenarios = [("", probe.calls(t, 1, 2) if t <= TOKENS else probe.calls(t, 1))]
+    if probe.takes_mask and t <= TOKENS:
+        scenarios.append(("with a mask, ", masked_calls(probe, t)))
+    base = [probe.run(calls) for _, calls in scenarios]
+    own, modes = probe.layer.training, (torch.no_grad, torch.enable_grad, torch.inference_mode)
+    named = {torch.no_grad: "without gradients, ", torch.inference_mode: "in inference mode, "}
+    for training in (own, not own) if probe.same_modes() else (own,):
+        for dtype in dict.fromkeys((probe.dtype, torch.float32)):
+            other = probe.copy(dtype, training)
+            for mode in modes[: 1 if t > TOKENS else 3 if dtype == probe.dtype else 2]:
+                what = "" if dtype == probe.dtype else "float32, "
+                what += named.get(mode, "") + ("" if training == own else "training, " if training else "eval, ")
+                for (masked, calls), expected in zip(scenarios, base, strict=True):
+                    with mode():
+                        found = other.run([Call(x.to(dtype), mask) for x, mask in calls])
+                    if found and (kind := next(iter(found.values())).dtype) != dtype:
+                        return Fault(f"{what}{masked}the outputs of {dtype} are {kind}".replace("torch.", ""))
+                    where = f"{what}{masked}".removesuffix(", ") or "the same calls again"
+                    if fault := other.compare(found, expected, f"{where}, against the first run"):
+                        return fault
+    return None
+
+
+def _causal(probe: Probe, t: int) -> Fault | None:
+    x, declared = probe.tokens(t), probe.future_free
+    if not declared and t <= TOKENS:
         return None
-    return Fault("outputs do not follow changes of 1e-8: a part is computed in a lower precision", None, float(bent))
+    with torch.no_grad():
+        before = probe(x)[0]
+        for j in range(t) if t <= TOKENS else (t // 4, t // 2, t * 5 // 8, t - 1):
+            other = torch.cat([x[:, :j], probe.tokens(t - j, 3)], 1)
+            fault = probe.difference(probe(other)[0][:, :j], before[:, :j], f"tokens from {j} on changed")
+            if fault:
+                return fault if declared else None
+    return None if declared else Fault("declared future_free = False, and no later token changes an output")
+
+
+def _reads(probe: Probe, t: int) -> Fault | None:
+    x = probe.tokens(t)
+    with torch.no_grad():
+        before = probe(x)[0]
+        for j in range(t):
+            other = x.clone()
+            other[:, j] += 1
+            if torch.equal(before[:, j:], probe(other)[0][:, j:]):
+                return Fault(f"token {j} changed, and no output from {j} on", j, 0.0)
+    return None
+
+
+def _rows(probe: Probe, t: int) -> Fault | None:
+    x = probe.tokens(t)
+    other = x.clone()
+    other[1] += 1
+    with torch.no_grad():
+        y = probe(x)[0]
+        fault = probe.difference(probe(other)[0][:1], y[:1], "row 1 changed, in row 0")
+    if not probe.rows_independent:
+        return None if fault or t < TOKENS else Fault("declared rows_independent = False, and no row changes another")
+    if fault:
+        return fault
+    calls, sizes = probe.calls(t, 1, rows=17), (1, 2, 5, 9)
+    groups = [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    what = "batches of 1, 2, 5 and 9 rows, against 17 rows together"
+    return probe.compare(probe.run(calls, groups), probe.run(calls), what)
+
+
+def _lengths(probe: Probe, t: int) -> Fault | None:
+    """No tokens change nothing, and no rows are a batch."""
+    first, then = probe.calls(t, 2)
+    nothing = [Call(first.x[:, :0])]
+    if probe.takes_mask:
+        nothing.append(Call(first.x[:, :0], torch.ones(ROWS, 0, dtype=torch.bool)))
+    expected = probe.run([first, then])
+    for none, at in itertools.product(nothing, (0, 1)):
+        found = probe.run([*[first][:at], none, *[first, then][at:]])
+        outputs = [found.pop(f"output of call {i + 1} of 3") for i in range(3)]
+        if outputs.pop(at).shape != none.x.shape:
+            return Fault("a call of no tokens: the outputs have another shape than x")
+        found |= {f"output of call {i + 1} of 2": y for i, y in enumerate(outputs)}
+        if fault := probe.compare(found, expected, "around a call of no tokens, against none"):
+            return fault
+    if probe.rows_independent or not probe.layer.training:
+        masks = [None, patterns(t)[:0]] if probe.takes_mask else [None]
+        for mask in masks:
+            found = probe.run([Call(first.x[:0], mask), Call(then.x[:0])])
+            if found["output of call 1 of 2"].shape != first.x[:0].shape:
+                return Fault("a batch of no rows: the outputs have another shape than x")
+    return None
+
+
+# ---- the state ----
 
 
 def _resumes(probe: Probe, t: int) -> Fault | None:
@@ -150,15 +215,10 @@ def _resumes(probe: Probe, t: int) -> Fault | None:
         if fault := probe.difference(started, whole, "from initial_state instead of None"):
             return fault
     if probe.splits == "segments":
-        if not 5 <= t <= TOKENS:
-            return None
-        _, state = probe(x[:, :4])
-        kept = map_state(torch.clone, state)
-        live = probe(x[:, 4:], state)[0]
-        return probe.difference(probe(x[:, 4:], kept)[0], live, "from a copy of the state instead of the state")
-    several: tuple[list[int], ...] = (
-        ([1], [t - 1], [4, 5], [3, 6, 9], list(range(1, t))) if t <= TOKENS else ([t * 5 // 8],)
-    )
+        return None
+    several: tuple[list[int], ...] = ([1], [t - 1], [4, 5], [3, 6, 9], list(range(1, t)))
+    if t > TOKENS:
+        several = [c for c in (1, 127, 128, 129, 200, 257) if c < t], [t * 5 // 8]
     for cuts in several:
         if cuts and cuts[0] > 0 and cuts[-1] < t and (fault := cut_apart(probe, x, whole, cuts)):
             return fault
@@ -181,66 +241,118 @@ def cut_apart(probe: Probe, x: Tensor, whole: Tensor, cuts: Sequence[int]) -> Fa
     for a, b in itertools.pairwise([0, *cuts, x.shape[1]]):
         y, state = probe(x[:, a:b], state)
         parts.append(y)
-    shown = "every token by itself" if len(cuts) > 3 else f"cut before {' and '.join(map(str, cuts))}"
+    every = list(cuts) == list(range(1, x.shape[1]))
+    shown = "every token by itself" if every and len(cuts) > 1 else f"cut before {' and '.join(map(str, cuts))}"
     return probe.difference(torch.cat(parts, 1), whole, shown)
 
 
-def _changed(probe: Probe, t: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(j, the outputs, the outputs with token j changed): every j of a short sequence, one of a long one."""
-    x = probe.tokens(t)
-    with torch.no_grad():
-        before = probe(x)[0]
-        for j in range(t) if t <= TOKENS else (t * 5 // 8,):
-            other = x.clone()
-            other[:, j] += 1
-            yield j, before, probe(other)[0]
-
-
-def _causal(probe: Probe, t: int) -> Fault | None:
-    declared = probe.future_free
-    if not declared and t <= TOKENS:
-        return None
-    for j, before, after in _changed(probe, t):
-        fault = probe.difference(after[:, :j], before[:, :j], f"token {j} changed")
-        if declared and fault:
-            return fault
-        if not declared and not fault:
-            return Fault("declared future_free = False, and no later token changes an output")
+def _layout(probe: Probe, t: int) -> Fault | None:
+    """x, mask and state are what they hold: not how they lie in memory, nor which tensors they are."""
+    for run in (probe, probe.copy(torch.float32)):
+        with torch.set_grad_enabled(run is probe):
+            x, then = run.tokens(t), run.calls(1, 3, 1)
+            mask = patterns(t)[1:4]
+            masks = (None, mask) if run.takes_mask else (None,)
+            for m, called in zip(masks, ("", ", with a mask"), strict=False):
+                plain = run.run([Call(x, m)])
+                for what, change in _LAYOUTS.items():
+                    other = None if m is None else change(m)
+                    if fault := run.compare(run.run([Call(change(x), other)]), plain, f"x {what}{called}"):
+                        return fault
+                if run.state_kind == "none" or m is not None or t < TOKENS:
+                    continue
+                with torch.no_grad():
+                    _, state = run(x, None, m)
+                expected = run.run(then, state=state)
+                for what, moved in (
+                    ("copied", lambda part: map_state(torch.clone, part)),
+                    ("detached", lambda part: map_state(Tensor.detach, part)),
+                    ("selected by rows", lambda part: select(part, torch.arange(ROWS))),
+                    *((what, lambda part, f=change: map_state(f, part)) for what, change in _LAYOUTS.items()),
+                ):
+                    if fault := run.compare(run.run(then, state=moved(state)), expected, f"the state {what}{called}"):
+                        return fault
     return None
 
 
-def _reads(probe: Probe, t: int) -> Fault | None:
-    for j, before, after in _changed(probe, t):
-        if torch.equal(before[:, j:], after[:, j:]):
-            return Fault(f"token {j} changed, and no output from {j} on", j, 0.0)
-    return None
+def _strided(tensor: Tensor) -> Tensor:
+    """The same values, each second one of a larger tensor."""
+    if not tensor.dim():
+        return tensor.clone()
+    return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
 
 
-def _rows(probe: Probe, t: int) -> Fault | None:
-    x = probe.tokens(t)
-    other = x.clone()
-    other[1] += 1
-    with torch.no_grad():
-        y, alone = probe(x)[0], probe(x[:1])[0]
-        fault = probe.difference(probe(other)[0][:1], y[:1], "row 1 changed, in row 0")
-    if not probe.rows_independent:
-        return None if fault else Fault("declared rows_independent = False, and no row changes another")
-    return fault or probe.difference(alone, y[:1], "row 0 alone and in a batch")
+def _turned(tensor: Tensor) -> Tensor:
+    """The same values, the last axis first in memory."""
+    return tensor.movedim(-1, 0).contiguous().movedim(0, -1) if tensor.dim() > 1 else tensor.clone()
+
+
+_LAYOUTS = {"as every second number of a tensor": _strided, "in another order in memory": _turned}
 
 
 def _untouched(probe: Probe, t: int) -> Fault | None:
-    with torch.no_grad():
-        _, state = probe(probe.tokens(t))
-        before = [leaf.clone() for leaf in leaves(state)]
-        first, _ = probe(probe.tokens(1, 3), state)
-        _, after = probe(probe.tokens(1, 4), state)
-        again, _ = probe(probe.tokens(1, 3), state)
-        probe(probe.tokens(2, 5), after)
-    for i, (was, now) in enumerate(zip(before, leaves(state), strict=True)):
-        if not torch.equal(was.nan_to_num(), now.nan_to_num()):
-            apart = float((now.double() - was.double()).abs().nan_to_num().max())
-            return Fault(f"tensor {i} of the state that was passed in has changed, by up to {apart:.2g}", None, apart)
-    return probe.difference(again, first, "the same token from the same state again")
+    """What is passed in keeps its values, and the state its own when x, mask, outputs or weights change afterwards."""
+    for run in (probe, probe.copy(torch.float32)):
+        for live in (False, True) if run is probe else (False,):
+            with torch.set_grad_enabled(live):
+                fault = _passed_in(run, t) or (None if live else _own(run, t))
+            if fault:
+                return fault
+    return None
+
+
+def _passed_in(probe: Probe, t: int) -> Fault | None:
+    state: State = None
+    stateful = probe.state_kind != "none"
+    masks = [None, None, patterns(1)[:ROWS], patterns(t)[:ROWS]] if probe.takes_mask else [None, None]
+    for i, (length, mask) in enumerate(zip((t, 1, 1, t), masks, strict=False)):
+        x = probe.tokens(length, 2 + i)
+        held = [x, *([] if mask is None else [mask]), *leaves(state)]
+        before = [tensor.detach().clone() for tensor in held]
+        _, after = probe(x, state, mask)
+        if stateful:
+            again, _ = probe(probe.tokens(1, 8), state)
+            probe(probe.tokens(2, 9), after)
+            first = probe(probe.tokens(1, 8), state)[0]
+        names = ["x", *([] if mask is None else ["the mask"])]
+        for j, (was, now) in enumerate(zip(before, held, strict=True)):
+            if not torch.equal(was.nan_to_num(), now.nan_to_num()):
+                name = names[j] if j < len(names) else f"tensor {j - len(names)} of the state"
+                apart = float((now.double() - was.double()).abs().nan_to_num().max())
+                return Fault(f"{name} that was passed in has changed, by up to {apart:.2g}", None, apart)
+        if stateful and (fault := probe.difference(again, first, "the same token from the same state again")):
+            return fault
+        state = after
+    return None
+
+
+def _own(probe: Probe, t: int) -> Fault | None:
+    if probe.state_kind == "none":
+        return None
+    parameters = list(probe.layer.parameters())
+    for mask in (None, patterns(t)[:ROWS], patterns(t)[-1:].expand(ROWS, t)) if probe.takes_mask else (None,):
+        state: State = None
+        for length in (t, 1, 0):
+            x, valid = probe.tokens(length), None if mask is None else mask[:, :length].clone()
+            try:
+                y, state = probe(x, state, valid)
+            except Exception:
+                if length:
+                    raise
+                break  # the law of lengths says it
+            before = [leaf.clone() for leaf in leaves(state)]
+            values = [parameter.detach().clone() for parameter in parameters]
+            changed: list[tuple[str, list[Tensor]]] = [("x", [x]), ("the outputs", [y]), ("the weights", [*parameters])]
+            changed += [("the mask", [valid])] if valid is not None else []
+            for what, tensors in changed:
+                for tensor in tensors:
+                    tensor.logical_not_() if tensor.dtype == torch.bool else tensor.mul_(0.5).add_(1)
+                same = all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
+                for parameter, value in zip(parameters, values, strict=True):
+                    parameter.copy_(value)
+                if not same:
+                    return Fault(f"the state changes when {what} is changed afterwards: it is no copy")
+    return None
 
 
 def _select(probe: Probe, t: int) -> Fault | None:
@@ -267,119 +379,6 @@ def _reset(probe: Probe, t: int) -> Fault | None:
     )
 
 
-def _parameters(probe: Probe, t: int) -> Fault | None:
-    probe.layer.zero_grad()
-    with collect_auxiliary_losses() as auxiliary:
-        y, _ = probe(probe.tokens(t))
-    (y.square().sum() + sum(auxiliary)).backward()
-    for name, parameter in probe.layer.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        # A key's bias shifts all scores equally: its gradient is zero.
-        if parameter.grad is None or ("bias" not in name and not parameter.grad.abs().max() > GRADIENT):
-            return Fault(f"the parameter {name} gets no gradient")
-        if not parameter.grad.isfinite().all():
-            return Fault(f"the gradient of the parameter {name} is not finite")
-    return None
-
-
-def _derivatives(probe: Probe, t: int) -> Fault | None:
-    x = probe.tokens(t, rows=2).requires_grad_()
-    state = map_state(Tensor.detach, probe(probe.tokens(4, 3, rows=2))[1])
-    torch.autograd.gradcheck(lambda x: probe(x, state)[0], x, fast_mode=True)
-    return None
-
-
-def _state_gradient(probe: Probe, t: int) -> Fault | None:
-    gradients: list[dict[str, Tensor]] = []
-    for cuts in ([], [c for c in (2, 7) if c < t] or [1]):
-        x = probe.tokens(t).requires_grad_()
-        probe.layer.zero_grad()
-        state, loss = None, x.new_zeros(())
-        for a, b in itertools.pairwise([0, *(c for c in cuts if c < t), t]):
-            y, state = probe(x[:, a:b], state)
-            loss = loss + y.square().sum()
-        loss.backward()
-        named = {name: p.grad.clone() for name, p in probe.layer.named_parameters() if p.grad is not None}
-        assert x.grad is not None
-        gradients.append({"x": x.grad} | named)
-    whole, split = gradients
-    for name in whole:
-        if name not in split:
-            return Fault(f"the gradient of {name} does not pass the state")
-        what = "x" if name == "x" else f"the parameter {name}"
-        if fault := probe.difference(split[name], whole[name], f"the gradient of {what}, cut, against the whole"):
-            return fault._replace(text=fault.text.replace(f"output {fault.position} differs", "it differs"))
-    return None
-
-
-def _padding(probe: Probe, t: int) -> Fault | None:
-    """Valid tokens give the same outputs whatever the padding holds, and as if it were not there."""
-    x, cut = probe.tokens(t), max(1, t * 7 // 11)
-    mask = torch.ones(ROWS, t, dtype=torch.bool)
-    mask[1, cut:] = False
-    with torch.no_grad():
-        y = probe(x, None, mask)[0]
-        other = probe(torch.where(mask[..., None], x, 100.0), None, mask)[0]
-        if fault := probe.difference(other[1:2, :cut], y[1:2, :cut], "padding of other values"):
-            return fault
-        alone = probe(x[1:2, :cut])[0]
-        fault = probe.difference(y[1:2, :cut], alone, "a row with padding, against the row without it")
-        if not probe.padding_free:
-            return Fault("declared padding_free = False, and it is") if t == LONG and not fault else None
-        if fault:
-            return fault
-        mask[2] = False
-        if not probe(x, None, mask)[0].isfinite().all():
-            return Fault("a row of padding alone gives outputs that are not finite")
-    return None
-
-
-def _saving(probe: Probe, t: int) -> Fault | None:
-    fresh = copy.deepcopy(probe.layer)  # before the forward, which may change what is not saved
-    for tensor in fresh.state_dict(keep_vars=True).values():
-        torch.nn.init.zeros_(tensor)
-    probe(probe.tokens(t))
-    fresh.load_state_dict(probe.layer.state_dict(), strict=True)
-    x, layer = probe.tokens(t, 5), copy.deepcopy(probe.layer)
-    return probe.difference(fresh.eval()(x)[0], layer.eval()(x)[0], "a layer that was read from the state_dict")
-
-
-def _compiles(probe: Probe, t: int) -> Fault | None:
-    torch.compiler.reset()
-    layer = copy.deepcopy(probe.layer)
-    inner = copy.deepcopy(layer)
-    compiled = torch.compile(inner, backend="aot_eager")
-    for seed in (3, 4):  # the second forward meets what the first one wrote
-        x, z = probe.tokens(t, seed).requires_grad_(), probe.tokens(t, seed).requires_grad_()
-        y, found = layer(x)[0], compiled(z)[0]
-        y.square().sum().backward()
-        found.square().sum().backward()
-        assert x.grad is not None
-        assert z.grad is not None
-        fault = probe.difference(found, y, "compiled") or probe.difference(z.grad, x.grad, "the compiled gradient of x")
-        if fault:
-            return fault
-    for (name, a), b in zip(layer.state_dict().items(), inner.state_dict().values(), strict=True):
-        if not torch.allclose(a.double(), b.double(), rtol=1e-7, atol=probe.tolerance):
-            return Fault(f"compiled: {name} differs after two calls")
-    return None
-
-
-def _autocast(probe: Probe, t: int) -> Fault | None:
-    layer, x = copy.deepcopy(probe.layer).float(), probe.tokens(t).float()
-    with hold_caches(layer):
-        y = layer(x)[0]
-        with torch.autocast("cpu", torch.bfloat16):
-            low = layer(x)[0]
-    if not low.isfinite().all():
-        return Fault("outputs under autocast are not finite")
-    apart, most = float((low.float() - y).abs().max()), float(y.abs().max())
-    if apart < 0.05 * most:
-        return None
-    return Fault(f"outputs differ by up to {apart:.2g}, of at most {most:.2g}", None, apart)
-
-
 def _size(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(300, rows=1))
@@ -393,6 +392,125 @@ def _size(probe: Probe, t: int) -> Fault | None:
 def numbers(state: object) -> int:
     """How many numbers a state has."""
     return sum(leaf.numel() for leaf in leaves(state))
+
+
+# ---- gradients ----
+
+
+def _parameters(probe: Probe, t: int) -> Fault | None:
+    layer = probe.layer
+    with collect_auxiliary_losses() as auxiliary:
+        y, _ = layer(probe.tokens(t))  # a gated cache is written here
+    (y.square().sum() + sum(auxiliary)).backward()
+    for name, parameter in layer.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        # A key's bias shifts all scores equally: its gradient is zero.
+        if parameter.grad is None or ("bias" not in name and not parameter.grad.abs().max() > GRADIENT):
+            return Fault(f"the parameter {name} gets no gradient")
+        if not parameter.grad.isfinite().all():
+            return Fault(f"the gradient of the parameter {name} is not finite")
+    return None
+
+
+def _inputs(probe: Probe, x: list[Tensor], state: State) -> dict[str, Tensor]:
+    """What gradients are of: x, the numbers of the state, the parameters."""
+    named = {"x" if len(x) == 1 else f"x of call {i + 1}": part for i, part in enumerate(x)}
+    named |= {f"tensor {i} of the state": leaf for i, leaf in enumerate(leaves(state)) if leaf.requires_grad}
+    return named | {f"the parameter {name}": p for name, p in probe.layer.named_parameters() if p.requires_grad}
+
+
+def _started(probe: Probe, live: bool) -> State:
+    """The state after four tokens, with gradient if `live`."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(live and tensor.is_floating_point())
+
+    return map_state(leaf, probe(probe.tokens(4, 3))[1])
+
+
+def _derivatives(probe: Probe, t: int) -> Fault | None:
+    """Along a random direction of each input, gradients against differences of the outputs."""
+    g = torch.Generator().manual_seed(5)
+    live = probe.state_gradient
+    state = _started(probe, live)
+    x = [probe.tokens(n, n).requires_grad_() for n in ((t, 1, 2) if live and probe.state_kind != "none" else (t,))]
+
+    def loss() -> Tensor:
+        after, total, weights = state, torch.zeros((), dtype=probe.dtype), torch.Generator().manual_seed(6)
+        for part in x:
+            y, after = probe(part, after)
+            total = total + (y * torch.randn(y.shape, generator=weights, dtype=y.dtype)).sum()
+        return total
+
+    named = _inputs(probe, x, state)
+    gradients = torch.autograd.grad(loss(), list(named.values()), allow_unused=True)
+    for (name, tensor), gradient in zip(named.items(), gradients, strict=True):
+        step = 1e-6 * torch.randn(tensor.shape, generator=g, dtype=tensor.dtype)
+        with torch.no_grad():
+            value = tensor.clone()
+            ends = []
+            for sign in (1, -1):
+                tensor.copy_(value + sign * step)
+                ends.append(float(loss()))
+            tensor.copy_(value)
+            slope = 0.0 if gradient is None else float((gradient * step).sum()) / 1e-6
+        expected = (ends[0] - ends[1]) / 2e-6
+        if not abs(slope - expected) <= 1e-5 * (1 + abs(expected)):
+            text = (
+                f"the gradient of {name} says {slope:.4g} along a direction, differences of the outputs {expected:.4g}"
+            )
+            return Fault(text, None, abs(slope - expected))
+    return None
+
+
+def _state_gradient(probe: Probe, t: int) -> Fault | None:
+    for started in (False, True):
+        whole: dict[str, Tensor] = {}
+        for cuts in ([], [c for c in (2, 7) if c < t] or [1], list(range(1, t))):
+            x, state = probe.tokens(t).requires_grad_(), _started(probe, True) if started else None
+            named, loss = _inputs(probe, [x], state), x.new_zeros(())
+            for a, b in itertools.pairwise([0, *(c for c in cuts if c < t), t]):
+                y, state = probe(x[:, a:b], state)
+                loss = loss + y.square().sum()
+            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            gradients = {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
+            whole = whole or gradients
+            for name, gradient in whole.items():
+                if name not in gradients:
+                    return Fault(f"the gradient of {name} does not pass the state")
+                what = f"the gradient of {name}, cut, against the whole"
+                if fault := probe.difference(gradients[name], gradient, what, "gradient"):
+                    return fault
+    return None
+
+
+def _finite(probe: Probe, t: int) -> Fault | None:
+    """Zeros, equal tokens and large numbers, in float32, and long sequences."""
+    low = probe.copy(torch.float32)
+    changes: list[tuple[str, bool, Callable[[Tensor], Tensor]]] = [
+        ("x of size 1e4", False, lambda x: 1e4 * x),
+        ("x of size 1e3", True, lambda x: 1e3 * x),
+        ("zeros", True, torch.zeros_like),
+        ("equal tokens", True, torch.ones_like),
+    ]
+    for what, live, change in changes[: 2 if t > TOKENS else None]:
+        with torch.set_grad_enabled(live):
+            found = low.run([Call(change(x)) for x, _ in low.calls(t, 1)])
+        for name, tensor in found.items():
+            if not tensor.isfinite().all():
+                return Fault(f"{what}: the {name} is not finite")
+    if t < LONG:
+        return None
+    with torch.no_grad():
+        x = probe.tokens(1000, rows=1)
+        y = low.layer.eval()(x.to(low.dtype))[0]
+        if not y.isfinite().all():
+            return Fault("1,000 tokens in float32: the outputs are not finite")
+    return None
+
+
+# ---- which laws apply ----
 
 
 def _declared_size(probe: Probe) -> str:
@@ -415,52 +533,54 @@ def _no_float64(probe: Probe) -> str:
     return "" if probe.dtype == torch.float64 else "needs float64"
 
 
-_WRITES = {"parameters", "saving", "compiles"}  # laws under which a gated cache is written, as in training
+def _no_mask(probe: Probe) -> str:
+    return "" if probe.takes_mask else "forward has no argument mask"
+
+
+def _not_causal(probe: Probe) -> str:
+    return "" if probe.causal else "declared: causal = False"
+
 
 # The laws of a memory by name, in the order in which `check_memory` tries them.
 LAWS = {
     law.name: law
     for law in (
-        Law("repeats", "two equal calls give equal outputs: nothing is kept outside the state", _repeats),
-        Law("float64", "float64 in, float64 out and in between", _float64, shrinks=False),
-        Law("reads", "every token changes its own output or a later one", _reads),
         Law(
-            "causal",
-            "no token changes an earlier output",
-            _causal,
-            (TOKENS, LONG),
-            lambda probe: "" if probe.causal else "declared: causal = False",
+            "repeats", "equal calls give equal outputs: nothing is kept outside the state", _repeats, (1, TOKENS, LONG)
         ),
-        Law("rows", "no row of a batch changes another", _rows),
+        Law("float64", "float64 in, float64 out and in between", _float64, shrinks=False),
+        Law("modes", "float32, no_grad, inference, eval and training mode: the same", _modes, (1, TOKENS, LONG)),
+        Law("reads", "every token changes its own output or a later one", _reads),
+        Law("causal", "no token changes an earlier output", _causal, (TOKENS, LONG), _not_causal),
+        Law("rows", "no row of a batch changes another, in batches of any size", _rows, (1, TOKENS)),
+        Law("lengths", "no tokens and no rows can be read, and change nothing", _lengths, shrinks=False),
         Law(
             "resumes",
             "parts, each from the last one's state, give what the whole gives",
             _resumes,
-            (TOKENS, LONG),
+            (TOKENS, 300),
             _stateful,
         ),
-        Law("untouched", "a state that is passed in keeps its values", _untouched, needs=_stateful),
+        Law("layout", "x, mask and state may lie in memory in any way", _layout, (1, TOKENS)),
         Law(
-            "select",
-            "the state's first axis is the batch: rows can be taken and copied",
-            _select,
-            needs=_stateful,
+            "untouched",
+            "x, mask and state keep their values, and a new state is no view of others",
+            _untouched,
+            (1, TOKENS),
         ),
+        Law("select", "the state's first axis is the batch: rows can be taken and copied", _select, needs=_stateful),
         Law("reset", "a row of zeros in the state is a new row", _reset, needs=_stateful),
         Law("size", "the state has a constant size or grows, as declared", _size, needs=_declared_size, shrinks=False),
-        Law(
-            "padding",
-            "padding changes nothing that is valid",
-            _padding,
-            (TOKENS, LONG),
-            lambda probe: "" if probe.takes_mask else "forward has no argument mask",
-        ),
-        Law("parameters", "every parameter gets a gradient", _parameters, (LONG,), shrinks=False),
-        Law("derivatives", "gradients are the derivatives", _derivatives, (7,), _no_float64, shrinks=False),
+        Law("padding", "a row with padding is the row without it", padding, (1, TOKENS, LONG), _no_mask),
+        Law("hidden", "what padding holds, NaN too, changes nothing", hidden, (1, TOKENS, LONG), _no_mask),
+        Law("parameters", "every parameter gets a gradient", _parameters, (80,), shrinks=False),
+        Law("derivatives", "gradients are the derivatives", _derivatives, (1, 7), _no_float64, shrinks=False),
         Law("gradient", "the gradient passes through the state", _state_gradient, needs=_cut_anywhere),
-        Law("saving", "state_dict holds all that the outputs depend on", _saving),
-        Law("autocast", "bfloat16 by autocast stays within 5 %", _autocast, shrinks=False),
-        Law("compiles", "torch.compile gives the same outputs and gradients", _compiles, shrinks=False),
+        Law("finite", "zeros, large numbers and long sequences give finite numbers", _finite, (1, TOKENS, LONG)),
+        Law("weights", "weights that have changed are read", weights, shrinks=False),
+        Law("saving", "state_dict holds all that the outputs depend on; copies are equal", saving),
+        Law("autocast", "bfloat16 by autocast stays within 5 %", autocast, shrinks=False),
+        Law("compiles", "torch.compile gives the same outputs and gradients", compiles, shrinks=False),
     )
 }
 
