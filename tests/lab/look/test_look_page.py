@@ -39,9 +39,7 @@ def made(segments=3, length=32, units=8, layers=1):
         )
         for i in range(layers)
     ]
-    memories.append(
-        Memory("window", "window", (), "", received=some((segments, 2 * length)), keys=some(n), norms=some(n))
-    )
+    memories.append(Memory("window", "window", (), "", received=some((segments, 2 * length))))
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
     effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
     place = Place(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)

@@ -95,12 +95,11 @@ class Effects:
         self,
         model: nn.Module,
         readers: Sequence[Reader],
+        every: Sequence[Reader],
         memories: Sequence[Memory],
         length: int,
-        every: Sequence[Reader] = (),
     ) -> None:
-        self.model, self.readers, self.memories, self.length = model, readers, memories, length
-        self.every = every or readers
+        self.model, self.readers, self.every, self.memories, self.length = model, readers, every, memories, length
         own = sum(p.numel() for p in model.parameters())
         self.rows = int(WORK / (2 * own * length))  # segments of one row that may be read with an emptied part
         self.most = UNITS
@@ -172,7 +171,11 @@ def find_effects(
                 reach = most
         running = [one for one in running if any(segment <= s < one[0] + reach for s in ends)]
         outputs, after = model(x, state)
-        here = [_place(model, outputs, i, i - segment * length, int(targets[i])) for i in ends.get(segment, ())]
+        here = []
+        for i in ends.get(segment, ()):
+            p = log_probabilities(model, outputs[0, i - segment * length]).exp()
+            target, guess = int(targets[i]), int(p.argmax())
+            here.append(Place(i + 1, target, float(p[target]), guess, float(p[guess])))
         going = []
         for boundary, names, rows in running:
             made, ends_of = _run(model, x, rows)
@@ -187,21 +190,18 @@ def find_effects(
 
 
 def telling(place: Place, names: Sequence[str]) -> list[Effect]:
-    """The effects without those that say nothing more.
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
 
-    These are units kept alone of a memory that is not needed, since the others then have the answer. names: of the
-    memories.
+    names: of the memories.
     """
-    wholes = {one.change.memory: one for one in place.effects if _is_whole(one.change, names)}
     least = LOST * place.probability
-    needed = {memory for memory, one in wholes.items() if bool((one.probability < least).any())}
-
+    wholes = [one for one in place.effects if one.change.memory is not None and one.change.unit is None]
+    needed = {
+        change.memory
+        for change, p in wholes
+        if change.name == names[change.memory or 0] and bool((p < least).any())  # all of it, and not one of its parts
+    }
     return [one for one in place.effects if not one.change.alone or one.change.memory in needed]
-
-
-def _is_whole(change: Change, names: Sequence[str]) -> bool:
-    """Whether all of one memory was emptied, and not one of its parts."""
-    return change.memory is not None and change.unit is None and change.name == names[change.memory]
 
 
 def _run(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]:
@@ -215,12 +215,6 @@ def _run(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]
         outputs.append(y)
         after.append(state)
     return outputs, after[0] if len(after) == 1 else join(after)
-
-
-def _place(model: nn.Module, outputs: Tensor, place: int, column: int, target: int) -> Place:
-    found = log_probabilities(model, outputs[0, column]).exp()
-    guess = int(found.argmax())
-    return Place(place + 1, target, float(found[target]), guess, float(found[guess]))
 
 
 def _add(

@@ -440,9 +440,9 @@
     const tall = own || !reach ? width : reach, rows = Math.min(64, tall);
     const heat = strip(`${memory.name}: attention by distance, a column for each of ${total} segments`, (x) => { choose(m, -1); go(Math.floor(x * total)); });
     heat.canvas.style.height = `${Math.max(64, rows * 2)}px`;
-    const list = make("ul", { class: "look-bars" }), said = make("p", { class: "note" });
+    const list = make("ul", { class: "look-bars" });
     const heading = make("p", { class: "note" }, "Earlier words that this segment attends to most:");
-    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} A column is a segment; in it, the ${tall} tokens ${tall === width ? "up to its end" : "before it"}, the oldest on top; from no colour, 0, to full blue, ${number(memory.received.most, 3)}: attention to the token${tall > rows ? ", of the tokens of a row the greatest" : ""}.`), heat.box, axis("segment 1", `segment ${total}`), said, heading, list);
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, `${memory.about} A column is a segment; in it, the ${tall} tokens ${tall === width ? "up to its end" : "before it"}, the oldest on top; from no colour, 0, to full blue, ${number(memory.received.most, 3)}: attention to the token${tall > rows ? ", of the tokens of a row the greatest" : ""}.`), heat.box, axis("segment 1", `segment ${total}`), heading, list);
     function paint() {
       picture(heat.canvas, total, rows, (x, y) => {
         let most = 0;
@@ -460,14 +460,8 @@
       found.sort((a, b) => b[1] - a[1]);
       heading.hidden = !found.length;
       bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
-      if (memory.keys) said.textContent = `Mean length of the segment's keys ${number(mean(memory.keys, s * one.length, one.length))}, of its values ${number(mean(memory.norms, s * one.length, one.length))}.`;
     }
     return { element, paint, select() {}, update };
-  }
-  function mean(array, from, count) {
-    let sum = 0, n = 0;
-    for (let i = from; i < Math.min(array.shape[0], from + count); i++, n++) sum += value(array, i);
-    return n ? sum / n : NaN;
   }
 
   function build_prediction(one) {

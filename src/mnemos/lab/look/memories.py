@@ -42,7 +42,7 @@ class Memory:
     segment, as a share of its length (of directions: 1 − the cosine). values: further curves [S, K] by name. written
     [S, K, L]: the weight of each token in what was written to each unit. readers [S, L, K]: the weight of each unit in
     what each token read. received [S, R + L]: the mean weight that tokens got from those of the segment: the R tokens
-    before it, and its own. keys, norms [N]: the lengths of each token's key and value, means of heads.
+    before it, and its own.
     offset: `written` is about the tokens that stand so many places before the segment's.
     """
 
@@ -55,8 +55,6 @@ class Memory:
     written: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     readers: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     received: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    keys: Array = field(default_factory=lambda: np.zeros(0))
-    norms: Array = field(default_factory=lambda: np.zeros(0))
     offset: int = 0
 
 
@@ -147,8 +145,8 @@ class Reader:
 
     def memory(self) -> Memory:
         """What was recorded."""
-        own = {"moved", "written", "readers", "received", "keys", "norms"}
-        rows = {name: _stacked(values, name in ("keys", "norms")) for name, values in self.rows.items()}
+        own = {"moved", "written", "readers", "received"}
+        rows = {name: _stacked(values) for name, values in self.rows.items()}
         values = {name: rows.pop(name) for name in list(rows) if name not in own}
         return Memory(self.name, self.kind, self.units, self.about, values=values, offset=self.offset, **rows)
 
@@ -157,10 +155,8 @@ class Reader:
         return [Sources(name, parts, torch.cat(share).numpy()) for name, parts, share in self.shares]
 
 
-def _stacked(values: list[Tensor], along: bool) -> Array:
-    """Arrays of the segments: along one axis, or stacked, those of a short segment filled with zeros at the end."""
-    if along:
-        return torch.cat(values).numpy()
+def _stacked(values: list[Tensor]) -> Array:
+    """Arrays of the segments, stacked; those of a short segment are filled with zeros at the end."""
     size = [max(one.shape[i] for one in values) for i in range(values[0].dim())]
     out = torch.zeros(len(values), *size)
     for row, one in zip(out, values, strict=True):
@@ -283,7 +279,7 @@ class WindowReader(Reader):
         taken = min(n, self.reach)
         received[self.reach - taken :] = weights.mean(0)[n - taken :]
         own, earlier = weights[:, n:].sum(1), weights[:, :n].sum(1)
-        self.put(received=received, keys=_size(call.k[0, n:]), norms=_size(call.v[0, n:]))
+        self.put(received=received)
         parts: tuple[str, ...] = ("this segment", "earlier words of the window")
         lengths = [own, earlier]
         if self.cached is not None:
@@ -436,8 +432,3 @@ def replaced(state: State, part: object, new: object) -> State:
 def _moved(before: Tensor, after: Tensor) -> Tensor:
     """‖after − before‖ / ‖after‖ of each unit, [K, D] -> [K]."""
     return (after - before).float().norm(dim=-1) / after.float().norm(dim=-1).clamp(min=1e-12)
-
-
-def _size(x: Tensor) -> Tensor:
-    """The length of a token's keys, the mean over heads: [T, H, d] -> [T]."""
-    return x.float().norm(dim=-1).mean(-1)

@@ -90,7 +90,7 @@ def _scaled(maps: Array) -> Array:
 
 
 def _curves(one: Memory) -> dict[str, Array]:
-    return {"moved": one.moved, "received": one.received, "keys": one.keys, "norms": one.norms, **one.values}
+    return {"moved": one.moved, "received": one.received, **one.values}
 
 
 def _pack_memory(one: Memory, recording: Recording, kept: float) -> JSONObject:
@@ -116,8 +116,6 @@ def _pack_memory(one: Memory, recording: Recording, kept: float) -> JSONObject:
         "written": strongest(one.written, kept),
         "readers": strongest(one.readers, kept),
         "received": dense(one.received),
-        "keys": dense(one.keys),
-        "norms": dense(one.norms),
         "sources": own,
     }
 

@@ -187,7 +187,7 @@ def record(
         own = {kind: array for kind, array in emptied.items() if kind != WindowReader.all_of_kind} or emptied
         helped = np.max([array - surprise for array in own.values()] or [np.full(len(surprise), np.nan)], 0)
         wanted = choose_places(document.targets, helped, length)
-        effects = Effects(model, readers, recording.memories, length, every)
+        effects = Effects(model, readers, every, recording.memories, length)
         known = recording.asked is None or recording.asked.known_at_end  # what is not known cannot be lost
         recording.places = find_effects(effects, tokens, targets, wanted, state, known)
         for place in recording.places:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mnemos.lab.report.markup import capital, plural
+from mnemos.lab.report.markup import capital, listed, plural
 
 from .effects import KNOWN, LOST, WHOLE, Place
 from .images import PictureRecording
@@ -100,23 +100,18 @@ def _needed(one: Recording, place: Place, i: int) -> str:
     parts = [change for change in memories if change.unit is not None]
     parts = parts or [change for change in memories if ": " in change.name]
     if parts:
-        return f"lost without {_either([change.name for change in parts])}"
+        return f"lost without {listed([change.name for change in parts], 'or')}"
     if not memories:
         return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
     numbers = {change.memory for change in memories}
     alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
-    said = f"lost without {_either([change.name for change in memories])}"
+    said = f"lost without {listed([change.name for change in memories], 'or')}"
     if not alone:
         return said
     units = sum(len(one.memories[number].units) for number in numbers if number is not None)
     tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
     enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
-    return f"{said}, of whose {tried} {_either(enough) or 'none'} is enough alone"
-
-
-def _either(names: list[str]) -> str:
-    """a, b or c."""
-    return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{said}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"
 
 
 def picture_sentences(one: PictureRecording) -> list[str]:

@@ -97,9 +97,9 @@ def _class(kind: str) -> str:
     return f' class="{escape(kind)}"' if kind else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], last: str = "and") -> str:
     """a, b and c."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 def capital(text: str) -> str:
