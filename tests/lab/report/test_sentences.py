@@ -17,7 +17,7 @@ from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.papers.small_runs import Trained, caution, train_and_compare
-from mnemos.lab.report import provenance, slot_attention, table
+from mnemos.lab.report import page, provenance, slot_attention, table
 from mnemos.lab.report.costs import cost_section
 from mnemos.lab.report.read import read, read_results, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
@@ -96,6 +96,18 @@ def test_only_controls_that_were_run_are_explained(tmp_path):
     assert "depends on" not in table._controls(closed)
     bare = read([write_run(tmp_path / "plain", "demo")])
     assert table._controls(bare) == "", "a model without a memory"
+
+
+def test_updates_each_are_those_of_finished_runs(tmp_path):
+    runs = [write_run(tmp_path / "a", "demo", 0), write_run(tmp_path / "b", "demo", 1, finished=False)]
+    assert "updates each" in page._byline([read(runs[:1])])
+    assert "updates each" not in page._byline([read(runs)])
+
+
+def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
+    runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+    shown = provenance._recipes(read(runs))
+    assert re.search(r'model.cache.length</code></th><td data-head="demo">null<.*?"demo-cached">32<', shown)
 
 
 def test_times_and_commands_say_nothing_of_other_machines(tmp_path):

@@ -36,9 +36,7 @@ FILE = "comparison.json"
 UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
 _REMEDY = "compare again"
 _NEEDED = ("metric", "seconds", "peak_bytes")  # of the results of older versions
-_STATE = (
-    "state KiB: what the model keeps of a row from one call to the next, after a row of the greatest length; –: nothing"
-)
+_STATE = "state KiB: what the model keeps of a row from one call to the next, after a row of the greatest length"
 _WIDTH = 150  # of a printed table in a file, which has no width of its own; enough for all columns
 
 
@@ -377,7 +375,7 @@ def _cost_table(comparison: Comparison) -> Any:
             _number(row.tokens),
             "–" if math.isnan(row.train_flops) else f"{row.train_flops / 1e12:.3g}",
             _number(row.flops, 1e6, 2),
-            _number(row.state_bytes, 2**10, 1) if row.state_bytes else "–",
+            _number(row.state_bytes, 2**10, 1),
             _number(row.seconds, 1, 1),
             _number(row.peak_bytes, 2**20),
         )

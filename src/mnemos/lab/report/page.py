@@ -168,8 +168,8 @@ def _byline(comparisons: Sequence[Results]) -> str:
     parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
-    steps = list(dict.fromkeys(run.result.steps for run in runs if run.result and run.result.steps))
-    parts += [f"{steps[0]:,.0f} updates each"] if len(steps) == 1 else []
+    steps = {run.result.steps if run.result else None for run in runs}
+    parts += [f"{steps.pop():,.0f} updates each"] if len(steps) == 1 and all(steps) else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in comparisons]
     tested = {run.result.scored_rows.get("test", 0) for run in runs if run.result}
     parts += [plural(tested.pop(), "test row")] if len(tested) == 1 and max(tested) else []

@@ -37,7 +37,7 @@ def _recipes(results: Results) -> str:
     parts = []
     if len(recipes) > 1 and differing:
         rows = [
-            [f"<code>{escape(f)}</code>", *(_cell(one.get(f, absent), absent) for one in flattened.values())]
+            [f"<code>{escape(f)}</code>", *(_cell(_value(one, f, absent), absent) for one in flattened.values())]
             for f in differing
             if any(one.get(f) not in (None, [], {}) for one in flattened.values())
         ]
@@ -53,6 +53,13 @@ def _recipes(results: Results) -> str:
         text = json.dumps(recipe, indent=2, ensure_ascii=False)
         parts.append(f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
+
+
+def _value(recipe: JSONObject, field: str, absent: object) -> object:
+    """A field of a flat recipe; null where the part that would have it is."""
+    while "." in field and field not in recipe:
+        field = field.rpartition(".")[0]
+    return recipe.get(field, absent)
 
 
 def rollout(recipe: JSONObject, result: Result | None) -> str | None:

@@ -195,5 +195,5 @@ def figure3(claim: Claim, options: Options) -> Finding:
     found.tables.append(table)
     found.files += write_grids(folder)
     found.runs.append(run)
-    found.notes.append("Not selected, temperature 1, seed 0. The paper's model is larger and trained for 250 epochs.")
+    found.notes.append("Not selected, temperature 1, seed 0. The paper's model is trained for 250 epochs.")
     return found
