@@ -32,7 +32,7 @@ from .weights import trained_model
 
 _CARRIED = {
     "as trained": "memory reset at the beginning of each document",
-    "carried": "memory carried from document to document, over the whole split",
+    "carried": "memory carried from document to document",
 }
 
 
