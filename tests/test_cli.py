@@ -202,7 +202,7 @@ def test_a_task_is_read_in_rollouts(tmp_path, capsys):
     resolved = json.loads((tmp_path / "run/recipe.json").read_text())["model"]
     assert (resolved["vocab_size"], resolved["max_length"]) == (81, 79), "they are left to the data"
     assert main(["report", run]) == 0
-    said = "an update reads 5 segments of 16 tokens; the gradient is cut after every 3 segments, by replay"
+    said = "an update reads 5 segments of 16 tokens, with memory replay; the trainer cuts the gradient after every 3"
     assert said in (tmp_path / "run/report.html").read_text()
     assert main(["eval", run]) == 0
     capsys.readouterr()
@@ -374,7 +374,8 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     file.write_text(json.dumps(shown))
     assert main(["show", str(file), "--model.dim", "32"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again == {**shown, "model": {**shown["model"], "dim": 32}}
+    about = "short-listops-cached with other train.steps, model.dim"
+    assert again == {**shown, "about": about, "model": {**shown["model"], "dim": 32}}
     said = refused(capsys, "compare", "short-listops-cached", str(file), "--out", str(tmp_path / "run"))
     assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); change" in said
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))

@@ -39,11 +39,13 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
         return recipe
     import tyro
 
+    shown = recipe
     named = dict.fromkeys(path_of(word.partition("=")[0]) for word in words if word.startswith("--"))
-    changed = ", ".join(name for name in named if name not in ("about", "help", "train.seed"))
-    registered = recipe
-    if changed:  # the recipe's own line may say what is no longer true
-        recipe = replace(recipe, about=f"{recipe.name} with other {changed}")
+    if changed := ", ".join(name for name in named if name not in ("about", "help", "train.seed")):
+        # The recipe's own line may say what is no longer true.
+        changes = f"{recipe.name} with other "
+        before = f"{recipe.about}, " if recipe.about.startswith(changes) else changes
+        recipe = replace(recipe, about=before + changed)
     recipe, words = with_parts(recipe, words)
     output = io.StringIO()
     try:
@@ -51,7 +53,7 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
             return tyro.cli(
                 Recipe,
                 prog=program,
-                description=_about(registered) if {"-h", "--help"} & set(words) else None,
+                description=_about(shown) if {"-h", "--help"} & set(words) else None,
                 args=words,
                 default=recipe,
                 config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
