@@ -28,8 +28,6 @@ struct Call {
     i64 mask_b, mask_t;
     const float *s, *z;      // [B, H, D, M] and [B, H, D]: before the first token; null: zeros
     float *s_end, *z_end;    // after the last one
-    const float *s_low, *z_low;        // what s and z had no digits for; null: nothing, and nobody asks for
-    float *s_low_end, *z_low_end;      // what s_end and z_end have none for
     float* den;              // [B, T, H]: written by the forward (null: not wanted), read by the backward
     Rows g, dq, dk, dv;      // upstream gradient of y; gradients
     const float *gs, *gz;    // upstream gradients of s_end and z_end; both null: zeros

@@ -223,7 +223,7 @@ class Decoding {
             for (i64 d = 0; d < D; d++) t.z_end[i * D + d] = t.z[i * D + d] + k[d], den += q[d] * t.z_end[i * D + d];
             const float* s = t.s + i * D * D;
             float* s_end = t.s_end + i * D * D;
-            token<false>(s, s, s_end, s_end, D, D, k, q, row + 2 * m.width, y);  // the second s is not looked at
+            token(s, s_end, D, D, k, q, row + 2 * m.width, y);
             for (i64 d = 0; d < D; d++) y[d] /= den;
         }
         barrier.wait(all);

@@ -5,7 +5,6 @@
 // CHUNK at a time; what it touches is its states and a chunk's buffers, so nothing grows with T.
 #include <cstdlib>
 #include <initializer_list>
-#include <type_traits>
 
 #include "rows.h"
 #include "scan.h"
@@ -67,10 +66,9 @@ struct Sums {
     const float *s, *z;  // [D, M] and [D]
 };
 
-// What the call was given of a row and head: s and z, what they had no digits for (part 1), or gradients.
-Sums given(const Call& c, i64 row, i64 part, bool gradients) {
-    const float* s = gradients ? (part ? nullptr : c.gs) : part ? c.s_low : c.s;
-    const float* z = gradients ? (part ? nullptr : c.gz) : part ? c.z_low : c.z;
+// What the call was given of a row and head: s and z, or their gradients; null is zeros.
+Sums given(const Call& c, i64 row, bool gradients) {
+    const float *s = gradients ? c.gs : c.s, *z = gradients ? c.gz : c.z;
     return s ? Sums{s + row * c.D * c.M, z + row * c.D} : Sums{nullptr, nullptr};
 }
 
@@ -103,7 +101,8 @@ struct Unit {
 
     // S and z at the start of this segment, or what they had no digits for (part 1); null is zeros.
     Sums before(i64 h, i64 part) const {
-        return segment ? apart(between(w.starts, h, segment - 1), part) : given(c, row(h), part, false);
+        if (segment) return apart(between(w.starts, h, segment - 1), part);
+        return part ? Sums{nullptr, nullptr} : given(c, row(h), false);
     }
     Sums apart(const float* both, i64 part) const {
         return {both + part * w.half(), both + part * w.half() + c.D * c.M};
@@ -195,12 +194,11 @@ struct Unit {
                 for (i64 i = 0; i < n; i++) den[i] = 1 / den[i];
                 write(out, w.Lp, c.y, t, h, n, c.M, den);
             }
-        for (i64 h = h0; segment == last && h < h1; h++)
-            for (i64 part = 0; part < (c.s_low_end ? 2 : 1); part++) {
-                const float *X = state(h), *z = X + 2 * c.D * w.Mp + part * w.Dp;
-                get<2>(X, c.D, c.M, (part ? c.s_low_end : c.s_end) + row(h) * c.D * c.M, part);
-                std::memcpy((part ? c.z_low_end : c.z_end) + row(h) * c.D, z, c.D * sizeof(float));
-            }
+        for (i64 h = h0; segment == last && h < h1; h++) {
+            const float *X = state(h), *z = X + 2 * c.D * w.Mp;
+            get<2>(X, c.D, c.M, c.s_end + row(h) * c.D * c.M, 0);
+            std::memcpy(c.z_end + row(h) * c.D, z, c.D * sizeof(float));
+        }
     }
 
     // With a = S·ĝ, whose product with q is den·(ĝ·y): γ = −(q·a)/den and dq = a + γ·z. A γ of the y that was returned
@@ -243,7 +241,7 @@ struct Unit {
     void dkv() {
         i64 turned = (c.M + 1) * w.Dp;
         for (i64 h = h0; h < h1; h++) {
-            Sums from = segment < w.segments - 1 ? apart(between(w.ends, h, segment), 0) : given(c, row(h), 0, true);
+            Sums from = segment < w.segments - 1 ? apart(between(w.ends, h, segment), 0) : given(c, row(h), true);
             put_turned<1>(state(h), c.D, c.M, from.s, from.z, 0);
             put<1>(state(h) + turned, c.D, c.M, from.s, 0);
         }
@@ -293,13 +291,13 @@ void add_up(const Work& w, bool gradients) {
     i64 n = w.segments - 1, size = c.D * c.M, half = w.half();
     for (i64 row = 0; row < c.B * c.H; row++) {
         float* all = (gradients ? w.ends : w.starts) + row * n * w.sums();
-        Sums high = given(c, row, 0, gradients), low = given(c, row, 1, gradients);
-        auto start = [&](Sums from, i64 j) { return !from.s ? 0 : j < size ? from.s[j] : from.z[j - size]; };
+        Sums first = given(c, row, gradients);
+        auto start = [&](i64 j) { return !first.s ? 0 : j < size ? first.s[j] : first.z[j - size]; };
         for (i64 i = 0; i < n; i++) {
             float* to = all + (gradients ? n - 1 - i : i) * w.sums();
             const float* from = gradients ? to + w.sums() : to - w.sums();
             for (i64 j = 0; j < half; j++)
-                add(to[j], to[half + j], i ? from[j] : start(high, j), i ? from[half + j] : start(low, j));
+                add(to[j], to[half + j], i ? from[j] : start(j), i ? from[half + j] : 0);
         }
     }
 }
@@ -324,16 +322,8 @@ void run_token(void* work, i64 unit, i64 worker) {
         u.keys(0, h, 1), u.queries(0, h, 1), u.values(0, h, 1, false);
         i64 s = u.row(h) * c.D * c.M, z = u.row(h) * c.D;
         float den = u.w.eps;
-        auto grow = [&](auto compensated, const float* s_low, const float* z_low, float* s_low_end, float* z_low_end) {
-            constexpr bool LOW = decltype(compensated)::value;
-            for (i64 d = z; d < z + c.D; d++)
-                den += u.q[d - z] * grown<LOW>(c.z + d, z_low + d, c.z_end + d, z_low_end + d, u.k[d - z], 1.0f);
-            token<LOW>(c.s + s, s_low + s, c.s_end + s, s_low_end + s, c.D, c.M, u.k, u.q, u.v, u.out);
-        };
-        if (c.s_low)
-            grow(std::true_type{}, c.s_low, c.z_low, c.s_low_end, c.z_low_end);
-        else  // not looked at
-            grow(std::false_type{}, c.s, c.z, c.s_end, c.z_end);
+        for (i64 d = z; d < z + c.D; d++) den += u.q[d - z] * grown(c.z + d, c.z_end + d, u.k[d - z], 1.0f);
+        token(c.s + s, c.s_end + s, c.D, c.M, u.k, u.q, u.v, u.out);
         if (c.den) *u.denominator(0, h) = den;
         den = 1 / den;
         u.write(u.out, u.w.Lp, c.y, 0, h, 1, c.M, &den);

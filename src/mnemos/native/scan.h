@@ -79,40 +79,35 @@ void scan(float* X, i64 rows, i64 columns, const float* p, const float* w, i64 l
     });
 }
 
-// A piece of X of one row, where a token adds by·in; without LOW, what has no digits is lost.
-template <bool LOW, class A>
-ALWAYS A grown(const float* s, const float* low, float* to, float* to_low, A by, A in) {
-    A more = by * in;
-    if (LOW) more += load<A>(low);
-    A old = load<A>(s), now = old + more;
+// A piece of X of one row, where a token adds by·in.
+template <class A>
+ALWAYS A grown(const float* s, float* to, A by, A in) {
+    A now = load<A>(s) + by * in;
     store(to, now);
-    if (LOW) store(to_low, more - (now - old));
     return now;
 }
 
 // The same for one token, from s [D, M] to `to` [D, M], where they lie.
-template <bool LOW>
-void token(const float* s, const float* low, float* to, float* to_low, i64 D, i64 M, const float* k, const float* q,
-           const float* v, float* out) {
+inline void token(const float* s, float* to, i64 D, i64 M, const float* k, const float* q, const float* v, float* out) {
     i64 m = 0;
     for (; m + TILE * W <= M; m += TILE * W) {
         V in[TILE], read[TILE];
         for (i64 j = 0; j < TILE; j++) in[j] = load<V>(v + m + j * W), read[j] = V{};
         for (i64 d = 0; d < D; d++)
             for (i64 j = 0, i = d * M + m; j < TILE; j++, i += W)
-                read[j] += all(q[d]) * grown<LOW>(s + i, low + i, to + i, to_low + i, all(k[d]), in[j]);
+                read[j] += all(q[d]) * grown(s + i, to + i, all(k[d]), in[j]);
         for (i64 j = 0; j < TILE; j++) store(out + m + j * W, read[j]);
     }
     for (; m + W <= M; m += W) {
         V in = load<V>(v + m), read = V{};
         for (i64 d = 0, i = m; d < D; d++, i += M)
-            read += all(q[d]) * grown<LOW>(s + i, low + i, to + i, to_low + i, all(k[d]), in);
+            read += all(q[d]) * grown(s + i, to + i, all(k[d]), in);
         store(out + m, read);
     }
     for (; m < M; m++) {
         float read = 0;
         for (i64 d = 0, i = m; d < D; d++, i += M)
-            read += q[d] * grown<LOW>(s + i, low + i, to + i, to_low + i, k[d], v[m]);
+            read += q[d] * grown(s + i, to + i, k[d], v[m]);
         out[m] = read;
     }
 }

@@ -27,9 +27,9 @@ from .operators import Gradients, keep, prepare, register
 
 __all__ = ["FROM_NOTHING", "causal", "everything", "runs_here", "takes", "token", "why_not"]
 
-CALL = struct.Struct("56q")  # `struct Call` of native/call.h
+CALL = struct.Struct("52q")  # `struct Call` of native/call.h
 EVERYTHING = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
-_NO_Y, _NO_LOW, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 4, (0,) * 6, (0,) * 20  # fields that a call leaves empty
+_NO_Y, _NO_ENDS, _NO_BACKWARD = (0,) * 4, (0,) * 2, (0,) * 20  # fields that a call leaves empty
 # q, k, v, s, z, mask, kind, eps, and whether the denominators are wanted -> y, s_end, z_end and them (or None)
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
@@ -161,7 +161,7 @@ def _kernel(
     s, z = (x if x is None else x.contiguous() for x in (s, z))
     call = CALL.pack(
         *_sizes(q, v, kind), *address(q), *address(k), *address(v), *address(y), *mask_address(mask),
-        *pointers(s, z, s_end, z_end), *_NO_LOW, *pointers(den), *_NO_BACKWARD,
+        *pointers(s, z, s_end, z_end, den), *_NO_BACKWARD,
     )  # fmt: skip
     loaded = loaded_kernels()
     check(loaded.mnemos_forward(kernels.variant(loaded), call, eps))
