@@ -148,25 +148,23 @@ def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: s
         raise InputError(f"{file}: expected {what}, found {missing}")
     try:
         with safe_open(str(file), "pt") as opened:
+            # ---- one of ours, and of this model
             header = opened.metadata() or {}
+            own = of if of and ("weights" in header or kind != "state") else {}
+            if (found := header.get("format")) != f"mnemos {kind} 2":
+                others = {"mnemos stream 2": "mnemos.Stream.restore", "mnemos state 2": "mnemos.load_state"}
+                fix = f"{others[found]} reads it" if found in others else "save one"
+                raise InputError(f"{file}: expected {what}, found another file ({found or 'no format'}); {fix}")
+            for name, other in (("model", "another configuration"), ("weights", "other weights")):
+                if own and header.get(name) != own[name]:
+                    raise InputError(f"{file}: expected {what} of this model, found one of {other}; load its own model")
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{file}: expected {what}, found a file that cannot be read ({error}); save it again"
         ) from None
-
-    # ---- the file is one of ours, whole, and of this model
-    if header.get("format") != f"mnemos {kind} 2":
-        for other, reader in (("stream", "mnemos.Stream.restore"), ("state", "mnemos.load_state")):
-            if other != kind and header.get("format") == f"mnemos {other} 2":
-                raise InputError(f"{file}: expected {what}, found a saved {other}; {reader} reads it")
-        raise InputError(f"{file}: expected {what}, found another file ({header.get('format', 'no format')}); save one")
     if header.pop("sha256", None) != _hash(tensors, header):
         raise InputError(f"{file}: expected the bytes that were saved, found others; save it again")
-    own = of if of and ("weights" in header or kind != "state") else {}
-    for name, other in (("model", "another configuration"), ("weights", "other weights")):
-        if own and header.get(name) != own[name]:
-            raise InputError(f"{file}: expected {what} of this model, found one of {other}; load its own model")
 
     # ---- its parts are those of the model's state; nothing is allocated by what the file says of its sizes
     try:
