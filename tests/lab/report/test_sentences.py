@@ -15,7 +15,7 @@ from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_parameters
 from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers import small_runs
-from mnemos.lab.papers.reproduce import Options
+from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import Trained, caution, train_and_compare
 from mnemos.lab.report import page, provenance, slot_attention, table
 from mnemos.lab.report.costs import cost_section
@@ -137,3 +137,8 @@ def test_no_note_of_an_experiment_is_of_somebody_else_s_machine(paper, tmp_path)
     notes += [value for name, value in vars(module).items() if re.match("_[A-Z]", name) and isinstance(value, str)]
     assert notes
     assert not [note for note in notes if re.search("Xeon|minutes|took", note)]
+
+
+def test_a_claim_that_is_not_the_paper_s_is_not_given_to_it(tmp_path, capsys):
+    reproduce("memformer/recall", Options(tmp_path, recipes_only=True))
+    assert "The paper:" not in capsys.readouterr().out

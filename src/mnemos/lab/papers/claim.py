@@ -14,7 +14,7 @@ class Claim:
     """One table or figure of a paper.
 
     about: what it measures. make: "module:function"; the function takes the claim and the options and returns a
-    `Finding`. says: the paper's conclusion. columns: the meaning of the numbers in each row of `values`.
+    `Finding`. says: what is claimed. columns: the meaning of the numbers in each row of `values`.
     """
 
     name: str

@@ -28,7 +28,7 @@ def write_claim_page(result: JSONObject, finding: Finding, path: Path) -> None:
     }
     known = {slug: part for slug, part in sections.items() if part[1]}
     opening = [
-        paragraph(f"The paper: {result['says']}", "lead"),
+        paragraph(f"The claim: {result['says']}", "lead"),
         first,
         f'<ul class="caveats">{notes}</ul>' if notes else "",
         contents((slug, name) for slug, (name, _) in known.items()),

@@ -49,7 +49,7 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     _check(options)
     found = []
     for claim in claims:
-        say(f"{about.name}/{claim.name}: {claim.about}\n  The paper: {claim.says}", flush=True)
+        say(f"{about.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}", flush=True)
         found.append(_reproduce_claim(about, claim, options))
     return found
 
