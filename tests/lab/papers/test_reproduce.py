@@ -37,7 +37,7 @@ def test_a_claim_is_printed_and_written(two_claims, tmp_path, capsys):
     assert found["tables"] == [{"title": "A title", "rows": [{"": "ViT", "ours": 12345.678, "paper top-1": 79.9}]}]
     assert {"paper", "claim", "says", "notes", "files", "runs", "seconds", "provenance"} <= set(found)
     page = (tmp_path / "claim-b.html").read_text()
-    for words in ("about", "The paper: says", "A title", "12,346", "A note."):
+    for words in ("about", "The claim: says", "A title", "12,346", "A note."):
         assert words in page
     assert not (tmp_path / "a.json").exists()
 
