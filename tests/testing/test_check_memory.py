@@ -355,6 +355,10 @@ scaled(
     "modes", "EvalNoGradLongDiffers", lambda self, x: not (self.training or torch.is_grad_enabled()) and x.shape[1] > 99
 )
 scaled("rows", "ManyRowsDiffer", lambda self, x: len(x) > 8)
+scaled("modes", "FrozenXDiffers", lambda self, x: torch.is_grad_enabled() and not x.requires_grad)
+scaled("modes", "FrozenWeightsDiffer", lambda self, x: not self.decay.requires_grad)
+scaled("rows", "FortyRowsDiffer", lambda self, x: len(x) > 32)
+scaled("finite", "ThousandTokensDiffer", lambda self, x: x.shape[1] > 512)
 scaled("rows", "TwoRowsDiffer", lambda self, x: len(x) == 2)
 scaled("resumes", "DecodingDiffers", lambda self, x: x.shape[1] == 1)
 scaled("resumes", "LongCallsDiffer", lambda self, x: x.shape[1] >= 129)
@@ -690,6 +694,13 @@ class OneTokenDoublesTheGradient(Average):
 class GradientOfAParameterIsDoubled(Average):
     def rate(self):
         return Scaled.apply(super().rate(), 2)
+
+
+@faulty("derivatives")
+class AHookDoublesTheGradient(Average):
+    def __init__(self):
+        super().__init__()
+        self.value.weight.register_hook(lambda gradient: 2 * gradient)
 
 
 @faulty("derivatives")

@@ -15,7 +15,7 @@ from mnemos.modes import plain_module
 from mnemos.types import leaves
 
 from .laws import AFTER, LAWS, numbers, resuming_step
-from .probe import Law, Probe
+from .probe import Law, Probe, copied
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
 
     width: by default layer.dim. laws: the name or names of those that are checked, by default all
     (`mnemos.testing.LAWS`).
-    Cost: about a thousand calls of up to 131 tokens and 17 rows, one of 1,000, and a compilation; a few seconds.
+    Cost: about a thousand calls of up to 131 tokens and 40 rows, one of 1,000, and a compilation; a few seconds.
     Raises InputError if the width is unknown, or the layer cannot be called in this way.
     """
     named = [laws] if isinstance(laws, str) else LAWS if laws is None else laws
@@ -147,12 +147,12 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
 def _copying(layer: Any) -> str:
     """What is wrong with copy.deepcopy(layer); "": nothing."""
     try:
-        copied = copy.deepcopy(layer)
+        new = copy.deepcopy(layer)
     except Exception as error:
         return f"raised {type(error).__name__} in copy.deepcopy(layer): {_first_line(error)}"
     if isinstance(layer, nn.Module):
         own = {parameter.data_ptr() for parameter in layer.parameters() if parameter.numel()}
-        if any(parameter.data_ptr() in own for parameter in copied.parameters()):
+        if any(parameter.data_ptr() in own for parameter in new.parameters()):
             return "copy.deepcopy(layer) shares weights with the layer"
     return ""
 
@@ -175,8 +175,8 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             f"check_memory: expected a module and the width of its inputs, found {type(layer).__name__} and {width!r}; "
             "give check_memory(layer, width=…)"
         )
-    untried = copy.deepcopy(layer).to(dtype)
-    tried = copy.deepcopy(untried)
+    untried = copied(layer).to(dtype)
+    tried = copied(untried)
     x = torch.randn(3, 80, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     try:
         found = tried(x[:, :4].clone(), None)

@@ -115,25 +115,31 @@ def _float64(probe: Probe, t: int) -> Fault | None:
 def _modes(probe: Probe, t: int) -> Fault | None:
     """The same calls without gradients, in inference mode, in float32, and in the other of training and eval mode."""
     scenarios = [("", probe.calls(t, 1, 2) if t <= TOKENS else probe.calls(t, 1))]
-    if probe.takes_mask and t <= TOKENS:
-        scenarios.append(("with a mask, ", masked_calls(probe, t)))
+    if probe.takes_mask and 1 < t <= TOKENS:
+        scenarios.append(("with a mask", masked_calls(probe, t)))
+    own, modes = probe.layer.training, ("without gradients", "", "in inference mode", "weights frozen", "x frozen")
+    trainings = (own, not own) if probe.same_modes() else (own,)
+    runs = [
+        (probe.copy(d, t), m) for t in trainings for d in dict.fromkeys((probe.dtype, torch.float32)) for m in modes
+    ]
     base = [probe.run(calls) for _, calls in scenarios]
-    own, modes = probe.layer.training, (torch.no_grad, torch.enable_grad, torch.inference_mode)
-    named = {torch.no_grad: "without gradients, ", torch.inference_mode: "in inference mode, "}
-    for training in (own, not own) if probe.same_modes() else (own,):
-        for dtype in dict.fromkeys((probe.dtype, torch.float32)):
-            other = probe.copy(dtype, training)
-            for mode in modes[: 1 if t > TOKENS else 3 if dtype == probe.dtype else 2]:
-                what = "" if dtype == probe.dtype else "float32, "
-                what += named.get(mode, "") + ("" if training == own else "training, " if training else "eval, ")
-                for (masked, calls), expected in zip(scenarios, base, strict=True):
-                    with mode():
-                        found = other.run([Call(x.to(dtype), mask) for x, mask in calls])
-                    if found and (kind := next(iter(found.values())).dtype) != dtype:
-                        return Fault(f"{what}{masked}the outputs of {dtype} are {kind}".replace("torch.", ""))
-                    where = f"{what}{masked}".removesuffix(", ") or "the same calls again"
-                    if fault := other.compare(found, expected, f"{where}, against the first run"):
-                        return fault
+    for other, mode in runs:
+        if mode and mode != modes[0] and (other.dtype != probe.dtype or t > TOKENS):
+            continue
+        other.layer.requires_grad_(mode != "weights frozen")
+        switch = {"without gradients": torch.no_grad, "in inference mode": torch.inference_mode}.get(mode)
+        for (masked, calls), expected in zip(scenarios, base, strict=True):
+            words = [] if other.dtype == probe.dtype else ["float32"]
+            words += [mode] if mode else []
+            words += [] if other.layer.training == own else ["eval" if own else "training"]
+            words += [masked] if masked else []
+            with switch() if switch else torch.enable_grad():
+                found = other.run([Call(x.to(other.dtype), mask) for x, mask in calls], of_x=mode != "x frozen")
+            where = ", ".join(words) or "the same calls again"
+            if found and (kind := next(iter(found.values())).dtype) != other.dtype:
+                return Fault(f"{where}, the outputs of {other.dtype} are {kind}".replace("torch.", ""))
+            if fault := other.compare(found, expected, f"{where}, against the first run"):
+                return fault
     return None
 
 
@@ -174,9 +180,9 @@ def _rows(probe: Probe, t: int) -> Fault | None:
         return None if fault or t < TOKENS else Fault("declared rows_independent = False, and no row changes another")
     if fault:
         return fault
-    calls, sizes = probe.calls(t, 1, rows=17), (1, 2, 5, 9)
+    calls, sizes = probe.calls(t, 1, rows=40), (1, 2, 5, 9, 23)
     groups = [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
-    what = "batches of 1, 2, 5 and 9 rows, against 17 rows together"
+    what = "batches of 1, 2, 5, 9 and 23 rows, against 40 rows together"
     return probe.compare(probe.run(calls, groups), probe.run(calls), what)
 
 
@@ -208,20 +214,21 @@ def _lengths(probe: Probe, t: int) -> Fault | None:
 
 
 def _resumes(probe: Probe, t: int) -> Fault | None:
-    x = probe.tokens(t)
-    whole = probe(x)[0]
-    if t <= TOKENS and isinstance(probe.layer, Recurrent):
-        started = probe(x, probe.layer.initial_state(ROWS, dtype=probe.dtype))[0]
-        if fault := probe.difference(started, whole, "from initial_state instead of None"):
-            return fault
-    if probe.splits == "segments":
-        return None
-    several: tuple[list[int], ...] = ([1], [t - 1], [4, 5], [3, 6, 9], list(range(1, t)))
-    if t > TOKENS:
-        several = [c for c in (1, 127, 128, 129, 200, 257) if c < t], [t * 5 // 8]
-    for cuts in several:
-        if cuts and cuts[0] > 0 and cuts[-1] < t and (fault := cut_apart(probe, x, whole, cuts)):
-            return fault
+    with torch.set_grad_enabled(t <= TOKENS):
+        x = probe.tokens(t)
+        whole = probe(x)[0]
+        if t <= TOKENS and isinstance(probe.layer, Recurrent):
+            started = probe(x, probe.layer.initial_state(ROWS, dtype=probe.dtype))[0]
+            if fault := probe.difference(started, whole, "from initial_state instead of None"):
+                return fault
+        if probe.splits == "segments":
+            return None
+        several: tuple[list[int], ...] = ([1], [t - 1], [4, 5], [3, 6, 9], list(range(1, t)))
+        if t > TOKENS:
+            several = ([c for c in (1, 127, 128, 129, 200, 257) if c < t],)
+        for cuts in several:
+            if cuts and cuts[0] > 0 and cuts[-1] < t and (fault := cut_apart(probe, x, whole, cuts)):
+                return fault
     return None
 
 
@@ -503,11 +510,14 @@ def _finite(probe: Probe, t: int) -> Fault | None:
     if t < LONG:
         return None
     with torch.no_grad():
-        x = probe.tokens(1000, rows=1)
-        y = low.layer.eval()(x.to(low.dtype))[0]
+        x = low.tokens(1000, rows=1)
+        y, state = low(x)
         if not y.isfinite().all():
             return Fault("1,000 tokens in float32: the outputs are not finite")
-    return None
+        if low.splits != "anywhere":
+            return None
+        first, state = low(x[:, :517])
+        return low.difference(torch.cat([first, low(x[:, 517:], state)[0]], 1), y, "1,000 tokens, cut before 517")
 
 
 # ---- which laws apply ----

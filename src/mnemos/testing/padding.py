@@ -24,7 +24,7 @@ def padding(probe: Probe, t: int) -> Fault | None:
     """Outputs, calls that follow and gradients of rows with padding are those of each row alone without it."""
     if not probe.rows_independent:
         probe = probe.copy(training=False)
-    plain = probe.calls(t, 1, 2)
+    low, plain = probe.copy(torch.float32), probe.calls(t, 1, 2)
     valid = [Call(x, torch.ones(x.shape[:2], dtype=torch.bool)) for x, _ in plain]
     if fault := probe.compare(probe.run(valid), probe.run(plain), "a mask in which all is valid, against no mask"):
         return fault
@@ -40,7 +40,6 @@ def padding(probe: Probe, t: int) -> Fault | None:
         expected = probe.run(calls, [slice(i, i + 1) for i in range(len(calls[0].x))])
         fault = probe.compare(probe.run(calls), expected, f"{what}, against each row without it")
         if t > TOKENS and not fault:  # of short calls the law of modes says it
-            low = probe.copy(torch.float32)
             with torch.no_grad():
                 found = low.run([Call(x.to(low.dtype), mask) for x, mask in calls])
             fault = low.compare(found, expected, f"float32, without gradients, {what}, against each row without it")

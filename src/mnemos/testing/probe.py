@@ -16,6 +16,15 @@ from mnemos.types import Output, Splits, State, StateKind
 ROWS, TOKENS, LONG = 3, 11, 131  # LONG: longer than the chunks of most layers, and no multiple of them
 
 
+def copied(layer: nn.Module) -> nn.Module:
+    """A deep copy, with the hooks on gradients of parameters, which copy.deepcopy leaves out."""
+    new = copy.deepcopy(layer)
+    for own, parameter in zip(layer.parameters(), new.parameters(), strict=True):
+        for hook in (own._backward_hooks or {}).values():
+            parameter.register_hook(hook)
+    return new
+
+
 class Fault(NamedTuple):
     """A counterexample: what is wrong, the first output or cut at which it is, and by how much."""
 
@@ -62,7 +71,7 @@ class Probe:
 
     def copy(self, dtype: torch.dtype | None = None, training: bool | None = None) -> "Probe":
         """The same of a copy of the layer, which may have another precision or mode."""
-        layer = copy.deepcopy(self.layer)
+        layer = copied(self.layer)
         layer.train(layer.training if training is None else training)
         if dtype in (None, self.dtype):
             return dataclasses.replace(self, layer=layer)
@@ -88,13 +97,15 @@ class Probe:
         """Calls of so many tokens each, without a mask."""
         return [Call(self.tokens(t, 2 + i, rows)) for i, t in enumerate(lengths)]
 
-    def run(self, calls: Sequence[Call], apart: Sequence[slice] = (), state: State = None) -> dict[str, Tensor]:
+    def run(
+        self, calls: Sequence[Call], apart: Sequence[slice] = (), state: State = None, of_x: bool = True
+    ) -> dict[str, Tensor]:
         """The outputs of calls, each from the state of the last, and the gradients of a weighted sum of them.
 
         Outputs of padding are zeros here. apart: the rows are read in these groups, each without the tokens that are
-        padding in all of its rows.
+        padding in all of its rows. of_x: whether the tokens need a gradient.
         """
-        live = torch.is_grad_enabled()
+        live = torch.is_grad_enabled() and of_x
         xs = [call.x.detach().requires_grad_(live) for call in calls]
         outputs = [self._rows(xs, calls, state, rows) for rows in apart or (slice(None),)]
         found = {
@@ -108,6 +119,7 @@ class Probe:
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return found
         named = {f"x of call {i + 1} of {len(calls)}" if len(calls) > 1 else "x": x for i, x in enumerate(xs)}
+        named = {name: x for name, x in named.items() if x.requires_grad}
         named |= {f"the parameter {name}": p for name, p in self.layer.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         for (name, tensor), gradient in zip(named.items(), gradients, strict=True):
