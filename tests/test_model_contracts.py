@@ -20,6 +20,7 @@ from contract_cases import (
     padding_changes_nothing,
     same_state,
 )
+from torch.func import functional_call, grad, vmap
 
 import mnemos
 from mnemos import registry
@@ -257,3 +258,19 @@ def test_what_padding_holds_and_where_it_stands_changes_nothing(model, request):
         # Frames are stacked where they stand: padding before a valid one is refused.
         with pytest.raises(InputError, match="valid frames") if case.inputs == "frames" else nullcontext():
             padding_changes_nothing(model, x, call)
+
+
+@over_models(lambda case: case.inputs == "tokens")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_each_row_by_vmap_are_its_own(model):
+    model.eval()
+    x, parameters = inputs(model), {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters, row):
+        found = functional_call(model, (parameters, dict(model.named_buffers())), (row[None],))
+        return found[0].square().mean()
+
+    each = vmap(grad(loss), in_dims=(None, 0), randomness="different")(parameters, x)
+    for row in range(ROWS):
+        for name, alone in grad(loss)(parameters, x[row]).items():
+            close(each[name][row], alone)

@@ -31,6 +31,7 @@ OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:ignore_noninstrumented_modules=1:report_signal_unsafe=0",
 }
 TESTS = [
+    "tests/ops/test_operators.py",
     "tests/ops/test_linear_attention_native.py",
     "tests/ops/test_linear_attention_bidirectional.py",
     "tests/ops/test_delta_native.py",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._compat import COMPILED, with_children
+from ._compat import COMPILED, transformed, with_children
 from .errors import InputError
 
 
@@ -29,8 +29,11 @@ def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 def reads_without_waiting(x: Tensor) -> bool:
-    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks.
+
+    Under torch.func (vmap), x stands for the values of several calls.
+    """
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(x)
 
 
 def in_graph() -> bool:

@@ -113,7 +113,7 @@ def test_a_masked_token_reaches_nothing(hidden, kind, backend):
     found = []
     for value in (0.0, hidden):
         given = inputs(kind, 20, torch.float32)
-        for name in given.keys() - {"q", "state"}:
+        for name in given.keys() - {"state"}:
             given[name].data[~mask] = -value if name == "decay" else value
         y, end = (
             run(given, mask=mask, normalise_keys=True, backend=backend)
@@ -143,3 +143,18 @@ def test_nothing_travels_back_in_time(name, kind, backend):
         torch.testing.assert_close(y[:, 22:], clean[:, 22:])
     else:
         assert not state[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize(("beta", "bound"), [(2.0, 600 * 2**-23), (1.99, 1e-5)])
+def test_a_key_that_is_repeated_without_forgetting_has_the_error_that_the_page_names(beta, bound, backend):
+    """β‖k‖² = 2 reflects the state again and again: what the chunks round of ‖k‖² adds up, linearly."""
+    generator = torch.Generator().manual_seed(1)
+    q, v = (torch.randn(1, 600, 1, n, generator=generator) for n in (64, 32))
+    k = torch.nn.functional.normalize(torch.randn(64, generator=generator), dim=0)
+    state, beta = torch.randn(1, 1, 64, 32, generator=generator), torch.full((1, 600, 1), beta)
+    s, key = state[0, 0].double(), k.double()
+    for t in range(600):
+        s = s + torch.outer(key, beta[0, t].double() * (v[0, t, 0].double() - key @ s))
+    end = mnemos.ops.delta_rule(q, k.expand_as(q), v, beta, None, state, backend=backend)[1][0, 0]
+    assert (end - s).abs().max() <= bound * s.abs().max()

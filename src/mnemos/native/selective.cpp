@@ -249,7 +249,8 @@ struct Work {
 
     void add_up() const {
         i64 count = c.B * c.T * c.N;
-        std::memcpy(c.d_write, sums, count * sizeof(float)), std::memcpy(c.d_read, sums + count, count * sizeof(float));
+        if (count)  // without tokens there may be no memory
+            std::memcpy(c.d_write, sums, count * sizeof(float)), std::memcpy(c.d_read, sums + count, count * sizeof(float));
         for (i64 i = 1; i < groups; i++)
             add_to(c.d_write, sums + 2 * i * count, count), add_to(c.d_read, sums + (2 * i + 1) * count, count);
         for (i64 b = 1; b < c.B; b++)

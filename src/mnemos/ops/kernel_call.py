@@ -68,19 +68,24 @@ def register_pair(
     like: tuple[Callable[..., Any], Callable[..., Any]],
     gradients: Callable[..., Any],
     save: Callable[..., Any],
+    name_of: Callable[[Sequence[Any]], str] | None = None,
 ) -> None:
     """Register an operator of the CPU and its backward, which has no derivative.
 
     Of each pair the first is of `mnemos::NAME`, the second of `mnemos::NAME_backward`: schema, function and fake
-    function. The second function may return None, for which the operator returns an empty tensor.
+    function. The second function may return None, for which the operator returns an empty tensor. name_of: the name of
+    the operation from the inputs, where it is not NAME.
     """
     forward, backward = compute
 
     def filled(*inputs: Any) -> tuple[Tensor, ...]:
         return tuple(inputs[0].new_empty(0) if grad is None else grad for grad in backward(*inputs))
 
-    def refuse(ctx: object, *_: object) -> None:
-        raise RuntimeError(f"{name} is differentiable once; backend='native' has no derivative of its derivative")
+    def note_name(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        ctx.called = name if name_of is None else name_of(inputs)
+
+    def refuse(ctx: Any, *_: object) -> None:
+        raise RuntimeError(f"{ctx.called} is differentiable once; backend='native' has no derivative of its derivative")
 
     operators = f"mnemos::{name}", f"mnemos::{name}_backward"
     for operator, schema, function, fake in zip(operators, schemas, (forward, filled), like, strict=True):
@@ -88,4 +93,4 @@ def register_pair(
         torch.library.impl(operator, "CPU", function)
         torch.library.register_fake(operator, fake)
     torch.library.register_autograd(operators[0], gradients, setup_context=save)
-    torch.library.register_autograd(operators[1], refuse)
+    torch.library.register_autograd(operators[1], refuse, setup_context=note_name)

@@ -1,19 +1,22 @@
 """Backward passes that cannot be differentiated, and raise an error if they are."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def differentiable_once(
+    name: str | Callable[[Sequence[Any]], str],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator of an autograd backward: differentiating its results raises RuntimeError, with the operation's name.
 
-    The backward is called with (ctx, ctx.saved_tensors, *grads): activation checkpointing lets them be read once.
-    PyTorch's `once_differentiable` checks only whether the incoming gradient requires grad. If that is a constant, as
-    in a gradient penalty, it returns gradients without a graph, and the second derivative silently lacks them.
+    name: a function of the saved tensors where operations share a backward. The backward is called with (ctx,
+    ctx.saved_tensors, *grads): activation checkpointing lets them be read once. PyTorch's `once_differentiable` checks
+    only whether the incoming gradient requires grad. If that is a constant, as in a gradient penalty, it returns
+    gradients without a graph, and the second derivative silently lacks them.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +31,8 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
             if not sources:
                 return found
             several = found if isinstance(found, tuple) else (found,)
-            marked = tuple(x if x is None else _Refused.apply(name, x, *sources) for x in several)
+            called = name if isinstance(name, str) else name(saved)
+            marked = tuple(x if x is None else _Refused.apply(called, x, *sources) for x in several)
             return marked if isinstance(found, tuple) else marked[0]
 
         return guarded

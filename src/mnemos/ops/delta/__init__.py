@@ -249,7 +249,7 @@ def _check(
 
 def _check_decay(decay: Tensor) -> None:
     """Refuse a decay above 0 or NaN, where it can be read without waiting for it."""
-    if decay.numel() and reads_without_waiting(decay) and not transformed():
+    if decay.numel() and reads_without_waiting(decay):
         largest = decay.max().item()  # NaN if any is
         if not largest <= 0:
             advice = "see what it is computed from"

@@ -20,6 +20,7 @@ for s = 1, 2, 4 … C/2. So a decay per channel needs log₂ C exponentials per 
 kept. The backward computes one slab after the other again, with its graph, from the last to the first.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ SLAB_NUMBERS_ELSEWHERE = 2**25
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, beta, decay
 Decays = tuple[Tensor, Tensor, Tensor]
+
+
+def name_of(inputs: Sequence[Any]) -> str:
+    """The operator of q, k, v, beta, …"""
+    return "decayed_attention" if inputs[3] is None else "delta_rule"
 
 
 def runs_here() -> bool:
@@ -111,7 +117,7 @@ class _Recomputed(torch.autograd.Function):
         return y, s if starts else s.clone()
 
     @staticmethod
-    @differentiable_once("delta_rule")
+    @differentiable_once(name_of)
     def backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor) -> tuple[Tensor | None, ...]:
         given, starts = saved[:5], saved[5:]
         length = _slab_length(given[1], given[2])

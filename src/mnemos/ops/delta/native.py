@@ -27,6 +27,8 @@ from mnemos.ops.kernel_call import (
 )
 from mnemos.ops.once import differentiable_once
 
+from .chunked import name_of
+
 __all__ = ["recurrence", "runs_here", "takes", "why_not"]
 
 CALL = struct.Struct("58q")  # `struct Delta` of native/delta.h
@@ -184,7 +186,7 @@ class _Eager(torch.autograd.Function):
         return y, end
 
     @staticmethod
-    @differentiable_once("delta_rule")
+    @differentiable_once(name_of)
     def backward(ctx: Any, saved: tuple[Any, ...], gy: Tensor | None, gs: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, states = saved
         if gy is None:
@@ -232,4 +234,5 @@ register_pair(
     (_like_results, _like_gradients),
     _gradients,
     _save,
+    name_of,
 )

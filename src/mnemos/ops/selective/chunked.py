@@ -51,10 +51,9 @@ def scan(
         x, dt, B, C = (z.masked_fill(~mask[..., None], 0) for z in (x, dt, B, C))
     s = x.new_zeros(len(x), *A.shape) if s is None else s
     tokens = x, dt, B, C, resets
-    if x.shape[1] == 0:
-        y, end = x.clone(), s.clone()
-    elif x.shape[1] == 1 or torch.compiler.is_compiling() or transformed() or forward_differentiated():
-        y, end = _chunk(tokens, A, s)
+    t = x.shape[1]
+    if t == 1 or torch.compiler.is_compiling() or transformed() or forward_differentiated():
+        y, end = _chunk(tokens, A, s) if t else (x.clone(), s.clone())
     else:
         y, end = _Recomputed.apply(*tokens, A, s)
     y = y if D is None else torch.addcmul(y, x, D)
@@ -87,7 +86,7 @@ class _Recomputed(torch.autograd.Function):
             starts.append(s)
             y[:, a : a + CHUNK], s = _chunk(_part(tokens, a), A, s)
         ctx.save_for_backward(*tokens, A, *starts)
-        return y, s
+        return y, s if starts else s.clone()
 
     @staticmethod
     @differentiable_once("selective_scan")

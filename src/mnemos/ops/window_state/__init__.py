@@ -59,7 +59,7 @@ def window_attention(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, mask: Tensor | None) -> None:
     fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2] and q.shape[1] > 0
-    if not fits or k.shape[2] != v.shape[2] or q.shape[2] % k.shape[2] or q.shape[3] != k.shape[3]:
+    if not fits or k.shape[2] != v.shape[2] or not k.shape[2] or q.shape[2] % k.shape[2] or q.shape[3] != k.shape[3]:
         raise InputError(
             "expected q [B, T, H, D], k [B, T, Hk, D] and v [B, T, Hk, M], H a multiple of Hk and T at least 1, found "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"

@@ -1,8 +1,11 @@
-"""One law over the operators: what an invalid token holds, NaN too, changes no result and no gradient."""
+"""Laws over the operators: padding changes nothing, calls may be empty, a second derivative is refused by name."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import ops
 from mnemos.ops.reformer import draw_rotations
@@ -28,7 +31,7 @@ def linear(q, k, v, s, z, **how):
 
 
 def linear_of_keys(k, v, s, z, **how):
-    return None, ops.linear_attention(drawn(B, 4, H, D), k, v, False, state=(s.abs(), z.abs()), **how)
+    return None, ops.linear_attention(drawn(len(k), 4, H, D), k, v, False, state=(s.abs(), z.abs()), **how)
 
 
 def scan(x, dt, b, c, state, **how):
@@ -36,11 +39,11 @@ def scan(x, dt, b, c, state, **how):
 
 
 def slots(k_x, v_x, state, **how):
-    return None, ops.slot_write(state, drawn(B, 3, H, D), drawn(B, 3, H, D, seed=1), k_x, v_x, **how)
+    return None, ops.slot_write(state, drawn(len(k_x), 3, H, D), drawn(len(k_x), 3, H, D, seed=1), k_x, v_x, **how)
 
 
 def relative(q, k, v, **how):
-    return ops.relative_attention(q, k, v, drawn(T, H, D), drawn(H, D), drawn(H, D), **how), None
+    return ops.relative_attention(q, k, v, drawn(q.shape[1], H, D), drawn(H, D), drawn(H, D), **how), None
 
 
 def block_sparse(q, k, v, **how):
@@ -80,23 +83,20 @@ def name(case):
     return "-".join([case[0].__name__, *case[1].values()])
 
 
-def given(op, holds):
-    """The inputs, with `holds` in the padding."""
+def given(op, b=B, t=T):
+    """Inputs of b rows of t tokens."""
     tokens, rows = OPERATORS[op]
-    found = {label: drawn(B, T, *shape, seed=i) for i, (label, *shape) in enumerate(tokens)}
+    found = {label: drawn(b, t, *shape, seed=i) for i, (label, *shape) in enumerate(tokens)}
     for label in {"beta", "dt"} & set(found):
         found[label] = found[label].sigmoid()
     if "decay" in found:
         found["decay"] = -found["decay"].abs()
-    for x in found.values():
-        x[~MASK] = holds
-    of_rows = {label: drawn(*([D] if label == "weight" else [B]), *shape) for label, *shape in rows}
-    return found | of_rows
+    return found | {label: drawn(D if label == "weight" else b, *shape) for label, *shape in rows}
 
 
-def loss(op, how, inputs):
-    y, state = op(**inputs, mask=MASK, **how)
-    parts = leaves(state) + ([] if y is None else [y[MASK]])
+def loss(op, how, inputs, mask=None):
+    y, state = op(**inputs, mask=mask, **how)
+    parts = leaves(state) + ([] if y is None else [y if mask is None else y[mask]])
     return sum((x * drawn(*x.shape)).sum() for x in parts), parts
 
 
@@ -106,12 +106,14 @@ def test_what_an_invalid_token_holds_changes_nothing(case, transformed):
     op, how = case
     found = []
     for holds in (0.0, torch.nan, torch.inf):
-        inputs = given(op, holds)
+        inputs = given(op)
+        for label, *_ in OPERATORS[op][0]:
+            inputs[label][~MASK] = holds
         if transformed and "reference" not in how.values():
-            grads, parts = torch.func.grad(lambda x: loss(op, how, x), has_aux=True)(inputs)
+            grads, parts = torch.func.grad(lambda x: loss(op, how, x, MASK), has_aux=True)(inputs)
         else:
             inputs = {label: x.requires_grad_() for label, x in inputs.items()}
-            total, parts = loss(op, how, inputs)
+            total, parts = loss(op, how, inputs, MASK)
             total.backward()
             grads = {label: x.grad for label, x in inputs.items()}
         for label, *_ in OPERATORS[op][0]:
@@ -120,3 +122,38 @@ def test_what_an_invalid_token_holds_changes_nothing(case, transformed):
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+# An encoder's call of nothing returns its values; a window has at least one token.
+FROM_NOTHING = [c for c in CASES if "reference" not in c[1].values() and c[0] not in (block_sparse, reformer, window)]
+
+
+@pytest.mark.parametrize("sizes", [(2, 0), (0, 3), (0, 0)], ids=str)
+@pytest.mark.parametrize("case", FROM_NOTHING, ids=name)
+def test_calls_of_no_tokens_or_no_rows_have_gradients_of_zeros(case, sizes):
+    op, how = case
+    inputs = {label: x.requires_grad_() for label, x in given(op, *sizes).items()}
+    total, parts = loss(op, how, inputs)
+    assert all(x.isfinite().all() for x in parts)
+    total.backward()
+    for label, x in inputs.items():
+        assert x.grad is not None, label
+        state = label in ("state", "s", "z")
+        assert x.grad.any() == (state and sizes == (2, 0)), label  # a state goes through
+
+
+NAMES = {linear: "linear_attention", linear_of_keys: "linear_attention", delta: "delta_rule", scan: "selective_scan"}
+OFTEN = (linear_of_keys, "chunked"), (ops.short_convolution, "chunked")  # PyTorch's operations have all derivatives
+ONCE = [c for c in CASES if c[1] and "reference" not in c[1].values() and (c[0], c[1]["backend"]) not in OFTEN]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("case", ONCE, ids=name)
+def test_a_second_derivative_is_refused_by_the_operators_own_name(case, counted):
+    op, how = case
+    inputs = {label: x.requires_grad_() for label, x in given(op).items()}
+    # A counter sees registered operators, which eager calls are not.
+    with FlopCounterMode(display=False) if counted else nullcontext():
+        gradients = torch.autograd.grad(loss(op, how, inputs)[0], list(inputs.values()), create_graph=True)
+        with pytest.raises(RuntimeError, match=f"^{NAMES.get(op, op.__name__)} is differentiable once"):
+            sum(x.square().sum() for x in gradients).backward()
