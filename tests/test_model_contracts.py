@@ -260,7 +260,8 @@ def test_what_padding_holds_and_where_it_stands_changes_nothing(model, request):
             padding_changes_nothing(model, x, call)
 
 
-@over_models(lambda case: case.inputs == "tokens")
+# PyTorch's LSTM cannot be batched so in float64, nor can encoders of other libraries that pick rows by their values.
+@over_models(lambda case: advances(case) or contract_cases.has(registry.load("model", case.name), "attention"))
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_each_row_by_vmap_are_its_own(model):
     model.eval()
