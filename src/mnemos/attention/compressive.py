@@ -139,7 +139,8 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     ) -> tuple[Tensor, CompressedSegments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""
         b, t, _ = x.shape
-        order, count = None, t
+        order: Tensor | None = None
+        count: Tensor | int = t
         if mask is not None:  # distances are counted in columns: padding goes in front of its row
             order, count = valid_last(mask), mask.sum(1)
             x, mask = take(x, order), take(mask, order)
