@@ -91,7 +91,7 @@ def failed_seeds(entry: JSONObject) -> str:
     if not found:
         return ""
     names = listed([f"{name} ({failed} of {failed + seeds})" for name, failed, seeds in found])
-    return f"Failed runs at the chosen rate, which are not in the mean: {names}. Such a mean is too good."
+    return f"Failed runs at the chosen rate, which are not in the mean: {names}."
 
 
 def _origin(entry: JSONObject) -> str:
@@ -137,7 +137,7 @@ def write_page(result: JSONObject, path: Path) -> None:
     seeds = f"{result['seeds']} seeds" if result["seeds"] > 1 else "one seed, so no spread is known"
     entries = result["benchmarks"]
     how = (
-        "Each memory is trained at several learning rates with one seed. The rate with the best score on the "
+        "Each memory is trained at each learning rate with one seed. The rate with the best score on the "
         "validation split is chosen, and the test scores are those of its runs "
         f"({seeds}). All memories read the same data."
     )
@@ -190,7 +190,7 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
         f"guessing: {decimal(entry['chance'])}. Mean and standard deviation over seeds. Rate: chosen among {rates}. "
         "State: the most bytes that one row keeps between two tokens; at segments: between two segments, or after the "
         "row if it is read in one call. The memories are in the order of their state. FLOPs: of a training forward of "
-        "one row. Training: seconds of the updates of one run with one thread, beside other runs. Emptied: the score "
+        "one row. Training: seconds of the updates of one run. Emptied: the score "
         "of later segments of some rows with the state replaced by that of a new row before each. Longest: the score "
         f"on rows of the greatest {entry['axis']}, and that {entry['axis']}. "
         f"{_origin(entry)}"
