@@ -74,8 +74,10 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
     if model is None:
         return {}
     model = plain_module(model, "a saved state")
-    # An extra state, which a module may have, need not be a tensor.
-    weights = [(name, x) for name, x in model.state_dict().items() if isinstance(x, Tensor)]
+    # An extra state, which a module may have, need not be a tensor; packed ones of quantised layers are in tuples.
+    parts = [(name, pytree.tree_leaves(x)) for name, x in model.state_dict().items()]
+    weights = [(f"{name}.{i}", x) for name, xs in parts for i, x in enumerate(xs) if isinstance(x, Tensor)]
+    weights = [(name, x.dequantize() if x.is_quantized else x) for name, x in weights]
     config: Any = getattr(model, "config", None)
     # The backend is left out: the state is the same for all, so a stream may go on where another backend runs.
     about = type(model).__qualname__ if config is None else json.dumps(_without_backend(to_dict(config)), default=str)

@@ -304,6 +304,20 @@ def test_a_stored_stream_belongs_to_the_bytes_of_the_weights(tmp_path, threads):
         Stream.restore(network, file)
 
 
+@pytest.mark.filterwarnings("ignore")  # quantize_dynamic is deprecated
+def test_a_stored_stream_belongs_to_packed_weights_too(tmp_path):
+    layers, packed = {torch.nn.Linear}, []
+    for number in (0.0, 0.5):
+        network = model("linear").float()
+        with torch.no_grad():
+            network.blocks[0].mlp.expand.weight[0, 0] = number
+        packed.append(torch.ao.quantization.quantize_dynamic(network, layers, torch.qint8).eval())
+    Stream(packed[0]).prefill(ids(1, 4)).save(tmp_path / "x")
+    Stream.restore(packed[0], tmp_path / "x")
+    with pytest.raises(InputError, match="other weights"):
+        Stream.restore(packed[1], tmp_path / "x")
+
+
 def test_a_model_with_an_extra_state_that_is_no_tensor(tmp_path, monkeypatch):
     network = model()
     monkeypatch.setattr(type(network.final_norm), "get_extra_state", lambda self: {"version": 1}, raising=False)

@@ -69,7 +69,10 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 def check_built_as(model: nn.Module, built: nn.Module, verb: str) -> None:
     """Raise InputError unless a model has the tensors of the one that its configuration builds: none could read it."""
-    own, wanted = ({name: tuple(x.shape) for name, x in m.state_dict().items()} for m in (model, built))
+    own, wanted = (
+        {name: tuple(x.shape) if isinstance(x, torch.Tensor) else () for name, x in m.state_dict().items()}
+        for m in (model, built)
+    )
     if others := sorted(own.items() ^ wanted.items()):
         raise InputError(
             f"{verb}: expected the tensors that the model's config builds, found others, as in {others[0][0]!r}; undo "
