@@ -77,6 +77,8 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
     # An extra state, which a module may have, need not be a tensor; packed ones of quantised layers are in tuples.
     parts = [(name, pytree.tree_leaves(x)) for name, x in model.state_dict().items()]
     weights = [(f"{name}.{i}", x) for name, xs in parts for i, x in enumerate(xs) if isinstance(x, Tensor)]
+    if away := next((name for name, x in weights if x.is_meta), None):
+        raise InputError(f"a saved state: expected weights in memory to hash, found none of {away}; load them first")
     weights = [(name, x.dequantize() if x.is_quantized else x) for name, x in weights]
     config: Any = getattr(model, "config", None)
     # The backend is left out: the state is the same for all, so a stream may go on where another backend runs.

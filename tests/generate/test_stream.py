@@ -318,6 +318,14 @@ def test_a_stored_stream_belongs_to_packed_weights_too(tmp_path):
         Stream.restore(packed[1], tmp_path / "x")
 
 
+def test_weights_without_values_cannot_be_hashed(tmp_path):
+    stream = Stream(model()).prefill(ids(1, 4))
+    stream.model.to("meta")
+    away = Stream(stream.model, stream.step, stream.state, stream.last)
+    with pytest.raises(InputError, match="expected weights in memory"):
+        away.save(tmp_path / "x")
+
+
 def test_a_model_with_an_extra_state_that_is_no_tensor(tmp_path, monkeypatch):
     network = model()
     monkeypatch.setattr(type(network.final_norm), "get_extra_state", lambda self: {"version": 1}, raising=False)
