@@ -85,12 +85,12 @@ def test_calls_of_any_length_and_rows_of_any_number(layer):
     holds("lengths", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_numbers_and_gradients_are_finite(layer):
     holds("finite", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_tensors_may_lie_in_memory_in_any_way(layer):
     holds("layout", layer)
 
