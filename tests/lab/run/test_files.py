@@ -72,7 +72,7 @@ def test_a_run_assesses_the_model_that_it_trained(tmp_path, monkeypatch):
     trained = run.train()
     assert (trained.steps, trained.assessed) == (4, False)
     assessed = run.assess()
-    assert [device.type for device in built] == ["meta", "cpu"], "on meta for the checks, then once"
+    assert [device.type for device in built] == ["meta", "cpu", "cpu"], "for the checks; once; to save, without values"
     assert assessed.assessed
     assert Result.read(tmp_path / "run") == assessed
     assert {one.kind for one in Measurement.read_all(tmp_path / "run")} == {"train", "valid"}
