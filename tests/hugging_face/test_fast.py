@@ -174,6 +174,27 @@ def test_a_token_under_autocast_calls_each_module_once():
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@torch.no_grad()
+def test_forwards_that_were_set_on_the_classes_of_norms_run(late, monkeypatch):
+    x, outputs = tokens(1, 7), []
+    for fast in (False, True):
+        model = build("Qwen3Next")
+        if fast and late:
+            mnemos.fast(model)
+        with monkeypatch.context() as patch:
+            for kind in {type(module) for module in model.modules() if "RMSNorm" in type(module).__name__}:
+                own = kind.forward
+                patch.setattr(kind, "forward", lambda self, *args, own=own: 1.5 * own(self, *args))
+            if fast and not late:
+                mnemos.fast(model)
+            options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "output_logits": True}
+            outputs.append(model.generate(x, return_dict_in_generate=True, **options).logits)
+            if fast:
+                torch.testing.assert_close(mnemos.functional(model)(x)[0][:, -1], outputs[0][0], **CLOSE)
+    torch.testing.assert_close(outputs[1], outputs[0], **CLOSE)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
 @pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2"])
 @torch.no_grad()

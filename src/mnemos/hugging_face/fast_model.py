@@ -18,6 +18,7 @@ from mnemos.types import InputError
 
 from .fast_functions import FUNCTIONS, Function, unknown_parameters
 from .fast_token import LAYERS, NORMS, Kind, normalise, read_token
+from .recurrent_layers import is_untouched
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
@@ -201,7 +202,7 @@ def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
 
 def _is_norm(layer: nn.Module) -> bool:
     kind = type(layer)
-    return kind.__name__ in NORMS and kind.__module__.startswith("transformers.") and not _has_own_forward(layer)
+    return kind.__name__ in NORMS and is_untouched(kind) and not _has_own_forward(layer)
 
 
 def _has_own_forward(layer: nn.Module) -> bool:
@@ -257,9 +258,9 @@ def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
         if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, hands_on)
     # A class of the same name from elsewhere (a model with code of its own) may compute something else.
-    if (kind := LAYERS.get(name)) and type(layer).__module__.startswith("transformers."):
+    if (kind := LAYERS.get(name)) and is_untouched(type(layer)):
         forward = _with_tokens(forward, kind)
-    elif name in NORMS:
+    elif name in NORMS and is_untouched(type(layer)):
         forward = _with_kernel(forward, NORMS[name])
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
@@ -270,8 +271,10 @@ def _with_kernel(forward: Any, offset: float) -> Any:
 
     @functools.wraps(forward)
     def with_kernel(self: Any, x: Tensor) -> Any:
-        y = None if torch.compiler.is_compiling() or library() is None else normalise(self, x, offset)
-        return forward(self, x) if y is None else y
+        theirs = type(self).forward  # not `forward`, if other code has set another since
+        able = theirs is forward and not torch.compiler.is_compiling() and library() is not None
+        y = normalise(self, x, offset) if able else None
+        return theirs(self, x) if y is None else y
 
     return with_kernel
 

@@ -162,9 +162,15 @@ def convolve(layer: Any, x: Tensor, window: Tensor | None, cache: FunctionalCach
     return y, window
 
 
+def is_untouched(kind: Any) -> bool:
+    """Whether a class and its forward are those of Transformers: other code may have set another forward."""
+    module: str = kind.__module__
+    return module.startswith("transformers.models.") and kind.forward.__module__ == module
+
+
 def is_theirs(norm: Any) -> bool:
     """Whether a call of a layer's norm is what Transformers computes there, and nothing else."""
-    return is_plain(norm) and type(norm).__module__.startswith("transformers.models.")
+    return is_plain(norm) and is_untouched(type(norm))
 
 
 def valid_tokens(x: Tensor, cache: FunctionalCache) -> Tensor | None:
