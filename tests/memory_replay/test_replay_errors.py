@@ -363,6 +363,23 @@ def test_a_segment_of_other_rows_than_the_state_is_refused(rows):
         replay(step, [*segments[:2], few[2]], module=layer, batch_axis=0)
 
 
+def test_a_segment_may_hold_a_tensor_that_all_rows_share():
+    layer = nn.Linear(8, 4)
+
+    def step(segment, state):
+        scale, x = segment
+        state = 0.9 * state + scale * layer(x).mean(1)
+        return state.square().mean(), state
+
+    x = torch.randn(3, 4, 5, 8)
+    shared = [(torch.full(shape, 0.5), one) for shape, one in zip([(1,), (1, 4), (1, 1)], x, strict=True)]
+    begin = torch.zeros(4, 4)
+    expected = replay(step, [(0.5, one) for one in x], begin, module=layer)
+    torch.testing.assert_close(replay(step, shared, begin, module=layer).state, expected.state)
+    with pytest.raises(InputError, match="step 0: expected a segment of 4 rows"):
+        replay(step, [(scale, one[:1]) for scale, one in shared], begin, module=layer)
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_segments_of_one_token_and_a_state_of_layers_are_read(batch_first):
     recurrent = nn.GRU(8, 6, num_layers=2, batch_first=batch_first)

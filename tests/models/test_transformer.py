@@ -25,6 +25,19 @@ def ids(t: int = 9) -> torch.Tensor:
     return torch.randint(11, (2, t), generator=torch.Generator().manual_seed(1))
 
 
+def test_a_row_that_has_all_its_positions_may_be_padded_while_others_go_on():
+    transformer, mask = model(position="learned"), torch.ones(2, 12, dtype=torch.bool)
+    mask[1, 5:] = False
+    _, state = transformer(ids(12), None, mask)
+    x, only_second = ids(3), torch.tensor([[False] * 3, [True] * 3])
+    y, after = transformer(x, state, only_second)
+    assert after.seen.tolist() == [12, 8]
+    alone, _ = transformer(torch.cat([ids(12)[1:, :5], x[1:]], 1))
+    torch.testing.assert_close(y[1:], alone[:, 5:])
+    with pytest.raises(InputError, match="12 tokens, found 13"):
+        transformer(x, state, ~only_second & (torch.arange(3) == 0))
+
+
 @pytest.mark.parametrize("kind", [LearnedPositions(12, 4), SinusoidalPositions()])
 def test_positions_of_a_stream_compile_without_a_graph_break(kind):
     y, seen = torch.zeros(2, 3, 4), torch.tensor([5, 0])

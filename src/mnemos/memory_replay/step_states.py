@@ -238,20 +238,21 @@ class BatchRows:
         """Raise InputError for a segment of one row that PyTorch would broadcast against a state of several.
 
         error: what the step raised, which other numbers of rows then explain. A segment leads with batch or time, and
-        the batch of a state [layers, B, D] is its second axis: no error where any of these sizes agree.
+        the batch of a state [layers, B, D] is its second axis: no error where any of these sizes agree, in any tensor
+        of the segment, as one of weights or positions may be for all rows.
         """
         if not (self._axes is None or isinstance(self._axes, int)):
             return
-        first = next((x for x in pytree.tree_leaves(segment) if isinstance(x, Tensor) and x.dim()), None)
+        read = [x for x in pytree.tree_leaves(segment) if isinstance(x, Tensor) and x.dim()]
         tensors = [x for x in pytree.tree_leaves(state) if isinstance(x, Tensor) and x.dim() > 1]
         rows = _sizes(list(tensors), [self._axes or 0] * len(tensors))
         second = {x.shape[1] for x in tensors if x.dim() > 2 and self._axes is None}
-        if len(rows) != 1 or first is None or (rows | second) & {*first.shape[:2]}:
+        if len(rows) != 1 or not read or any((rows | second) & {*x.shape[:2]} for x in read):
             return
-        if error is not None or 1 in first.shape[:2]:
+        if error is not None or 1 in read[0].shape[:2]:
             raise InputError(
                 f"step {t}: expected a segment of {rows.pop()} rows, as the state has, found one of shape "
-                f"{tuple(first.shape)}; give every segment the rows of the state, and restart rows with resets, or "
+                f"{tuple(read[0].shape)}; give every segment the rows of the state, and restart rows with resets, or "
                 "name the state's batch_axis"
             ) from error
 

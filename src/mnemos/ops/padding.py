@@ -14,9 +14,13 @@ def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def positions(t: int, seen: Tensor | None, mask: Tensor | None, device: Device = None) -> Tensor:
-    """The numbers of T tokens after `seen` [B] valid ones (None: 0), [1 or B, T] int64; padding has any."""
-    place = torch.arange(t, device=device)[None] if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
-    return place if seen is None else place + seen[:, None]
+    """The numbers of T tokens after `seen` [B] valid ones (None: 0), [1 or B, T] int64.
+
+    Padding has that of the valid token before it, so that no number is beyond the last valid one.
+    """
+    place = torch.arange(t, device=device)[None] if mask is None else mask.cumsum(1) - 1
+    place = place if seen is None else place + seen[:, None]
+    return place if mask is None else place.clamp(min=0)
 
 
 def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -178,10 +178,12 @@ def _restarted(
         q, k = q.to(wide), zero_invalid(k.to(wide), mask)
         if isinstance(phi, Pointwise):
             q, k = phi(q), phi(k)
-        values = torch.cat([v.to(wide), v.new_ones(*v.shape[:3], 1, dtype=wide)], -1)
+        # Not by `decayed_attention`'s own mask, which would not read what φ(0) reads.
+        k, own = zero_invalid(k, mask), zero_invalid(v.to(wide), mask)
+        values = torch.cat([own, own.new_ones(*v.shape[:3], 1)], -1)
         s, z = _start(state, (k.shape[0], *k.shape[2:], v.shape[-1]), wide, v)
         sums, end = decayed_attention(
-            q, k, values, None, torch.cat([s, z[..., None]], -1), mask, 1.0, resets, backend=backend
+            q, k, values, None, torch.cat([s, z[..., None]], -1), None, 1.0, resets, backend=backend
         )
         y = sums[..., :-1] / (sums[..., -1:] + eps)
     return y.to(v.dtype), LinearState(end[..., :-1].contiguous(), end[..., -1].contiguous())
