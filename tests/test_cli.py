@@ -374,7 +374,7 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     file.write_text(json.dumps(shown))
     assert main(["show", str(file), "--model.dim", "32"]) == 0
     again = json.loads(capsys.readouterr().out)
-    about = "short-listops-cached with other train.steps, model.dim"
+    about = "short-listops-cached with given settings: train.steps, model.dim"
     assert again == {**shown, "about": about, "model": {**shown["model"], "dim": 32}}
     said = refused(capsys, "compare", "short-listops-cached", str(file), "--out", str(tmp_path / "run"))
     assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); change" in said

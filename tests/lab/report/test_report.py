@@ -198,7 +198,14 @@ def test_report_tells_what_the_caches_do(page):
     ):
         assert sentence in text, sentence
     # What holds of the paper's layers, or of some gates alone, is not said of any run.
-    for unsaid in ("Figure", "in the paper", "more weight than", "comes from its last", "stays at zeros"):
+    for unsaid in (
+        "Figure",
+        "in the paper",
+        "at the end of training",
+        "more weight than",
+        "comes from its last",
+        "stays at zeros",
+    ):
         assert unsaid not in text, unsaid
     rows = re.findall(r"<tr>.*?</tr>", page[page.index('id="costs"') :], re.S)
     cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", rows[1], re.S)]

@@ -51,11 +51,11 @@ def test_the_section_shows_kinds_examples_and_words(tmp_path):
     part = page[page.index('<section id="write-attention"') :]
     part = re.sub(r"\s+", " ", part[: part.index("</section>")]).replace("\xa0", " ")
     for sentence in (
-        "50% of the slots hold (the paper: 60–80%), 25% mix and 25% are overwritten (the paper: 5–10%).",
-        "is 2.00 times that of slots that usually hold (the paper, one slot each: 2.78)",
+        "50% of the slots hold (the paper, of text: 60–80%), 25% mix and 25% are overwritten (the paper, of text: ",
+        "is 2.00 times that of slots that usually hold (the paper, of text, one slot each: 2.78)",
         "Slot 4 holds: 0.95 on itself",
         "Slot 2 is overwritten: 0.05 on itself",
-        "segment 3 of 6 of the longest document",
+        "segment 3 of 6 of the first document",
         "Slot 1, which mixes",
         "0.250 (0.250 to 0.250)",  # ‖v_bias‖ .5 over a radius of 2
     ):

@@ -30,8 +30,11 @@ LINEAR = "one matrix per head"
     [
         ([], LINEAR),
         (["--train.seed", "3"], LINEAR),
-        (["--model.attention", "gated-delta"], "demo-linear with other model.attention"),
-        (["--train.steps", "5", "--model.num-heads=2"], "demo-linear with other train.steps, model.num_heads"),
+        (["--model.attention", "gated-delta"], "demo-linear with given settings: model.attention"),
+        (
+            ["--train.steps", "5", "--model.num-heads=2"],
+            "demo-linear with given settings: train.steps, model.num_heads",
+        ),
         (["--about", "mine", "--train.steps", "5"], "mine"),
     ],
 )

@@ -42,6 +42,7 @@ def test_a_result_of_an_older_version_is_read_and_written_back(tmp_path):
     "wrong",
     [
         *({"seconds": True}, {"steps": 10**400}, {"along": {}}),
+        *({"along": {"values": [[0, share]], "rows": [count]}} for share, count in ((-0.5, 9), (0.5, -9))),
         *({"controls": {"emptied": 5}}, {"controls": {"emptied": None}}),
     ],
 )

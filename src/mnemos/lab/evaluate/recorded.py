@@ -269,7 +269,7 @@ class SlotExample:
 
 @dataclass(frozen=True)
 class ShownSegment:
-    """Segment `place` of the `of` segments of the longest document, with the median slot of each kind.
+    """Segment `place` of the `of` segments of the first document, with the median slot of each kind.
 
     first: the number of its tokens; the examples have weights on those of the following segments too. words: the text
     as (text, number of tokens), None if the task has no text.

@@ -51,10 +51,13 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
     end = figure(
         [
             panel(
-                f"mix-{index}-end", "σ(λ) by layer and head, at the end", partial(draw_by_layer, gates=gates), x="layer"
+                f"mix-{index}-end",
+                "σ(λ) by layer and head, at the last record",
+                partial(draw_by_layer, gates=gates),
+                x="layer",
             )
         ],
-        f"{name}: the same at the end of training, by layer: one circle per head and seed ({seeds}), "
+        f"{name}: the same at the last record, by layer: one circle per head and seed ({seeds}), "
         f"{_colours(gates)}. The dotted line is the mean at the first record. From {files}.",
         "wide",
     )
@@ -126,7 +129,7 @@ def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
 
 
 def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
-    """Draw σ(λ) by layer at the end of training, one circle per head and seed."""
+    """Draw σ(λ) by layer at the last record, one circle per head and seed."""
     from matplotlib.ticker import MaxNLocator
 
     count = len(gates[0].layers)

@@ -43,9 +43,8 @@ def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> st
         slug, aloud = f"write-attention-{index}-{place}", f"Attention of slot {one.slot}"
         panels.append(panel(slug, heading(one), drawn, label=aloud, x="token of the segment", y="attention"))
     keys = legend((f"variant-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
-    caption = (
-        f"{name}: {about(found)} Bands: the paper's shares. {explained(found)} From {run.label}/write_attention.json."
-    )
+    bands = "Bands: the paper's shares, of text."
+    caption = f"{name}: {about(found)} {bands} {explained(found)} From {run.label}/write_attention.json."
     parts = [paragraph(f"{name}: {summary(found)}"), figure(panels, caption, legend=keys), _table(name, found)]
     shaded = [one for one in found.shown.examples if one.kind != "holds"] or list(found.shown.examples[-1:])
     if found.shown.words is not None:
@@ -75,8 +74,7 @@ def explained(found: WriteAttention) -> str:
     """What the panels of single slots show."""
     shown = found.shown
     return (
-        f"The other panels: segment {shown.place + 1} of {shown.of} of the longest document, the slot "
-        "with "
+        f"The other panels: segment {shown.place + 1} of {shown.of} of the first document, the slot with "
         "the median weight of each kind. The bar left of the line is its weight on itself, the others are its weights "
         "on the tokens."
     )
@@ -87,14 +85,14 @@ def summary(found: WriteAttention) -> str:
     middle, kinds = found.middle, found.kinds
     parts = []
     for i, kind in enumerate(KINDS):
-        theirs = f" (the paper: {_span(PAPER[kind])})" if kind in PAPER else ""
+        theirs = f" (the paper, of text: {_span(PAPER[kind])})" if kind in PAPER else ""
         parts.append(f"{middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
     text = f"in the middle half of a document {listed(parts)}."
     holds, writes = kinds["holds"].bias, kinds["overwrites"].bias
     if math.isfinite(holds) and math.isfinite(writes):
         text += (
             f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
-            f"hold (the paper, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
+            f"hold (the paper, of text, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
         )
     return text
 
@@ -185,4 +183,4 @@ def _table(name: str, found: WriteAttention) -> str:
         f"the {slots} slots are of the kind by their mean weight on themselves. ‖v_bias‖/ρ: norm of the forgetting "
         f"bias, mean and range, divided by the radius ρ = {radius} of a slot (1 in the paper)."
     )
-    return table(caption, ["slots that", "share", "paper", "usually", "‖v_bias‖/ρ", "paper, one slot"], rows)
+    return table(caption, ["slots that", "share", "paper, of text", "usually", "‖v_bias‖/ρ", "paper, one slot"], rows)

@@ -173,7 +173,8 @@ class Result(_File):
             isinstance(pair, list) and len(pair) == 2 and None not in pair and all(map(_is_number, pair))
             for pair in points
         )
-        if not pairs or not isinstance(rows, list) or not all(type(count) is int for count in rows):
+        counts = isinstance(rows, list) and all(type(count) is int and count >= 0 for count in rows)
+        if not pairs or not counts or (any(rows) and not all(0 <= share <= 1 for _, share in points)):
             raise damaged(path, f"{along!r:.60} as its 'along'")
         if not all(isinstance(one, dict) for one in result.metrics.values()):
             raise damaged(path, f"{result.metrics!r:.60} as its 'metrics'")

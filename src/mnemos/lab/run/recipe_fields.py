@@ -43,7 +43,7 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
     named = dict.fromkeys(path_of(word.partition("=")[0]) for word in words if word.startswith("--"))
     if changed := ", ".join(name for name in named if name not in ("about", "help", "train.seed")):
         # The recipe's own line may say what is no longer true.
-        changes = f"{recipe.name} with other "
+        changes = f"{recipe.name} with given settings: "
         before = f"{recipe.about}, " if recipe.about.startswith(changes) else changes
         recipe = replace(recipe, about=before + changed)
     recipe, words = with_parts(recipe, words)

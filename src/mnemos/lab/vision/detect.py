@@ -95,7 +95,7 @@ def detect(
     """Find objects in photos with a trained detector: a `Photo` for each, with its objects in COCO's result format.
 
         for photo in mnemos.detect("runs/shapes", ["photos"], out="found"):
-            say(photo.file, photo.text)
+            print(photo.file, photo.text)
 
     run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`, which loads them
     once. photos: files, and folders, which stand for the photos in them at any depth. score: the least score of an
