@@ -56,6 +56,7 @@ def test_the_best_memory_is_bold_where_the_seeds_agree(rows, bold):
 
 HEAD = """# T
 
+- In short: ✓ s
 - Date: 2026-01-02
 - Question: q
 - Expectation: e
@@ -71,7 +72,7 @@ def test_the_newest_finding_comes_first(tmp_path):
     (tmp_path / "2026-01-02-a.md").write_text(HEAD + "x\n")
     (tmp_path / "2026-01-03-b.md").write_text(HEAD.replace("01-02", "01-03") + "x\n")
     rows = tool("log_index").index(tmp_path).splitlines()[-2:]
-    assert rows == ["| 2026-01-03 | [T](2026-01-03-b.md) | r |", "| 2026-01-02 | [T](2026-01-02-a.md) | r |"]
+    assert rows == ["| 2026-01-03 | ✓ | [s](2026-01-03-b.md) |", "| 2026-01-02 | ✓ | [s](2026-01-02-a.md) |"]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,11 @@ def test_the_newest_finding_comes_first(tmp_path):
         ("2026-01-02-a.md", HEAD),
         ("2026-01-02-a.md", HEAD.replace("- Commit: d\n", "") + "x"),
         ("2026-01-02-a.md", HEAD.replace("nothing", "[b](2026-01-01-b.md)") + "x"),
-        ("2026-01-02-a.md", HEAD.replace("Result: r", "Result: |r|") + "x"),
+        ("2026-01-02-a.md", HEAD.replace("✓ s", "✓ |s|") + "x"),
+        ("2026-01-02-a.md", HEAD.replace("✓ s", "s") + "x"),
+        ("2026-01-02-a.md", HEAD.replace("✓ s", "✓" + " s" * 16) + "x"),
     ],
-    ids=["date", "empty", "field", "supersedes", "cell"],
+    ids=["date", "empty", "field", "supersedes", "cell", "symbol", "words"],
 )
 def test_a_wrong_finding_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)

@@ -1,6 +1,6 @@
 """Write log/README.md, the index of the findings, from their heads: `python tools/log_index.py [--check]`.
 
-A finding is one file log/YYYY-MM-DD-short-name.md: a title, a head of seven fields in a fixed order, then the findings.
+A finding is one file log/YYYY-MM-DD-short-name.md: a title, a head of eight fields in a fixed order, then the findings.
 `--check` writes nothing and fails where a head is incomplete or the index is out of date.
 """
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "log"
-FIELDS = ("Date", "Question", "Expectation", "Command", "Commit", "Result", "Supersedes")
+FIELDS = ("In short", "Date", "Question", "Expectation", "Command", "Commit", "Result", "Supersedes")
+SYMBOLS = "✓≈✗?–"
+WORDS = 15
 INTRODUCTION = """\
 # Log
 
@@ -22,7 +24,10 @@ measurement.
 
 [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add a finding. `make numbers` writes this index.
 
-| date | finding | result |
+✓ expectation met, or shown; ≈ partly; ✗ tested and not seen; ? undecided, too few seeds; – a measurement or decision
+without an expectation.
+
+| date | | finding |
 |---|---|---|
 """
 
@@ -45,7 +50,7 @@ def read(path: Path) -> Finding:
     text = path.read_text()
     title, _, rest = text.partition("\n\n")
     head, _, body = rest.partition("\n\n")
-    fields = re.findall(r"^- (\w+): (.+)$", head, re.MULTILINE)
+    fields = re.findall(r"^- (\w+(?: \w+)?): (.+)$", head, re.MULTILINE)
     if not title.startswith("# ") or tuple(name for name, _ in fields) != FIELDS:
         names = ", ".join(name for name, _ in fields) or "none"
         expected = f"expected a title and the fields {', '.join(FIELDS)}"
@@ -54,8 +59,10 @@ def read(path: Path) -> Finding:
     date = re.match(r"\d{4}-\d\d-\d\d(?=-[a-z0-9-]+\.md$)", path.name)
     if not date or date[0] != found["Date"]:
         raise HeadError(f"log/{path.name}: expected a name that starts with its date {found['Date']}; rename the file")
-    if "|" in found["Result"]:
-        raise HeadError(f"log/{path.name}: expected a Result without |, which ends a cell; use other words")
+    symbol, _, words = found["In short"].partition(" ")
+    if symbol not in tuple(SYMBOLS) or not 1 <= len(words.split()) <= WORDS or re.search(r"[|\[\]]", words):
+        wanted = f"one of {' '.join(SYMBOLS)} and at most {WORDS} words without | [ ]"
+        raise HeadError(f"log/{path.name}: expected In short to be {wanted}, found {found['In short']!r}; shorten it")
     for old in re.findall(r"\]\(([^)]+)\)", found["Supersedes"]):
         if not (path.parent / old).exists():
             raise HeadError(f"log/{path.name}: expected a finding in Supersedes, found {old}, which does not exist")
@@ -68,7 +75,8 @@ def index(folder: Path = FOLDER) -> str:
     """The text of log/README.md: one row per finding, the newest first, those of one day by name."""
     findings = [read(path) for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
     findings.sort(key=lambda finding: finding.head["Date"], reverse=True)
-    rows = (f"| {f.head['Date']} | [{f.title}]({f.name}.md) | {f.head['Result']} |\n" for f in findings)
+    lines = ((finding, *finding.head["In short"].partition(" ")[::2]) for finding in findings)
+    rows = (f"| {f.head['Date']} | {symbol} | [{words}]({f.name}.md) |\n" for f, symbol, words in lines)
     return INTRODUCTION + "".join(rows)
 
 
