@@ -420,3 +420,10 @@ def test_the_hooks_before_a_forward_are_found_and_removed():
     (key,) = [key for key, hook in hooks.items() if hook is zeroed]
     del hooks[key]
     assert not torch.equal(module(x)[0], module.bias)
+
+
+def test_hooks_on_gradients_are_found():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    assert _compat.gradient_hooks_of(parameter) == []
+    parameter.register_hook(torch.neg)
+    assert _compat.gradient_hooks_of(parameter) == [torch.neg]

@@ -358,6 +358,11 @@ def hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
     return found
 
 
+def gradient_hooks_of(parameter: Tensor) -> list[Callable[..., Any]]:
+    """The hooks of `Tensor.register_hook`, which `copy.deepcopy` leaves out. Fallback: none. torch 2.13."""
+    return list((getattr(parameter, "_backward_hooks", None) or {}).values())
+
+
 class Moving(nn.Module):
     """A module whose method `moved` is called when `.to`, `.cuda`, `.double` etc. move or convert its tensors.
 

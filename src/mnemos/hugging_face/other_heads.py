@@ -169,15 +169,18 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
         """As of the base class. Raises InputError for a model without classes, or with another number of them."""
-        found = super().of(model, **named)
-        given = getattr(getattr(model.config, "head", None), "classes", 0)
-        if given != found.config.num_labels:
-            raise InputError(
-                f"MnemosForSequenceClassification.of: expected a model with {found.config.num_labels} classes, found "
-                f"{given}; load its checkpoint with from_pretrained(folder, num_labels="
-                f"{found.config.num_labels}, ignore_mismatched_sizes=True)"
+        config = getattr(model, "config", None)
+        if isinstance(config, ModelConfig):
+            classes, wanted = (
+                getattr(getattr(config, "head", None), "classes", 0),
+                cls.config_class(model=config, **named).num_labels,
             )
-        return found
+            if classes != wanted:
+                raise InputError(
+                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; load its "
+                    f"checkpoint with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
+                )
+        return super().of(model, **named)
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import gradient_hooks_of
 from mnemos.memory.gated_cache import hold_caches
 from mnemos.types import Output, Splits, State, StateKind
 
@@ -20,7 +21,7 @@ def copied(layer: nn.Module) -> nn.Module:
     """A deep copy, with the hooks on gradients of parameters, which copy.deepcopy leaves out."""
     new = copy.deepcopy(layer)
     for own, parameter in zip(layer.parameters(), new.parameters(), strict=True):
-        for hook in (own._backward_hooks or {}).values():
+        for hook in gradient_hooks_of(own):
             parameter.register_hook(hook)
     return new
 
