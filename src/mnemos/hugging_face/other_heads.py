@@ -177,8 +177,9 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
             )
             if classes != wanted:
                 raise InputError(
-                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; load its "
-                    f"checkpoint with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
+                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; "
+                    f"load its checkpoint with from_pretrained(folder, num_labels={wanted}, "
+                    "ignore_mismatched_sizes=True)"
                 )
         return super().of(model, **named)
 
