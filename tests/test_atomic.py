@@ -3,6 +3,7 @@
 import ast
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,11 @@ def test_text_is_read_up_to_a_bound(tmp_path):
     assert read_text(tmp_path / "a", 10) == "é" * 5
     with pytest.raises(InputError, match="at most 9 bytes"):
         read_text(tmp_path / "a", 9)
+    tracemalloc.start()
+    read_text(tmp_path / "a")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20, "memory for what the file does not hold"
 
 
 def calls(tree):

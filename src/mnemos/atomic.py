@@ -56,11 +56,10 @@ def read_text(path: str | Path, most: int = LARGEST) -> str:
     Raises OSError, UnicodeDecodeError, and InputError for what is `special` and for a larger file.
     """
     check_file(path)
-    with open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise InputError(f"{path}: expected at most {most:,} bytes, found more; name another file")
-    return data.decode()
+    with open(path, "rb") as file:  # not read(most + 1), for which Python allocates as many bytes at once
+        if os.fstat(file.fileno()).st_size > most:
+            raise InputError(f"{path}: expected at most {most:,} bytes, found more; name another file")
+        return file.read().decode()
 
 
 @contextlib.contextmanager
