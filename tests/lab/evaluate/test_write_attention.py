@@ -7,6 +7,7 @@ import torch
 from mnemos.lab.evaluate import write_attention
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds
+from mnemos.lab.look.viewer import Opened, document_of
 from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
@@ -24,9 +25,9 @@ def text_task(segment=8):
     return TextTask(arrays, arrays, arrays, vocab_size=256, segment=segment), arrays
 
 
-def model(**memory):
+def model(segment=4, **memory):
     torch.manual_seed(0)
-    config = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16, "segment": 4}
+    config = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16, "segment": segment}
     return Memformer(**config, memory=SlotsConfig(slots=5, **memory))
 
 
@@ -34,13 +35,22 @@ def model(**memory):
 def test_documents_are_read_from_their_start_to_their_end(segment):
     task, arrays = text_task(segment)
     tokens, valid = documents(task, 4, 8, 64)
-    assert tokens.shape == valid.shape == (3, 28)
+    end = len(arrays[0])  # within a segment
+    assert tokens.shape == valid.shape == (3, end)
     longest_first = sorted(arrays, key=lambda array: -(-len(array) // segment), reverse=True)
     for row, mark, text in zip(tokens, valid, longest_first, strict=True):
-        assert mark.tolist() == [i < len(text) for i in range(28)]
-        assert row[mark].tolist() == [0, *text[:-1].tolist()][:28]  # whole segments
+        assert mark.tolist() == [i < len(text) for i in range(end)]
+        assert row[mark].tolist() == [0, *text[:-1].tolist()]
     tokens, valid = documents(task, 4, 2, 3)
     assert tokens.shape == (2, 12)
+
+
+def test_a_document_that_is_shorter_than_a_segment_is_looked_at_and_has_no_weights(tmp_path):
+    task, arrays = text_task()
+    network = model(segment=64)
+    assert record_write_attention(network, task, tmp_path) is None
+    opened = Opened("", "", network, task, None, 64)
+    assert document_of([opened], 64, None, None, 9).tokens == (0, *arrays[0][:-1].tolist())
 
 
 def test_weights_are_those_of_each_document_read_alone(tmp_path):

@@ -37,6 +37,8 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
         return None
     length = model.config.segment
     tokens, valid = documents(task, length, rows, SEGMENTS)
+    whole = tokens.shape[1] // length * length  # what is behind whole segments is not written
+    tokens, valid = tokens[:, :whole], valid[:, :whole]
     read = valid.unflatten(1, (-1, length)).all(-1)  # [B, S]
     if not read[0].any():
         return None
@@ -61,9 +63,9 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
 
 
 def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
-    """The first `segments` segments of up to `rows` documents of the test split: (tokens, valid) [B, S·length].
+    """The first `segments` segments of up to `rows` documents of the test split: (tokens, valid) [B, T].
 
-    In a task that carries no state, each row is a document.
+    T: of the longest, to its end, which may be within a segment. In a task without state, each row is a document.
     """
     inputs: list[Tensor] = []
     marks: list[Tensor] = []
@@ -77,7 +79,7 @@ def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor
         if not task.carries_state or ended.all() or sum(x.shape[1] for x in inputs) >= segments * length:
             break
     tokens, valid = (torch.cat(x, 1)[:, : segments * length] for x in (inputs, marks))
-    used = int(valid.sum(1).max()) // length * length  # what is behind whole segments is not written
+    used = int(valid.any(0).nonzero().max()) + 1
     return tokens[:, :used], valid[:, :used]
 
 
