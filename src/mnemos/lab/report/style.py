@@ -6,7 +6,7 @@ that one drawing serves light and dark, and is read in the page's own type.
 
 import io
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +95,6 @@ def variant_name(index: int, name: str) -> str:
     from .markup import escape
 
     return f'<i class="dot" style="color:var(--variant-{index % len(VARIANTS)})"></i>{escape(name)}'
-
-
-def variant_legend(names: Sequence[str], shown: Collection[str]) -> str:
-    """The legend of the variants that are shown, of all `names` in the order that determines their colours."""
-    from .markup import legend
-
-    return legend([(f"variant-{i % len(VARIANTS)}", name) for i, name in enumerate(names) if name in shown])
 
 
 def layer(index: int, count: int) -> str:
