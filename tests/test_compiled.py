@@ -123,6 +123,20 @@ def test_wrappers_that_are_not_the_model_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("model", [None, 3, len])
+def test_what_is_no_model_is_refused(model, tmp_path):
+    for call in (
+        lambda: mnemos.save(model, tmp_path / "x"),
+        lambda: mnemos.hosts.save(model, tmp_path / "x"),
+        lambda: mnemos.export(model, tmp_path / "x"),
+        lambda: MnemosForCausalLM.of(model),
+    ):
+        with pytest.raises(InputError, match=f"expected a model.*found {type(model).__name__}; give the model itself"):
+            call()
+    with pytest.raises(InputError, match="found builtin_function_or_method; give the model itself"):
+        mnemos.save_state(torch.zeros(1), tmp_path / "x", len)
+
+
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     model = built()
     nn.utils.parametrizations.weight_norm(model.head)

@@ -53,9 +53,12 @@ def plain_module(model: nn.Module, verb: str) -> Any:
     """The model without torch.compile around it or its parts, where its tensors have other names: what is written.
 
     Modules with compiled parts are shallow copies, of the same tensors. Raises InputError, which starts with `verb`,
-    for DataParallel, DistributedDataParallel, AveragedModel, and shards: they are not the same module.
+    for DataParallel, DistributedDataParallel, AveragedModel, and shards: they are not the same module; and for what is
+    no module, as what torch.compile makes of a compiled model.
     """
     model = uncompiled(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{verb}: expected a model, an nn.Module, found {type(model).__name__}; give the model itself")
     sharded = any(hasattr(x, "device_mesh") for x in model.parameters())
     if sharded or _WRAPPERS & {cls.__name__ for cls in type(model).__mro__}:
         raise InputError(

@@ -363,6 +363,8 @@ scaled("rows", "TwoRowsDiffer", lambda self, x: len(x) == 2)
 scaled("resumes", "DecodingDiffers", lambda self, x: x.shape[1] == 1)
 scaled("resumes", "LongCallsDiffer", lambda self, x: x.shape[1] >= 129)
 scaled("resumes", "VeryLongCallsDiffer", lambda self, x: x.shape[1] >= 257)
+scaled("resumes", "CallsOf128Differ", lambda self, x: x.shape[1] == 128)
+scaled("resumes", "WholeChunksDiffer", lambda self, x: x.shape[1] > 0 and x.shape[1] % 64 == 0)
 scaled("causal", "LaterTokensOfLongCallsRead", lambda self, x: x.shape[1] > 90 and x[0, 80, 0] > 0)
 scaled("compiles", "CompiledDiffers", lambda self, x: torch.compiler.is_compiling())
 scaled("layout", "ContiguousXDiffers", lambda self, x: not x.is_contiguous())
@@ -777,6 +779,16 @@ class StaleAfterAssignment(Average):
 
     def finish(self, x, read):
         return F.linear(read, self.held[0], self.output.bias)
+
+
+@faulty("weights")
+class StaleUntilWritten(Average):
+    def finish(self, x, read):
+        if torch.is_grad_enabled():
+            return super().finish(x, read)
+        if getattr(self, "kept", (None,))[0] != self.output.weight._version:
+            self.kept = self.output.weight._version, self.output.weight.clone(), self.output.bias.clone()
+        return F.linear(read, *self.kept[1:])
 
 
 @faulty("saving")

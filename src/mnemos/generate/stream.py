@@ -135,10 +135,10 @@ class Stream:
     state: the model's state after all tokens but the last. last [B, 1]: the last token, which the next step reads. Both
     are None before the first `prefill`. A state belongs to the weights that read it: after they change, a stream raises
     InputError instead of going on or being saved; `Stream(model, state=stream.state, last=stream.last)` goes on all the
-    same. The model runs without gradient and must be in eval mode: a stream does not
-    change the mode, because other threads may use the model. Single tokens go through `step`, by default
-    `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a constant size. Streams can be
-    copied and pickled, with their model.
+    same. Of writes that PyTorch does not count (`.data`, NumPy) those to a few numbers of a tensor may be missed. The
+    model runs without gradient and must be in eval mode: a stream does not change the mode, because other threads may
+    use the model. Single tokens go through `step`, by default `mnemos.fused_step(model)`. Cost per token: one step,
+    constant if the state has a constant size. Streams can be copied and pickled, with their model.
     """
 
     __slots__ = ("_weights", "last", "model", "state", "step")

@@ -224,8 +224,8 @@ def _resumes(probe: Probe, t: int) -> Fault | None:
         if probe.splits == "segments":
             return None
         several: tuple[list[int], ...] = ([1], [t - 1], [4, 5], [3, 6, 9], list(range(1, t)))
-        if t > TOKENS:
-            several = ([c for c in (1, 127, 128, 129, 200, 257) if c < t],)
+        if t > TOKENS:  # parts of 64 and 128 tokens, too: those of most layers' chunks
+            several = ([c for c in (1, 127, 128, 129, 200, 257) if c < t], [c for c in (64, 192) if c < t])
         for cuts in several:
             if cuts and cuts[0] > 0 and cuts[-1] < t and (fault := cut_apart(probe, x, whole, cuts)):
                 return fault
