@@ -86,6 +86,23 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
     return {"model": about, "weights": _hash(weights)}
 
 
+class WeightsMark:
+    """The weights that a model has at this moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.numbers: tuple[object, ...] = weights_mark(model)
+        self._parameters = [x for x in model.parameters() if not x.is_inference()]
+        self.writes: tuple[object, ...] = self._count()
+
+    def _count(self) -> tuple[object, ...]:
+        return tuple([(x.data_ptr(), write_count(x)) for x in self._parameters])
+
+    def is_of(self, model: nn.Module, one_token: bool = False) -> bool:
+        """Whether the model still has them. one_token: look, in microseconds, for the writes alone that PyTorch counts:
+        not those of optimisers with `fused=True`, of `.data`, nor for other parameters in the place of these."""
+        return self._count() == self.writes if one_token else self.numbers == weights_mark(model)
+
+
 def weights_mark(model: nn.Module) -> tuple[object, ...]:
     """What changes with a model's weights, at a fraction of the cost of a hash of them all.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.state_file import fingerprint, read_state, weights_mark, write_state
+from mnemos.state_file import WeightsMark, fingerprint, read_state, write_state
 from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, likelihood_of, select
 
 from .decoder_step import DecodeStep
@@ -135,10 +135,11 @@ class Stream:
     state: the model's state after all tokens but the last. last [B, 1]: the last token, which the next step reads. Both
     are None before the first `prefill`. A state belongs to the weights that read it: after they change, a stream raises
     InputError instead of going on or being saved; `Stream(model, state=stream.state, last=stream.last)` goes on all the
-    same. Of writes that PyTorch does not count (`.data`, NumPy) those to a few numbers of a tensor may be missed. The
-    model runs without gradient and must be in eval mode: a stream does not change the mode, because other threads may
-    use the model. Single tokens go through `step`, by default `mnemos.fused_step(model)`. Cost per token: one step,
-    constant if the state has a constant size. Streams can be copied and pickled, with their model.
+    same. `predict`, and `prefill` of one token, look for the writes alone that PyTorch counts; the others for all, but
+    may miss those to a few numbers of a tensor that it does not count (`.data`, NumPy). The model runs without gradient
+    and must be in eval mode: a stream does not change the mode, because other threads may use the model. Single tokens
+    go through `step`, by default `mnemos.fused_step(model)`. Cost per token: one step, constant if the state has a
+    constant size. Streams can be copied and pickled, with their model.
     """
 
     __slots__ = ("_weights", "last", "model", "state", "step")
@@ -147,26 +148,26 @@ class Stream:
         self, model: nn.Module, step: DecodeStep | None = None, state: State = None, last: Tensor | None = None
     ):
         self.model, self.step, self.state, self.last = model, step or fused_step(model), state, last
-        self._weights = None if last is None else weights_mark(model)  # with which the tokens were read
+        self._weights = None if last is None else WeightsMark(model)  # with which the tokens were read
 
     def _after(self, state: State, last: Tensor | None) -> "Stream":
         """A stream whose tokens the same weights have read."""
         found = type(self).__new__(type(self))
         found.model, found.step, found.state, found.last = self.model, self.step, state, last
-        found._weights = weights_mark(self.model) if self.last is None else self._weights
+        found._weights = self._weights or WeightsMark(self.model)
         return found
 
     def __getstate__(self) -> tuple[Any, ...]:
         """The parts, and whether the weights are still those that read the tokens: a copy has others, just as good."""
-        current = self.last is None or self._weights == weights_mark(self.model)
+        current = self._weights is None or self._weights.is_of(self.model)
         return self.model, self.step, self.state, self.last, current
 
     def __setstate__(self, parts: tuple[Any, ...]) -> None:
         """Take the parts."""
         *own, current = parts
         self.__init__(*own)  # type: ignore[misc]
-        if not current:
-            self._weights = ()
+        if not current and self._weights is not None:
+            self._weights.numbers = self._weights.writes = ()
 
     @property
     def rows(self) -> int:
@@ -189,7 +190,7 @@ class Stream:
         if self.last is None:
             state = new_state(self.model, len(tokens))
         else:
-            check_weights(self, "prefill")
+            check_weights(self, "prefill", tokens.shape[1] == 1)
             tokens = torch.cat([self.last, tokens], 1)
         with torch.no_grad():
             for part in tokens[:, :-1].split(chunk, 1) if tokens.shape[1] > 1 else ():
@@ -262,7 +263,7 @@ class Stream:
         """The model's outputs [B, V] for the next token."""
         last = require_tokens(self, "predict")
         check_eval(self.model, "predict")
-        check_weights(self, "predict")
+        check_weights(self, "predict", one_token=True)
         with torch.no_grad():
             return self.step(last, self.state)[0][:, -1]
 
@@ -278,7 +279,7 @@ class Stream:
             raise InputError("join: expected at least one stream, found none")
         for stream in streams:
             require_tokens(stream, "join")
-            if stream.model is not streams[0].model or stream._weights != streams[0]._weights:
+            if stream.model is not streams[0].model or _numbers(stream) != _numbers(streams[0]):
                 raise InputError("join: expected streams of one model, read with the same weights, found several")
         return streams[0]._after(*join([(s.state, s.last) for s in streams]))
 
@@ -327,9 +328,13 @@ def check_eval(model: nn.Module, verb: str) -> None:
         raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
 
 
-def check_weights(stream: Stream, verb: str) -> None:
-    """Raise InputError if the model's weights are not those that read the stream's tokens."""
-    if stream._weights != weights_mark(stream.model):
+def _numbers(stream: Stream) -> tuple[object, ...]:
+    return () if stream._weights is None else stream._weights.numbers
+
+
+def check_weights(stream: Stream, verb: str, one_token: bool = False) -> None:
+    """Raise InputError if the model's weights are not those that read the stream's tokens (`WeightsMark.is_of`)."""
+    if stream._weights is None or not stream._weights.is_of(stream.model, one_token):
         raise InputError(
             f"{verb}: expected the weights that read the stream's tokens, found others; read the tokens again with "
             "Stream(model).prefill"
