@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_file_is_one_line(folder, capsys):
     assert "two.py:first-one, two.py:second-one" in refused(capsys, "train", "two.py")
     assert "found 'third'" in refused(capsys, "compare", "two.py:third", "recall")
     assert find_recipe("two.py:second_one").name == "second-one"
-    assert "docs/training.md" in refused(capsys, "train", "none.py")
+    assert "docs/compare.md" in refused(capsys, "train", "none.py")
     forget()
     for value, parts in {
         "mnemos.lab.recipes.text_cached()": ("wrong.py: line 5: AttributeError: ", "text_cached"),

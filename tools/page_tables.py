@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from mnemos.lab.compare.significance import Spread, correct, interval, spread, welch
+from mnemos.lab.papers.verdicts import verdicts
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"<!--table (\S+)-->\n(.*?)<!--/table-->", re.DOTALL)
 KIB = 2.0**10
 _FUSED = "com.microsoft.GatedDeltaNet", "com.microsoft.LinearAttention"
 Value = Any  # what JSON holds
+_PAPERS = (
+    ("cached_transformers", "cached-transformers", "Cached Transformers"),
+    ("linear_transformers", "linear-transformers", "Transformers are RNNs"),
+    ("memformer", "memformer-paper", "Memformer"),
+)
 
 
 def what_helped() -> str:
-    """The table of README and docs/results.md: a gated cache beside its baselines, mean and spread over the seeds."""
+    """The table of docs/memories.md: a gated cache beside its baselines, mean and spread over the seeds."""
     rows = []
     for title, stem, file in (
         ("MNIST, ViT", "mnist-vit", "mnist_vit"),
@@ -44,7 +50,7 @@ def what_helped() -> str:
 
 
 def other_tasks() -> str:
-    """The table of docs/results.md: small forms of the tables of Cached Transformers on other tasks."""
+    """The table of docs/memories.md: small forms of the tables of Cached Transformers on other tasks."""
     shapes, multi30k = ({row["name"]: row for row in _load(f)["rows"]} for f in ("shapes_arms", "multi30k_demo"))
     stem = "shapes-mask-rcnn"
     rows = [("shapes, Mask R-CNN, default preset: box AP", *(shapes[f"{stem}{end}"] for end in _ENDS))]
@@ -111,7 +117,7 @@ _ENDS = ("", "-cached-wider", "-cached", "-cached-unwritten")  # of rows, in the
 
 
 def stream_caches() -> str:
-    """The table of docs/results.md: what a written cache per stream adds, in every default benchmark."""
+    """The table of docs/memories.md: what a written cache per stream adds, in every default benchmark."""
     rows = []
     for entry in _load("bench_memory")["benchmarks"]:
         window, cached, control = _cache_per_stream(entry)
@@ -152,7 +158,7 @@ def _spread(row: Value, form: str, seeds: int) -> str:
 
 
 def which_memory() -> str:
-    """The table of docs/choosing.md: every memory's scores, and its state and seconds in the first benchmark."""
+    """The table of docs/memories.md: every memory's scores, and its state and seconds in the first benchmark."""
     benchmarks = _load("bench_memory")["benchmarks"]
     names = list(dict.fromkeys(row["name"] for entry in benchmarks for row in entry["rows"]))
     rows = {name: [_row(entry, name) for entry in benchmarks] for name in names}
@@ -175,7 +181,7 @@ def which_memory() -> str:
 
 
 def which_forgets() -> str:
-    """The table of docs/choosing.md: linear attention, softmax attention and the layers that forget and correct."""
+    """The table of docs/memories.md: linear attention, softmax attention and the layers that forget and correct."""
     earlier = {entry["name"]: entry for entry in _load("bench_memory")["benchmarks"]}
     recall, rewritten, pairs = (
         {entry["name"]: entry for entry in _load("memories_that_forget")["benchmarks"]}[name]
@@ -197,7 +203,7 @@ def which_forgets() -> str:
 
 
 def text_state(file: str = "text_state") -> str:
-    """The tables of docs/choosing.md: memories of one size on books, the best first."""
+    """The tables of docs/memories.md: memories of one size on books, the best first."""
     lines = ["| memory | bits per byte | minus Transformer-XL | updates | state, KiB |\n", "|---|---|---|---|---|\n"]
     for row in sorted(_load(file)["rows"], key=lambda row: row["mean"]):
         against = row.get("against")
@@ -212,7 +218,7 @@ def text_state(file: str = "text_state") -> str:
 
 
 def delta_gradients() -> str:
-    """The table of docs/delta.md: forward and backward, beside transformers and linear attention."""
+    """The table of docs/speed.md: forward and backward, beside transformers and linear attention."""
     lines = ["| computation | heads of | tokens | ms | transformers, times | beside linear attention, times |\n"]
     lines.append("|---|---|---|---|---|---|\n")
     titles = {"gradients": "gated delta", "channels": "gated delta, decay per channel", "decayed": "Mamba-2"}
@@ -227,7 +233,7 @@ def delta_gradients() -> str:
 
 
 def delta_forward() -> str:
-    """The table of docs/delta.md: forward alone, beside onnxruntime, and one token."""
+    """The table of docs/speed.md: forward alone, beside onnxruntime, and one token."""
     lines = ["| call | heads of | ms | `GatedDeltaNet`, times | `LinearAttention`, times | transformers, times |\n"]
     lines.append("|---|---|---|---|---|---|\n")
     found = _load("delta")
@@ -246,7 +252,7 @@ def delta_forward() -> str:
 
 
 def convolutions() -> str:
-    """The table of docs/delta.md: the short convolution beside PyTorch."""
+    """The table of docs/speed.md: the short convolution beside PyTorch."""
     lines = ["| tokens | channels | forward, ms | PyTorch, times | with gradients, ms | PyTorch, times |\n"]
     lines.append("|---|---|---|---|---|---|\n")
     rows = {(row["tokens"], row["channels"], row["gradients"]): row for row in _load("delta")["convolution"]["rows"]}
@@ -259,7 +265,7 @@ def convolutions() -> str:
 
 
 def linearised_arms() -> str:
-    """The table of docs/linearise.md: what training gives a linearised decoder, by arm."""
+    """The table of docs/linearised.md: what training gives a linearised decoder, by arm."""
     titles = {
         "original": "original: softmax over all tokens",
         "window": "window and sinks, not trained",
@@ -293,12 +299,12 @@ def linearised_arms() -> str:
             continue
         places = " | ".join(f"{row['positions'][name]:.1f}" for name in ("0-64", "64-512", "512-4096"))
         share = spread([100 * one for one in row.get("gap_closed", ())])
-        closed = f"{share.mean:.0f}" if "gap_closed" in row else ""
+        closed = f"{share.mean:.0f}".replace("-", "−") if "gap_closed" in row else ""
         if (ends := interval(share)) is not None:
             closed += " ({:.0f} to {:.0f})".format(*ends)
         shares = row.get("gap_closed_of_texts", {})
         found = [[one for text, one in shares.items() if text.startswith(start)] for start in ("great", "moby", "wiki")]
-        of_texts = " | ".join(f"{100 * spread(one[0]).mean:.0f}" if one else "" for one in found)
+        of_texts = " | ".join(f"{100 * spread(one[0]).mean:.0f}".replace("-", "−") if one else "" for one in found)
         told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
         facts = ", ".join(told[distance] for distance in (128, 1024, 4096))
         state = f"{row['state_bytes'] / KIB:,.0f}"
@@ -310,7 +316,7 @@ def linearised_arms() -> str:
 
 
 def linearised_told() -> str:
-    """The table of docs/linearise.md: what memories trained on told facts recall and predict, by arm and seed."""
+    """The table of docs/linearised.md: what memories trained on told facts recall and predict, by arm and seed."""
     titles = {
         "told-window": "window and sinks alone",
         "told-hedgehog": "`hedgehog`",
@@ -338,7 +344,7 @@ def linearised_told() -> str:
 
 
 def linearised_speed() -> str:
-    """The table of docs/linearise.md: tokens a second and bytes of linearised decoders beside their own softmax."""
+    """The table of docs/speed.md: tokens a second and bytes of linearised decoders beside their own softmax."""
     lines = [
         "| | processor | state | rank | tokens of context | softmax, tokens a second | linearised | times as fast "
         "| softmax, MB of cache | linearised |\n",
@@ -364,7 +370,7 @@ def linearised_speed() -> str:
 
 
 def encoder_classes() -> str:
-    """The table of docs/pretrained.md: a gated cache in an encoder that classifies passages of novels, and controls."""
+    """The table of docs/memories.md: a gated cache in an encoder that classifies passages of novels, and controls."""
     read = {"texts-last": "the last segment", "texts": "all segments, averaged"}
     kinds = {
         "": "no cache",
@@ -387,13 +393,13 @@ def encoder_classes() -> str:
             cells = " | "
             if row is not None and row["interval"] is not None:
                 low, high = row["interval"]
-                cells = f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}) | {row['p_holm']:.3f}"
+                cells = f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}) | {row['p_holm']:.3f}".replace("-", "−")
             lines.append(f"| {title} | {kind} | {score} | {cells} |\n")
     return "".join(lines)
 
 
 def state_bits() -> str:
-    """The table of docs/streams.md: what smaller states cost trained models that answer from them."""
+    """The table of docs/memories.md: what smaller states cost trained models that answer from them."""
     kinds = {"bfloat16": "bfloat16", "int8, rounding alone": "int8, rounding alone", "int8": "`int8`"}
     lines = [
         "| memory | task, tokens a row | times written | seeds | right, % "
@@ -419,6 +425,185 @@ def state_bits() -> str:
             cells.append(f"{f'{apart:.3f}' if apart >= 0.0005 else '< 0.0005'}; {changed}")
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
+
+
+def which() -> str:
+    """The table of docs/choosing.md: the memories that were compared, a number a task; bold: the best of its column."""
+    first, corrects = (
+        {one["name"]: {row["name"]: row for row in one["rows"]} for one in _load(file)["benchmarks"]}
+        for file in ("bench_memory", "memories_that_forget")
+    )
+    texts = {
+        row["name"].removeprefix("text-state-"): row
+        for file in ("text_state", "text_forgets")
+        for row in _load(file)["rows"]
+    }
+    told = {row["name"].removeprefix("demo-").replace("demo", "window"): row for row in _load("demo")["rows"]}
+    names = {
+        "softmax": ("softmax", ""), "window": ("window", "window"), "linear": ("linear", "linear"),
+        "mamba2": ("Mamba-2", "mamba2"), "gated-delta": ("gated delta (Qwen3-Next)", "gated-delta"),
+        "kimi-delta": ("Kimi Delta Attention", "kimi-delta"), "transformer-xl": ("Transformer-XL", "xl"),
+        "gated-cache": ("gated cache per stream, window", "cached"), "memformer": ("Memformer", "memformer"),
+        "rmt": ("memory tokens (RMT)", "rmt"),
+    }  # fmt: skip
+    facts = {"window": "window", "linear": "linear", "gated-cache": "cached", "memformer": "memformer"}
+    rows = []
+    for name, (title, text) in names.items():
+        pairs = first["mqar"].get(name) or corrects["mqar"][name]
+        bits = texts.get(text, {}).get("against")
+        scores = [
+            (told[facts[name]]["along"]["values"][-1]["mean"], 1) if name in facts else None,
+            (pairs["mean"], 1),
+            (corrects["mqar-rewritten"][name]["mean"], 1) if name in corrects["mqar-rewritten"] else None,
+            (bits["difference"], -1) if bits else (0.0, -1) if text == "xl" else None,
+        ]
+        rows.append((title, scores, f"{pairs['state_bytes'] / KIB:.0f}"))
+    best = [max((s[1][i][0] * s[1][i][1] for s in rows if s[1][i]), default=0.0) for i in range(4)]
+    heads = (
+        "a told fact, 512 words later",
+        "pairs in a row",
+        "pairs, rewritten",
+        "text, bits a byte beside Transformer-XL",
+    )
+    lines = [f"| memory | {' | '.join(heads)} | state, KiB |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
+    for title, scores, state in rows:
+        cells = []
+        for i, score in enumerate(scores):
+            shown = "–" if score is None else f"{score[0]:+.2f}".replace("-", "−") if i == 3 else f"{score[0]:.2f}"
+            cells.append(f"**{shown}**" if score and score[0] * score[1] > best[i] - 0.005 else shown)
+        lines.append(f"| {title} | " + " | ".join([*cells, state]) + " |\n")
+    return "".join(lines)
+
+
+def fast_models() -> str:
+    """The table of docs/speed.md: whole models of Transformers, as they come and with mnemos.fast."""
+    lines = [
+        "| model | processor | training step, ms | times | prefill | token, one row | token, two rows |\n",
+        "|---|---|---|---|---|---|---|\n",
+    ]
+    titles = {"Qwen3Next": "Qwen3-Next", "Mamba2": "Mamba-2", "KimiLinear": "Kimi Linear", "Mamba": "Mamba"}
+    for file in ("fast_models", "fast_models_epyc", "fast_models_more"):
+        if not (ROOT / "results" / f"{file}.json").exists():
+            continue
+        found = _load(file)
+        for row in found["rows"]:
+            times = [
+                row.get(kind, {}).get("times as fast")
+                for kind in ("training step", "prefill", "token, batch 1", "token, batch 2")
+            ]
+            step = row.get("training step", {}).get("ms", {})
+            ms = f"{step['transformers']:,.0f} → {step['mnemos']:,.0f}" if "transformers" in step else "not timed"
+            usual = row["tokens"] == 1024 and row["width"] == 64
+            title = titles[row["model"]] + ("" if usual else f", {row['tokens']:,} tokens, heads of {row['width']}")
+            cells = [title, _processor(found), ms, *(f"{x['median']:.1f}" if x else "" for x in times)]
+            lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def linear_speed() -> str:
+    """The table of docs/speed.md: linear attention beside the paper's own library, forward and backward."""
+    found = _load("linear_attention")
+    lines = [
+        f"| tokens ({_processor(found)}) | heads of | ms | fast-transformers, times | PyTorch in chunks, times |\n",
+        "|---|---|---|---|---|\n",
+    ]
+    for row in found["rows"]:
+        times = [row["of native's time"][name]["median"] for name in ("fast-transformers", "chunked")]
+        lines.append(
+            f"| {row['tokens']:,} | {row['width']} | {row['ms']['native']:.1f} | {times[0]:.1f} | {times[1]:.1f} |\n"
+        )
+    return "".join(lines)
+
+
+def decoding_speed() -> str:
+    """The table of docs/speed.md: a token of the papers' model by the fused step."""
+    found = _load("decoding")
+    names = {
+        "plain": "the model, unfused",
+        "fast-transformers": "fast-transformers",
+        "softmax, 784 cached": "softmax, 784 keys",
+    }
+    lines = [
+        f"| rows ({_processor(found)}) | fused step, ms | "
+        + " | ".join(f"{name}, times" for name in names.values())
+        + " |\n"
+    ]
+    lines.append("|---|---|" + "---|" * len(names) + "\n")
+    for row in found["token"]:
+        times = (row["of fused's time"].get(name) for name in names)
+        cells = [f"{row['batch']}", f"{row['ms']['fused']:.2f}", *(f"{x['median']:.1f}" if x else "" for x in times)]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def rollout_cost() -> str:
+    """The table of docs/speed.md: gradients through segments of a Mamba, by four ways."""
+    found = _load("rollouts")
+    ways = {
+        "back-propagation": "back-propagation",
+        "checkpoint": "`torch.utils.checkpoint`",
+        "RolloutTrainer": "replay",
+    }
+    heads = [f"{way}: {unit}" for way in ways.values() for unit in ("MiB", "s")]
+    lines = [
+        f"| segments of {found['segment']} ({_processor(found)}) | " + " | ".join(heads) + " |\n",
+        "|---|" + "---|" * len(heads) + "\n",
+    ]
+    for count, row in found["segments"].items():
+        cells = [c for way in ways for c in (f"{row[way]['peak_bytes'] / 2**20:.0f}", f"{row[way]['seconds']:.1f}")]
+        lines.append(f"| {count} | " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def claims(paper: str = "") -> str:
+    """The table of a page of claims, or of docs/claims.md: the rows of all papers without their numbers."""
+    if not paper:
+        lines = ["| | paper | item | in one line |\n", "|---|---|---|---|\n"]
+        for name, page, title in _PAPERS:
+            rows = (row for row in verdicts(name) if not row.item.startswith("Not in the paper"))
+            lines += [f"| {row.symbol} | [{title}]({page}.md) | {row.item} | {row.line} |\n" for row in rows]
+        return "".join(lines)
+    lines = ["| | item | paper | here | in one line |\n", "|---|---|---|---|---|\n"]
+    for row in verdicts(paper):
+        here = re.sub(r"<([^|>]*)\|([^|>]*)\|([^|>]*)>", lambda found: _number(*found.groups()), row.here)
+        lines.append(f"| {row.symbol} | {row.item} | {row.paper} | {here} | {row.line} |\n")
+    return "".join(lines)
+
+
+def _number(file: str, path: str, form: str) -> str:
+    """A number of results/FILE.json by a path of `mnemos.lab.papers.verdicts`."""
+    path, _, divided_by = path.partition(" ÷ ")
+    if divided_by:
+        return f"{float(_number(file, path, '.9g')) / float(_number(file, divided_by, '.9g')):{form}}"
+    choose = {"min": min, "max": max}.get(path.partition(":")[0])
+    values: list[Value] = [_load(file)]
+    for part in path.partition(":")[2 if choose else 0].split("/"):
+        key = part.replace("~", "/")
+        name, _, wanted = key.partition("=")
+        found: list[Value] = []
+        for value in values:
+            if key == "*":
+                found += value
+            elif isinstance(value, dict):
+                found.append(value[key])
+            elif key.lstrip("-").isdigit():
+                found.append(value[int(key)])
+            else:
+                (one,) = (item for item in value if str(item.get(name)) == wanted)
+                found.append(one)
+        values = found
+    value = choose(values) if choose else values[0]
+    if form == "s":
+        return str(value)
+    if form.startswith("±"):
+        return f"{value['mean']:{form[1:]}} ± {value['std']:{form[1:]}}"
+    form, _, divisor = form.partition("/")
+    return f"{float(value) / float(divisor or 1):{form}}".replace("-", "−")
+
+
+def _processor(found: Value) -> str:
+    return "Intel Xeon" if "Xeon" in found["provenance"]["cpu"] else "AMD EPYC"
 
 
 def _row(entry: Value, name: str) -> Value:
@@ -447,6 +632,15 @@ def _load(name: str) -> Value:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "claims": claims,
+    "claims-cached": partial(claims, "cached_transformers"),
+    "claims-linear": partial(claims, "linear_transformers"),
+    "claims-memformer": partial(claims, "memformer"),
+    "which": which,
+    "fast-models": fast_models,
+    "linear-speed": linear_speed,
+    "decoding-speed": decoding_speed,
+    "rollout-cost": rollout_cost,
     "what-helped": what_helped,
     "other-tasks": other_tasks,
     "small-images": small_images,

@@ -1,6 +1,6 @@
 """Build the site into build/site: `python tools/site/build.py`. Warnings, such as a broken link, are errors.
 
-The pages come from README, docs/, the operators' and papers' README, log/, examples/notebooks and the docstrings. What
+The pages come from README, docs/, the operators' README, log/, examples/notebooks and the docstrings. What
 is written needs no network. Search reads an index by script, so look at it through a server:
 
     python -m http.server --directory build/site

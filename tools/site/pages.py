@@ -1,4 +1,4 @@
-"""The pages of the site as files for Sphinx: README, docs/, operators, papers, findings, notebooks, API reference.
+"""The pages of the site as files for Sphinx: README, docs/, operators, findings, notebooks, API reference.
 
 The pages of the repository stay as they are. Here their relative links become links between pages of the site, and
 files that are no pages (results, scripts) come along for download.
@@ -17,35 +17,58 @@ from source import ROOT
 
 # The sections of the site, in order: page of docs/ (or its place on the site), and a short name where its title is
 # long. A page of docs/ that is named in none is put at the end of OTHERS.
-OTHERS = "How to"
+OTHERS = "Guides"
 SECTIONS: dict[str, dict[str, str]] = {
-    "Start": {"install": "", "first-hour": ""},
-    "Concepts": {
-        "choosing": "",
-        "gated-cache": "",
-        "memformer": "Memformer",
+    "Start": {"install": "", "first-hour": "", "choosing": ""},
+    OTHERS: {
+        "fast": "Fast on a CPU",
+        "replay": "Long sequences",
+        "streams": "Streams",
+        "linearise": "Linearise a decoder",
+        "cache": "Add a gated cache",
+        "pretrained": "A trained decoder",
         "memory-tokens": "Memory tokens",
-        "delta": "Forget and correct",
+        "compare": "Compare memories",
+        "text": "Your texts",
+        "images": "Your pictures",
+        "trainers": "Trainer and Lightning",
+        "export": "Export",
+        "look": "Look into a memory",
+        "own-memory": "A memory of your own",
+        "testing": "Laws of a memory",
+        "machines": "Several devices",
+        "translation": "Translation",
+        "detection": "Detection",
+    },
+    "Concepts": {
+        "state": "A state is a value",
+        "linear-attention": "Linear attention",
+        "gated-cache": "The gated cache",
+        "memformer": "Memformer and replay",
+        "forget-correct": "Forget and correct",
+        "reading-comparisons": "Reading a comparison",
+    },
+    "Results": {
+        "results": "",
+        "speed": "",
+        "memories": "",
+        "linearised": "Linearised decoders",
+        "claims": "",
+        "cached-transformers": "Cached Transformers",
+        "linear-transformers": "Transformers are RNNs",
+        "memformer-paper": "Memformer",
+        "findings/index": "Findings",
+    },
+    "Reference": {
+        "api/index": "",
+        "command-line": "",
+        "hugging-face": "",
+        "hosts": "",
+        "run-folder": "",
+        "datasets": "",
         "operators/index": "",
         "glossary": "",
     },
-    OTHERS: {
-        "streams": "Streams",
-        "replay": "Replay",
-        "pretrained": "Trained decoders",
-        "linearise": "",
-        "hosts": "",
-        "hugging-face": "",
-        "trainers": "Transformers and Lightning",
-        "training": "",
-        "export": "Export",
-        "machines": "Devices and processes",
-        "testing": "Tests of a memory",
-        "translation": "",
-        "detection": "Detection",
-    },
-    "Reference": {"api/index": "", "command-line": ""},
-    "Papers and results": {"results": "", "papers/index": "", "benchmarks": "", "findings/index": "Findings"},
     "Project": {"reliability": "", "architecture": "", "policy": "", "contributing": "", "changelog": ""},
 }
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -55,9 +78,8 @@ FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 def places() -> dict[Path, str]:
     """The files of the repository that are pages, and where on the site each is, without its ending."""
     found = {ROOT / "README.md": "index", ROOT / "CONTRIBUTING.md": "contributing", ROOT / "CHANGELOG.md": "changelog"}
-    found |= {path: path.stem for path in (ROOT / "docs").glob("*.md")}
+    found |= {path: "pages" if path.stem == "README" else path.stem for path in (ROOT / "docs").glob("*.md")}
     found |= {path: f"operators/{path.parent.name}" for path in (ROOT / "src/mnemos/ops").glob("*/README.md")}
-    found |= {path: f"papers/{path.parent.name}" for path in (ROOT / "src/mnemos/lab/papers").glob("*/README.md")}
     found |= {path: f"findings/{path.stem}" for path in (ROOT / "log").glob("*.md")}
     found |= {path: f"notebooks/{path.stem}" for path in (ROOT / "examples/notebooks").glob("*.ipynb")}
     found[ROOT / "log" / "README.md"] = "findings/index"
@@ -66,11 +88,11 @@ def places() -> dict[Path, str]:
 
 def sections() -> dict[str, dict[str, str]]:
     """The sections with the pages that there are: those of docs/ that no section names too."""
-    pages = set(places().values()) | {"operators/index", "papers/index", "api/index", "command-line"}
+    pages = set(places().values()) | {"operators/index", "api/index", "command-line"}
     found = {title: {p: label for p, label in named.items() if p in pages} for title, named in SECTIONS.items()}
     named = {page for one in SECTIONS.values() for page in one}
     found["Start"] |= {page: "" for page in sorted(pages) if page.startswith("notebooks/")}
-    found[OTHERS] |= {page: "" for page in sorted(pages - named - {"index"}) if "/" not in page}
+    found[OTHERS] |= {page: "" for page in sorted(pages - named - {"index", "pages"}) if "/" not in page}
     return found
 
 
@@ -84,14 +106,10 @@ def write(folder: Path) -> None:
             text += "\n".join(_toctree(title, named) for title, named in sections().items())
         elif place == "findings/index":
             pass
-        elif place.startswith("findings/"):
-            text = f"---\norphan: true\n---\n\n{text}"  # the table of the log links it
+        elif place.startswith("findings/") or place == "pages":
+            text = f"---\norphan: true\n---\n\n{text}"  # the table of the log links findings, the README all pages
         site.add(place, text)
     site.add("operators/index", _list("Operators", "The equations, costs and limits of each operator.", "operators"))
-    site.add(
-        "papers/index",
-        _list("Papers", "Each paper's claims beside our measurements, and what was left open.", "papers"),
-    )
     site.add("api/index", reference.index())
     for name in reference.PAGES:
         site.add(f"api/{name}", reference.page(name))

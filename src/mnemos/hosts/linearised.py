@@ -31,7 +31,7 @@ _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the mo
 _OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
 _KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm, with features before
-# and after rotary positions (docs/linearise.md).
+# and after rotary positions (docs/linearised.md).
 START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
 
 

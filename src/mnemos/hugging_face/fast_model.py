@@ -155,7 +155,7 @@ def _why_unchanged(model: nn.Module) -> str:
     if "transformers" in packages:
         return (
             f"{name} has no recurrent layer or short convolution that the kernels of mnemos.fast compute "
-            "(docs/hugging-face.md has the list); use it as it is"
+            "(docs/fast.md has the list); use it as it is"
         )
     if "mnemos" in packages:
         return f"{name} is a model of mnemos, whose layers call its kernels themselves; use it as it is"

@@ -16,6 +16,7 @@ from .claim import Claim, Paper
 from .findings import Finding
 from .linear_transformers.claims import LINEAR_TRANSFORMERS
 from .memformer.claims import MEMFORMER
+from .verdicts import SYMBOLS, verdicts
 
 PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS, MEMFORMER)}
 
@@ -49,7 +50,9 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     _check(options)
     found = []
     for claim in claims:
-        say(f"{about.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}", flush=True)
+        say(f"{about.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}")
+        for row in verdicts(about.name, claim.name):
+            say(f"  {SYMBOLS[row.symbol].capitalize()}: {row.item}. {row.line}", flush=True)
         found.append(_reproduce_claim(about, claim, options))
     return found
 

@@ -63,7 +63,7 @@ def _recipe_of_file(file: str, chosen: str | None) -> str:
     if not names:
         raise InputError(
             f"{file}: expected a file that defines a recipe with @mnemos.recipe, found none; add one as in "
-            "docs/training.md, 'A file of your own'"
+            "docs/compare.md, 'Recipes'"
         )
     found = f"found {len(names)}" if chosen is None else f"found {chosen!r}"
     known = ", ".join(f"{file}:{name}" for name in names)
