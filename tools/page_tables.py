@@ -666,6 +666,9 @@ def render(text: str, page: str) -> tuple[str, list[str]]:
 
     def table(match: re.Match[str]) -> str:
         name, before = match.groups()
+        if name not in TABLES:
+            wrong.append(f"{page}: expected a table of {', '.join(TABLES)}, found {name}")
+            return match[0]
         made = TABLES[name]()
         first = text.count("\n", 0, match.start()) + 2
         for number, (ours, theirs) in enumerate(
