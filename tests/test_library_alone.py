@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 import mnemos
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n.*?```)?", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGES = "".join((ROOT / name).read_text() for name in ("README.md", "docs/state.md", "docs/memformer.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n.*?```)?", PAGES, re.DOTALL)
 OTHERS = "transformers|mnemos.fit|mnemos.lab|onnxruntime"  # what an example needs beside the library
 
 

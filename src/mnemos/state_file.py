@@ -91,11 +91,11 @@ class WeightsMark:
 
     def __init__(self, model: nn.Module) -> None:
         self.numbers: tuple[object, ...] = weights_mark(model)
-        self._parameters = [x for x in model.parameters() if not x.is_inference()]
+        self._counted = [x for x in model.parameters() if not x.is_inference()]
         self.writes: tuple[object, ...] = self._count()
 
     def _count(self) -> tuple[object, ...]:
-        return tuple([(x.data_ptr(), write_count(x)) for x in self._parameters])
+        return tuple([(x.data_ptr(), write_count(x)) for x in self._counted])
 
     def is_of(self, model: nn.Module, one_token: bool = False) -> bool:
         """Whether the model still has them. one_token: look, in microseconds, for the writes alone that PyTorch counts:
