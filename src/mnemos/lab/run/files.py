@@ -168,7 +168,8 @@ class Result(_File):
         if "loss" not in result.scores:
             raise damaged(path, f"no 'loss' in its {result.split!r}")
         along: Any = result.artifacts.get("along", {"values": []})
-        points, rows = (along.get("values"), along.get("rows") or []) if isinstance(along, dict) else (None, [])
+        points: Any = along.get("values") if isinstance(along, dict) else None
+        rows: Any = (along.get("rows") or []) if isinstance(along, dict) else []
         pairs = isinstance(points, list) and all(
             isinstance(pair, list) and len(pair) == 2 and None not in pair and all(map(_is_number, pair))
             for pair in points
