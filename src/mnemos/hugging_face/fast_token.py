@@ -170,7 +170,7 @@ def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | Non
     taps = weights[0].shape[-1]
     if gate not in ("silu", "sigmoid") or not _read_by_kernel(window, state, *weights) or window.shape[-1] < taps:
         return None
-    # From here on every module is called once: its hooks see what they see without `fast`.
+    # From here on every module is called once, as without `fast`; twice only if sizes do not fit, before the error.
     given = kind.inputs(layer, x)
     heads, values, d, m = given.sizes
     channels = 2 * heads * d + values * m
