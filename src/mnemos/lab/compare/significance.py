@@ -43,13 +43,13 @@ class Scored(Protocol):
     """What has a score with a spread over seeds: a row, a control, a `Spread`."""
 
     @property
-    def mean(self) -> float: ...  # noqa: D102
+    def mean(self) -> float: ...
 
     @property
-    def std(self) -> float: ...  # noqa: D102
+    def std(self) -> float: ...
 
     @property
-    def seeds(self) -> int: ...  # noqa: D102
+    def seeds(self) -> int: ...
 
 
 @dataclass(frozen=True)
