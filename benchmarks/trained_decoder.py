@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
-from mnemos.hugging_face.hub import settings_of
+from mnemos.lab.hosted.decoder import HostedDecoderConfig
+from mnemos.lab.hosted.hub import settings_of
 from mnemos.lab.measure.gradients import WAYS, state_bytes
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.run.provenance import provenance

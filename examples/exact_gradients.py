@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import mnemos
-from mnemos.hugging_face.hub import language_model
+from mnemos.lab.hosted.hub import language_model
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import mnemos
-from mnemos.hugging_face.hub import language_model
+from mnemos.lab.hosted.hub import language_model
 from mnemos.types import leaves
 
 CHUNK = 512  # tokens that are read together

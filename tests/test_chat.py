@@ -31,7 +31,7 @@ def said(monkeypatch, capsys, folder, lines, *options):
 
 
 def talk_of(folder, **settings):
-    from mnemos.hugging_face.hub import language_model
+    from mnemos.lab.hosted.hub import language_model
 
     model, tokenizer = language_model(str(folder))
     return chats.Chat(model, chats.Turns(tokenizer, **settings), 5, {"temperature": 0}), tokenizer

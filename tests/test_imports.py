@@ -45,6 +45,7 @@ LIBRARY = [
     "trainers",
 ]
 LABORATORY = [
+    "hosted",
     "tasks",
     "measure",
     "evaluate",

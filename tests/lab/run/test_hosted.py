@@ -11,11 +11,11 @@ from test_cli import refused
 import mnemos
 from mnemos import libraries, registry
 from mnemos.config import to_dict
-from mnemos.hugging_face import hub
-from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
 from mnemos.lab.cli import main
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_unwritten
+from mnemos.lab.hosted import hub
+from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.run.recipe_fields import with_parts
 from mnemos.lab.vision.hosted import HostedClassifierConfig
 

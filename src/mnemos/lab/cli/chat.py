@@ -59,7 +59,7 @@ def chat(arguments: list[str]) -> int:
     _check(options, sinks)
     import torch
 
-    from mnemos.hugging_face.hub import language_model
+    from mnemos.lab.hosted.hub import language_model
 
     model, tokenizer = language_model(options.folder, options.trust_remote_code)
     if options.window is not None:

@@ -39,7 +39,7 @@ import mnemos
 from mnemos.atomic import append, open_to_append, write_json
 from mnemos.errors import Interrupted, TrainingFailed, say
 from mnemos.hosts.linearising import RECORD
-from mnemos.hugging_face.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
+from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.devices import peak_bytes
 from mnemos.lab.run.files import Measurement, Provenance, read_object

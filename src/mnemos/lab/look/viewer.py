@@ -13,8 +13,8 @@ from mnemos.atomic import write_text
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
-from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.write_attention import documents
+from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.run.checkpoint import best_steps, steps
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -155,7 +155,7 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
         if text is None:
             raise InputError(f"{folder}: expected --text FILE beside a decoder of Transformers, found none; add it")
         from mnemos.hugging_face import functional
-        from mnemos.hugging_face.hub import language_model
+        from mnemos.lab.hosted.hub import language_model
 
         model, tokenizer = language_model(str(source))
         step = functional(model)

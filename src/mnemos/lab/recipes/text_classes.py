@@ -1,6 +1,6 @@
 """Recipes of texts in class folders: an encoder that reads them in segments, with and without a gated cache."""
 
-from mnemos.hugging_face.hosted_encoder import HostedEncoderConfig
+from mnemos.lab.hosted.encoder import HostedEncoderConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.memory.grc import GRC

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
-from mnemos.hugging_face.hosted_decoder import HostedDecoderConfig
-from mnemos.hugging_face.hosted_encoder import HostedEncoderConfig
-from mnemos.hugging_face.hub import TIMM, is_source, settings_of, tokenizer_file
+from mnemos.lab.hosted.decoder import HostedDecoderConfig
+from mnemos.lab.hosted.encoder import HostedEncoderConfig
+from mnemos.lab.hosted.hub import TIMM, is_source, settings_of, tokenizer_file
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.vision.classifiers import ImageConfig

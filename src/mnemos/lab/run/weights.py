@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mnemos.atomic import read_bytes, write_bytes, write_json
 from mnemos.config import to_dict
-from mnemos.hugging_face.hub import is_source
 from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
+from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.models.store import RUN_MODEL, load, save
 from mnemos.types import InputError, JSONObject

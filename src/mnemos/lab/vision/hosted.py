@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.hugging_face.hub import TIMM, host_config, host_of, host_weights
+from mnemos.lab.hosted.hub import TIMM, host_config, host_of, host_weights
 from mnemos.lab.vision.classifiers import ImageConfig, ImageModel
 from mnemos.libraries import timm
 from mnemos.registry import register

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import mnemos
 from mnemos.errors import InputError
-from mnemos.hugging_face import hub
+from mnemos.lab.hosted import hub
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OURS = {"mnemos.hosts.from_pretrained", "from_pretrained", "super().from_pretrained", "nn.Embedding.from_pretrained"}
 
 

@@ -102,7 +102,7 @@ def language_model(source: str, trust_remote_code: bool = False) -> tuple[nn.Mod
     trust_remote_code: run the Python code that a model brings, if it does. Raises InputError as `settings_of`, for a
     folder that does not exist or is damaged, and where there is no tokenizer.
     """
-    from .registration import register
+    from mnemos.hugging_face import register
 
     check_folder(source, "model")  # of a run of `mnemos linearise`
     register()

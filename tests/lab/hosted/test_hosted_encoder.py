@@ -7,8 +7,8 @@ import torch
 
 from mnemos import GRC, libraries
 from mnemos.hosts import carry
-from mnemos.hugging_face.hosted_encoder import HostedEncoderConfig
 from mnemos.lab.compare.baselines import equal_parameters, parameters
+from mnemos.lab.hosted.encoder import HostedEncoderConfig
 from mnemos.lab.run.recipe import Recipe, unwritten
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.memory import caches

@@ -19,8 +19,7 @@ from mnemos.types import Device, InputError, Splits, State, StateKind, check_tok
 from .hub import TIMM, host_config, host_of, host_weights
 
 if TYPE_CHECKING:
-    from .functional_cache import FunctionalState
-    from .functional_model import Functional
+    from mnemos.hugging_face import Functional, FunctionalState
 
 _AUTO = "AutoModelForCausalLM"
 _SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -56,7 +55,7 @@ class HostedDecoderConfig(ModelConfig):
                 f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
                 "--model.cache.scope stream"
             )
-        from .functional_model import check_model
+        from mnemos.hugging_face.functional_model import check_model
 
         config = host_config(self.host)
         text = config.get_text_config(decoder=True)
@@ -100,7 +99,7 @@ class HostedDecoder(nn.Module):
         """The host as a function of its state. It is made at the first call, which reads some tokens."""
         found: Functional | None = self.__dict__["_step"]  # no module of this one: its weights are the host's
         if found is None or found.model is not self.host:
-            from .functional_model import functional
+            from mnemos.hugging_face import functional
 
             found = self.__dict__["_step"] = functional(self.host)
         return found
