@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import hooks_of
-from mnemos.libraries import CACHE_NAMES, loaded_weights
+from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import note
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError, leaves
 
-from .copied import with_globals
 from .masks import combine, count_writes, own_tokens, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .functional_cache import FunctionalState as FunctionalState
     from .functional_model import Functional as Functional
     from .functional_model import functional as functional
-    from .language_model import MnemosForCausalLM as MnemosForCausalLM
-    from .other_heads import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
-    from .other_heads import MnemosForSequenceClassification as MnemosForSequenceClassification
+    from .pretrained_heads import MnemosForCausalLM as MnemosForCausalLM
+    from .pretrained_heads import MnemosForSeq2SeqLM as MnemosForSeq2SeqLM
+    from .pretrained_heads import MnemosForSequenceClassification as MnemosForSequenceClassification
     from .pretrained_model import MnemosConfig as MnemosConfig
     from .pretrained_model import MnemosPreTrainedModel as MnemosPreTrainedModel
-    from .registration import register as register
     from .remembering_model import RememberingConfig as RememberingConfig
     from .remembering_model import RememberingForCausalLM as RememberingForCausalLM
+    from .remembering_model import register as register
     from .state_cache import StateCache as StateCache
 
 _FUNCTIONAL = {
@@ -33,11 +33,9 @@ _FUNCTIONAL = {
     "functional_model": "Functional functional",
 }
 _IN_TRANSFORMERS = {
-    "language_model": "MnemosForCausalLM",
-    "other_heads": "MnemosForSeq2SeqLM MnemosForSequenceClassification",
+    "pretrained_heads": "MnemosForCausalLM MnemosForSeq2SeqLM MnemosForSequenceClassification",
     "pretrained_model": "MnemosConfig MnemosPreTrainedModel",
-    "registration": "register",
-    "remembering_model": "RememberingConfig RememberingForCausalLM",
+    "remembering_model": "RememberingConfig RememberingForCausalLM register",
     "state_cache": "StateCache",
 }
 _NAMES = {name: module for module, row in (_FUNCTIONAL | _IN_TRANSFORMERS).items() for name in row.split()}
@@ -51,7 +49,7 @@ def _import_name(name: str) -> Any:
     try:
         module = importlib.import_module(f"{__name__}.{_NAMES[name]}")
         if _NAMES[name] in _IN_TRANSFORMERS:
-            importlib.import_module(f"{__name__}.registration")  # under the Auto classes
+            importlib.import_module(f"{__name__}.remembering_model")  # registers them
     except ImportError as error:
         if not (error.name or "").startswith("transformers"):
             raise

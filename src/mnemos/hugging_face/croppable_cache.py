@@ -40,8 +40,7 @@ class CroppableCache(DynamicCache):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        adapted: Any = model
-        base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         if libraries.cache_name() not in inspect.signature(base.forward).parameters:
             raise InputError(
                 f"CroppableCache: expected a model whose forward takes {libraries.cache_name()}, found "
@@ -52,25 +51,27 @@ class CroppableCache(DynamicCache):
         super().__init__(config=config)
         self._model = model
         self._stack, self._operators = ExitStack(), Calls()
-        recurrent = LinearAttentionCacheLayerMixin
-        self.layers = [_rewinding(layer) if isinstance(layer, recurrent) else layer for layer in self.layers]
+        for i, layer in enumerate(self.layers):  # the same layers, but recurrent ones go back
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                self.layers[i] = _rewinding(type(layer)).__new__(_rewinding(type(layer)))
+                vars(self.layers[i]).update(vars(layer))
 
     def __enter__(self) -> "CroppableCache":
         self._operators = self._stack.enter_context(rewindable())
-        for layer in self._recurrent():
-            layer.operators = self._operators
+        self._hand_out(self._operators)
         if getattr(self._model, _REFUSED, False):
             setattr(self._model, _REFUSED, False)
             self._stack.callback(delattr, self._model, _REFUSED)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for layer in self._recurrent():
-            layer.operators = None
+        self._hand_out(None)
         self._stack.close()
 
-    def _recurrent(self) -> list[Any]:
-        return [layer for layer in self.layers if isinstance(layer, _Rewinding)]
+    def _hand_out(self, operators: Calls | None) -> None:
+        for layer in self.layers:
+            if isinstance(layer, _Rewinding):
+                layer.operators = operators
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take −tokens_to_remove tokens of the last call back."""
@@ -79,7 +80,7 @@ class CroppableCache(DynamicCache):
 
 
 class _Rewinding:
-    """In front of a kind of layer of Transformers: its states are values, and `crop` goes back to an earlier one."""
+    """In front of a class of cache layers: its states are values, and `crop` goes back to an earlier one."""
 
     operators: Calls | None = None
     recurrent_states: dict[int, Tensor | None]
@@ -89,16 +90,16 @@ class _Rewinding:
     def update_conv_state(self, conv_states: Tensor, *given: Any, **named: Any) -> Tensor:
         """The inputs of the convolution: a call begins."""
         self.read, self.written = conv_states.shape[-1], frozenset()
-        found: Tensor = super().update_conv_state(conv_states, *given, **named)  # type: ignore[misc]
-        return found
+        inputs: Tensor = super().update_conv_state(conv_states, *given, **named)  # type: ignore[misc]
+        return inputs
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **named: Any) -> Tensor:
         """The state after the call. It is not copied into the earlier one, which `crop` needs."""
-        here: Any = self
+        this: Any = self
         if self.operators is None:
-            found: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **named)  # type: ignore[misc]
-            return found
-        here.is_recurrent_states_initialized[state_idx] = True
+            state: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **named)  # type: ignore[misc]
+            return state
+        this.is_recurrent_states_initialized[state_idx] = True
         self.recurrent_states[state_idx] = recurrent_states
         self.written |= {state_idx}
         return recurrent_states
@@ -116,8 +117,8 @@ class _Rewinding:
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take −tokens_to_remove tokens of the last call back."""
-        kept = self.read - abs(tokens_to_remove)
-        if tokens_to_remove and (not self.is_croppable or kept < 0):
+        count = self.read - abs(tokens_to_remove)
+        if tokens_to_remove and (not self.is_croppable or count < 0):
             raise InputError(
                 f"crop: expected to take back tokens of the last call, of {self.read} tokens, with the layers on the "
                 f"kernels of mnemos, found {abs(tokens_to_remove)} tokens; call mnemos.fast(model), and use the cache "
@@ -125,19 +126,10 @@ class _Rewinding:
             )
         if tokens_to_remove and self.operators is not None:
             for i, state in self._states().items():
-                self.recurrent_states[i] = self.operators.rewind(state, [kept] * len(state))
+                self.recurrent_states[i] = self.operators.rewind(state, [count] * len(state))
         super().crop(tokens_to_remove)  # type: ignore[misc]
 
 
 @functools.cache
-def _rewinding_kind(kind: type) -> type:
-    return type(f"Rewinding{kind.__name__}", (_Rewinding, kind), {})
-
-
-def _rewinding(layer: Any) -> Any:
-    """The same layer, as one that goes back."""
-    theirs: Any = type(layer)
-    kind: Any = _rewinding_kind(theirs)
-    found = kind.__new__(kind)
-    vars(found).update(vars(layer))
-    return found
+def _rewinding(cls: type) -> Any:
+    return type(f"Rewinding{cls.__name__}", (_Rewinding, cls), {})

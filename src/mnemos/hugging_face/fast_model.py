@@ -1,4 +1,8 @@
-"""`fast(model)`: the recurrent layers and convolutions of a model of Transformers run the kernels of this library."""
+"""`fast(model)`: the recurrent layers and convolutions of a model of Transformers run the kernels of this library.
+
+A layer gets a forward of its own, a copy of its class's, in which the functions of `fast_functions` take the place of
+those of the same names; a single token goes past all of it, to one call of a kernel (`fast_token`).
+"""
 
 import functools
 import inspect
@@ -11,19 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.hosts.copied import with_globals
-from mnemos.hosts.report import LeftLayer
+from mnemos.libraries import with_globals
 from mnemos.native import library
 from mnemos.types import InputError
 
-from .fast_functions import FUNCTIONS, Function, unknown_parameters
-from .fast_token import LAYERS, NORMS, Kind, normalise, read_token
-from .recurrent_layers import is_untouched
+from .fast_functions import DELTA, FUNCTIONS, Function, in_place_of, unknown_parameters
+from .fast_token import LAYERS, NORMS, LayerNames, is_untouched, normalise, read_token
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
-# Recurrences that mix packed rows unless they are given the ends of the sequences.
-_MIXING = {name for name in FUNCTIONS if "delta" in name or name == "mamba_selective_scan"}
+_MIXING = {*DELTA, "mamba_selective_scan"}  # they mix packed rows unless they are given the ends of the sequences
 _PACKED = "seq_idx", "cu_seq_lens_q"
 # Recurrent layers of Transformers without a kernel, which a report names as left.
 _NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBlock", "xLSTMLayer"}
@@ -40,6 +41,15 @@ class FastLayer:
     functions: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class LeftLayer:
+    """A layer, or functions of one, that stayed as before, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
 class FastReport:
     """What `fast` changed and what it left. `undo()` takes it back.
 
@@ -52,17 +62,16 @@ class FastReport:
 
     def __init__(
         self,
-        model: nn.Module,
-        layers: dict[str, nn.Module],
         changed: list[FastLayer],
         left: list[LeftLayer],
+        layers: dict[str, nn.Module],
         before: set[str],
+        unchanged: str,
     ) -> None:
-        self._before = before  # layers that were fast before the call
-        self._layers, self._unchanged = layers, "" if layers else _why_unchanged(model)
+        """layers: those with a forward of `fast`. before: the names of those that had one before. unchanged: why."""
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
-        self._undone = False
+        self._layers, self._before, self._unchanged, self._undone = layers, before, unchanged, False
         _reports.update(dict.fromkeys(layers.values(), weakref.ref(self)))
 
     def undo(self) -> None:
@@ -130,24 +139,37 @@ def fast(model: nn.Module) -> FastReport:
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
-    layers: dict[str, nn.Module] = {}
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
+    layers: dict[str, nn.Module] = {}
     before = {name for name, layer in model.named_modules() if is_fast(layer)}
     for name, layer in model.named_modules():
-        kind = type(layer).__name__
-        functions, reasons = _judge(layer)
-        left += [LeftLayer(name, kind, reason) for reason in reasons]
+        cls = type(layer)
+
+        # --- the functions that it calls, and why it, or one of them, is left ---
+        functions, reasons = replaceable(cls)
+        if functions and _is_reported(layer):
+            functions, reasons = {}, ["is fast already"]
+        elif functions and _has_own_forward(layer):
+            functions, reasons = {}, ["has a forward of its own, which another library set"]
+        elif not functions and not reasons:
+            if cls.__name__ in _NO_KERNEL and cls.__module__.startswith("transformers."):
+                reasons = ["no kernel computes it"]
+            elif base := next((base for base in cls.__mro__[1:-1] if replaceable(base)[0]), None):
+                reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
+        left += [LeftLayer(name, cls.__name__, reason) for reason in reasons]
+
+        # --- its new forward ---
         if functions:
-            changed.append(FastLayer(name, kind, tuple(functions)))
-        if functions or _is_norm(layer):
+            changed.append(FastLayer(name, cls.__name__, tuple(functions)))
+        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _has_own_forward(layer)):
             layers[name] = layer
             _set_forward(layer, functions)
-    return FastReport(model, layers, changed, left, before)
+    return FastReport(changed, left, layers, before, "" if layers else _why_unchanged(model))
 
 
 def _why_unchanged(model: nn.Module) -> str:
-    """Why `fast` finds nothing to change in this model, and what to do."""
+    """Why `fast` changed nothing in this model, and what to do."""
     name, layers = type(model).__name__, list(model.modules())
     if any(map(_is_reported, layers)):
         return f"{name} is fast already; the report of the first call has undo()"
@@ -173,38 +195,6 @@ def _is_reported(layer: nn.Module) -> bool:
     return is_fast(layer) and report is not None and report() is not None
 
 
-def is_served(kind: type[nn.Module]) -> bool:
-    """Whether the forward of this class calls a function that `fast` replaces."""
-    return bool(_replaceable(kind)[0])
-
-
-def renew(model: nn.Module) -> None:
-    """Make the forwards of `fast` again, from those of the classes, which have changed."""
-    for layer in model.modules():
-        if is_fast(layer):
-            _set_forward(layer, _replaceable(type(layer))[0])
-
-
-def _judge(layer: nn.Module) -> tuple[dict[str, Function], list[str]]:
-    """The functions to put in place of those that the layer calls, and why it, or one of them, is left."""
-    kind = type(layer)
-    functions, reasons = _replaceable(kind)
-    if functions and _is_reported(layer):
-        return {}, ["is fast already"]
-    if functions and _has_own_forward(layer):
-        return {}, ["has a forward of its own, which another library set"]
-    if not functions and not reasons and kind.__name__ in _NO_KERNEL and kind.__module__.startswith("transformers."):
-        reasons = ["no kernel computes it"]
-    if not functions and not reasons and (base := next(filter(is_served, kind.__mro__[1:-1]), None)) is not None:
-        reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
-    return functions, reasons
-
-
-def _is_norm(layer: nn.Module) -> bool:
-    kind = type(layer)
-    return kind.__name__ in NORMS and is_untouched(kind) and not _has_own_forward(layer)
-
-
 def _has_own_forward(layer: nn.Module) -> bool:
     """Whether another library set its forward, or a call of `fast` whose report is still there."""
     own = vars(layer).get("forward")
@@ -213,57 +203,69 @@ def _has_own_forward(layer: nn.Module) -> bool:
     return not is_fast(layer) or _is_reported(layer)
 
 
-def _replaceable(kind: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
-    """The functions to put in place of those that forwards of this class call, by name, and why some are left."""
+def replaceable(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
+    """The functions to put in place of those that the forward of this class calls, by name, and why some are left."""
     functions: dict[str, Function] = {}
     reasons: list[str] = []
-    for name, theirs in sorted(_called(getattr(kind, "forward", None))):
+    forward = inspect.unwrap(getattr(cls, "forward", None))  # type: ignore[arg-type]
+    if not isinstance(forward, FunctionType):
+        return functions, reasons
+    for name in sorted({name for code in _codes(forward.__code__) for name in code.co_names if name in FUNCTIONS}):
+        theirs = forward.__globals__.get(name)
+        if not callable(theirs) or not str(theirs.__module__).startswith("transformers."):
+            continue
         if other := unknown_parameters(name, theirs):
             reasons.append(f"{name}: parameters of another version of Transformers ({', '.join(sorted(other))})")
         else:
-            functions[name] = FUNCTIONS[name][1](theirs)
+            functions[name] = in_place_of(name, theirs)
     return functions, reasons
 
 
-def _called(function: Any) -> set[tuple[str, Function]]:
-    """Functions of Transformers with known names that this function calls, or the one that it wraps."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType):
-        return set()
-    found = set()
-    for name in set(FUNCTIONS) & set(_names(function.__code__)):
-        theirs = function.__globals__.get(name)
-        if callable(theirs) and str(theirs.__module__).startswith("transformers."):
-            found.add((name, theirs))
-    return found
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of those inside it."""
+    yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names(inner)
+            yield from _codes(inner)
 
 
-def _constants(code: CodeType) -> Iterator[Any]:
-    for constant in code.co_consts:
-        yield from _constants(constant) if isinstance(constant, CodeType) else [constant]
+def renew(model: nn.Module) -> None:
+    """Make the forwards of `fast` again, from those of the classes, which have changed."""
+    for layer in model.modules():
+        if is_fast(layer):
+            _set_forward(layer, replaceable(type(layer))[0])
 
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     forward, name = type(layer).forward, type(layer).__name__
     if functions:
-        hands_on = "cu_seq_lens_q" in _constants(inspect.unwrap(forward).__code__)
+        hands_on = any("cu_seq_lens_q" in code.co_consts for code in _codes(inspect.unwrap(forward).__code__))
         forward = with_globals(forward, functions)
         if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, hands_on)
     # A class of the same name from elsewhere (a model with code of its own) may compute something else.
-    if (kind := LAYERS.get(name)) and is_untouched(type(layer)):
-        forward = _with_tokens(forward, kind)
+    if name in LAYERS and is_untouched(type(layer)):
+        forward = _with_tokens(forward, LAYERS[name])
     elif name in NORMS and is_untouched(type(layer)):
         forward = _with_kernel(forward, NORMS[name])
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
+
+
+def _with_tokens(forward: Any, names: LayerNames) -> Any:
+    """The forward of a layer, but for single tokens that the kernel takes."""
+
+    @functools.wraps(forward)
+    def with_tokens(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        if hidden_states.shape[1] == 1 and not torch.compiler.is_compiling() and library() is not None:
+            cache = next((options[name] for name in _CACHES if name in options), args[0] if args else None)
+            mask = options.get("attention_mask", args[1] if args[1:] else None)
+            y = read_token(names, self, hidden_states, cache, mask)
+            if y is not None:
+                return y
+        return forward(self, hidden_states, *args, **options)
+
+    return with_tokens
 
 
 def _with_kernel(forward: Any, offset: float) -> Any:
@@ -298,19 +300,3 @@ def _with_packed_rows(forward: Any, hands_on: bool) -> Any:
         return forward(self, *args, **options)
 
     return with_packed_rows
-
-
-def _with_tokens(forward: Any, kind: Kind) -> Any:
-    """The forward, but for single tokens that the kernel takes."""
-
-    @functools.wraps(forward)
-    def with_tokens(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        if hidden_states.shape[1] == 1 and not torch.compiler.is_compiling() and library() is not None:
-            cache = next((options[name] for name in _CACHES if name in options), args[0] if args else None)
-            mask = options.get("attention_mask", args[1] if args[1:] else None)
-            y = read_token(kind, self, hidden_states, cache, mask)
-            if y is not None:
-                return y
-        return forward(self, hidden_states, *args, **options)
-
-    return with_tokens

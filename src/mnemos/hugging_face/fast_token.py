@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
+from mnemos._compat import is_plain
 from mnemos.ops.kernel_call import PLAIN, eager, loaded_kernels, pointers
 from mnemos.ops.precision import autocasts
-
-from .functional_cache import FunctionalCache
-from .recurrent_layers import is_theirs
 
 CALL = struct.Struct("43q")  # `struct Token` of native/token.h
 NORM = struct.Struct("6q")  # `struct Norm` there
@@ -34,9 +32,76 @@ class Inputs(NamedTuple):
     b: tuple[int, int, int]
     sizes: tuple[int, int, int, int]  # key heads, value heads, widths of keys and of values
     first: tuple[int, int, int]  # channels of the convolution where q, k and v begin
-    kept: tuple[Tensor, ...]  # what the addresses are of
+    tensors: tuple[Tensor, ...]  # whose addresses they are
     decay: Tensor | None = None  # its logarithm, if no other gate gives it
     beta: float = 1.0
+
+
+# --- the projections of each family, called as its own forward calls them ---
+
+
+def qwen3_next(layer: Any, x: Tensor) -> Inputs:
+    """All of a key head side by side."""
+    heads, share = layer.num_k_heads, layer.num_v_heads // layer.num_k_heads
+    d, m = layer.head_k_dim, layer.head_v_dim
+    inner, gates = _call(layer.in_proj_qkvz, x), _call(layer.in_proj_ba, x)
+    (at, *strides), (gate, *spaces) = _rows(inner, heads), _rows(gates, heads)
+    q, k, v, z = ((at + n * _FLOAT, *strides) for n in (0, d, 2 * d, 2 * d + share * m))
+    b, a = (gate, *spaces), (gate + share * _FLOAT, *spaces)
+    sizes, first = (heads, heads * share, d, m), (0, layer.key_dim, 2 * layer.key_dim)
+    return Inputs(q, k, v, z, a, b, sizes, first, (inner, gates))  # type: ignore[arg-type]
+
+
+def qwen3_5(layer: Any, x: Tensor) -> Inputs:
+    """Queries, keys and values together, and each gate apart."""
+    parts = layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a
+    inner, z, b, a = [_call(part, x) for part in parts]
+    heads, d, n = layer.num_k_heads, layer.head_k_dim, layer.key_dim
+    at, width = inner.data_ptr(), inner.shape[-1]
+    q, k, v = (at, width, d), (at + n * _FLOAT, width, d), (at + 2 * n * _FLOAT, width, layer.value_dim // heads)
+    sizes, tensors = (heads, layer.num_v_heads, d, layer.head_v_dim), (inner, z, a, b)
+    return Inputs(q, k, v, _rows(z, heads), _rows(a, heads), _rows(b, heads), sizes, (0, n, 2 * n), tensors)
+
+
+def olmo_hybrid(layer: Any, x: Tensor) -> Inputs:
+    """A projection for each."""
+    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj
+    parts = [_call(projection, x) for projection in projections]
+    heads, n = layer.num_k_heads, layer.key_dim
+    q, k, v, z, a, b = [_rows(part, heads) for part in parts]
+    sizes, beta = (heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim), 2.0 if layer.allow_neg_eigval else 1.0
+    return Inputs(q, k, v, z, a, b, sizes, (0, n, 2 * n), tuple(parts), beta=beta)
+
+
+def kimi_linear(layer: Any, x: Tensor) -> Inputs:
+    """A decay per channel, from a module of its own."""
+    return _with_channels(layer, x, _call(layer.g_b_proj, layer.g_a_proj(x)))
+
+
+def bailing_hybrid(layer: Any, x: Tensor) -> Inputs:
+    """Kimi Linear with another output gate."""
+    return _with_channels(layer, x, _call(layer.g_proj, x))
+
+
+def _with_channels(layer: Any, x: Tensor, gate: Tensor) -> Inputs:
+    heads, width, n = layer.num_heads, layer.head_dim, layer.qkv_dim
+    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj
+    parts = *[_call(projection, x) for projection in projections], gate
+    q, k, v, b, z = [_rows(part, heads) for part in parts]
+    decay = _call(layer.forget_gate, x)
+    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), (*parts, decay), decay)
+
+
+def mamba2(layer: Any, x: Tensor) -> Inputs:
+    """C, B and dt·x in place of queries, keys and values."""
+    inner, groups, n, width = _call(layer.in_proj, x), layer.n_groups, layer.ssm_state_size, layer.intermediate_size
+    at, row = inner.data_ptr(), inner.shape[-1]
+    share, first = layer.num_heads // groups, (width + groups * n, width, 0)
+    v = at + width * _FLOAT, row, width // groups
+    k, q = ((at + (width + i) * _FLOAT, row, n) for i in first[1::-1])
+    a = at + (width + layer.conv_dim) * _FLOAT, row, share
+    sizes = groups, layer.num_heads, n, layer.head_dim
+    return Inputs(q, k, v, (at, row, 0), a, _NONE, sizes, first, (inner,))
 
 
 def _call(module: Any, x: Tensor) -> Tensor:
@@ -51,71 +116,7 @@ def _rows(x: Tensor, heads: int) -> tuple[int, int, int]:
     return x.data_ptr(), width, width // heads
 
 
-def _together(layer: Any, x: Tensor) -> Inputs:
-    """Qwen3-Next: all of a key head side by side."""
-    heads, share = layer.num_k_heads, layer.num_v_heads // layer.num_k_heads
-    d, m = layer.head_k_dim, layer.head_v_dim
-    inner, gates = _call(layer.in_proj_qkvz, x), _call(layer.in_proj_ba, x)
-    (at, *strides), (gate, *spaces) = _rows(inner, heads), _rows(gates, heads)
-    q, k, v, z = ((at + n * _FLOAT, *strides) for n in (0, d, 2 * d, 2 * d + share * m))
-    b, a = (gate, *spaces), (gate + share * _FLOAT, *spaces)
-    sizes, first = (heads, heads * share, d, m), (0, layer.key_dim, 2 * layer.key_dim)
-    return Inputs(q, k, v, z, a, b, sizes, first, (inner, gates))  # type: ignore[arg-type]
-
-
-def _apart(layer: Any, x: Tensor) -> Inputs:
-    """Qwen3.5 and others: queries, keys and values together, and each gate apart."""
-    parts = layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a
-    inner, z, b, a = [_call(part, x) for part in parts]
-    heads, d, n = layer.num_k_heads, layer.head_k_dim, layer.key_dim
-    at, width = inner.data_ptr(), inner.shape[-1]
-    q, k, v = (at, width, d), (at + n * _FLOAT, width, d), (at + 2 * n * _FLOAT, width, layer.value_dim // heads)
-    sizes, kept = (heads, layer.num_v_heads, d, layer.head_v_dim), (inner, z, a, b)
-    return Inputs(q, k, v, _rows(z, heads), _rows(a, heads), _rows(b, heads), sizes, (0, n, 2 * n), kept)
-
-
-def _each(layer: Any, x: Tensor) -> Inputs:
-    """OLMo Hybrid: a projection for each."""
-    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.a_proj, layer.b_proj
-    parts = [_call(projection, x) for projection in projections]
-    heads, n = layer.num_k_heads, layer.key_dim
-    q, k, v, z, a, b = [_rows(part, heads) for part in parts]
-    sizes, beta = (heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim), 2.0 if layer.allow_neg_eigval else 1.0
-    return Inputs(q, k, v, z, a, b, sizes, (0, n, 2 * n), tuple(parts), beta=beta)
-
-
-def _channels(layer: Any, x: Tensor) -> Inputs:
-    """Kimi Linear: a decay per channel, from a module of its own."""
-    return _with_gate(layer, x, _call(layer.g_b_proj, layer.g_a_proj(x)))
-
-
-def _whole_gate(layer: Any, x: Tensor) -> Inputs:
-    """Bailing Hybrid: Kimi Linear with another output gate."""
-    return _with_gate(layer, x, _call(layer.g_proj, x))
-
-
-def _with_gate(layer: Any, x: Tensor, gate: Tensor) -> Inputs:
-    heads, width, n = layer.num_heads, layer.head_dim, layer.qkv_dim
-    projections = layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj
-    kept = *[_call(projection, x) for projection in projections], gate
-    q, k, v, b, z = [_rows(part, heads) for part in kept]
-    decay = _call(layer.forget_gate, x)
-    return Inputs(q, k, v, z, _NONE, b, (heads, heads, width, width), (0, n, 2 * n), (*kept, decay), decay)
-
-
-def _scalar(layer: Any, x: Tensor) -> Inputs:
-    """Mamba-2: C, B and dt·x in place of queries, keys and values."""
-    inner, groups, n, width = _call(layer.in_proj, x), layer.n_groups, layer.ssm_state_size, layer.intermediate_size
-    at, row = inner.data_ptr(), inner.shape[-1]
-    share, first = layer.num_heads // groups, (width + groups * n, width, 0)
-    v = at + width * _FLOAT, row, width // groups
-    k, q = ((at + (width + i) * _FLOAT, row, n) for i in first[1::-1])
-    a = at + (width + layer.conv_dim) * _FLOAT, row, share
-    sizes = groups, layer.num_heads, n, layer.head_dim
-    return Inputs(q, k, v, (at, row, 0), a, _NONE, sizes, first, (inner,))
-
-
-class Kind(NamedTuple):
+class LayerNames(NamedTuple):
     """How the layers of a class are read: their inputs, the names of the norm and of the last projection, the gates."""
 
     inputs: Callable[[Any, Tensor], Inputs]
@@ -125,76 +126,82 @@ class Kind(NamedTuple):
     scan: bool = False  # Mamba-2
 
 
-_SCALAR = Kind(_scalar, gates=("A_log", "dt_bias", "D"), scan=True)
-_CHANNELS = Kind(_channels, "o_norm", "o_proj", ())
+_MAMBA2 = LayerNames(mamba2, gates=("A_log", "dt_bias", "D"), scan=True)
+_KIMI = LayerNames(kimi_linear, "o_norm", "o_proj", ())
 LAYERS = {
-    "Qwen3NextGatedDeltaNet": Kind(_together),
-    "Qwen3_5GatedDeltaNet": Kind(_apart),
-    "Qwen3_5MoeGatedDeltaNet": Kind(_apart),
-    "Qwen4ExpTextGatedDeltaNet": Kind(_apart),
-    "LaraMiniGatedDeltaNet": Kind(_apart),
-    "OlmoHybridGatedDeltaNet": Kind(_each, "o_norm", "o_proj"),
-    "KimiLinearDeltaAttention": _CHANNELS,
-    "Glm5NextTextLinearAttention": _CHANNELS,
-    "BailingHybridDeltaAttention": _CHANNELS._replace(inputs=_whole_gate),
-    "Mamba2Mixer": _SCALAR,
-    "BambaMixer": _SCALAR,
-    "GraniteMoeHybridMambaLayer": _SCALAR,
-    "NemotronHMamba2Mixer": _SCALAR,
-    "Zamba2MambaMixer": _SCALAR,
+    "Qwen3NextGatedDeltaNet": LayerNames(qwen3_next),
+    "Qwen3_5GatedDeltaNet": LayerNames(qwen3_5),
+    "Qwen3_5MoeGatedDeltaNet": LayerNames(qwen3_5),
+    "Qwen4ExpTextGatedDeltaNet": LayerNames(qwen3_5),
+    "LaraMiniGatedDeltaNet": LayerNames(qwen3_5),
+    "OlmoHybridGatedDeltaNet": LayerNames(olmo_hybrid, "o_norm", "o_proj"),
+    "KimiLinearDeltaAttention": _KIMI,
+    "Glm5NextTextLinearAttention": _KIMI,
+    "BailingHybridDeltaAttention": _KIMI._replace(inputs=bailing_hybrid),
+    "Mamba2Mixer": _MAMBA2,
+    "BambaMixer": _MAMBA2,
+    "GraniteMoeHybridMambaLayer": _MAMBA2,
+    "NemotronHMamba2Mixer": _MAMBA2,
+    "Zamba2MambaMixer": _MAMBA2,
 }
 
 
-def read_token(kind: Kind, layer: Any, x: Tensor, cache: Any, mask: Tensor | None) -> Tensor | None:
+def read_token(names: LayerNames, layer: Any, x: Tensor, cache: Any, mask: Tensor | None) -> Tensor | None:
     """The layer's output [B, 1, D] for x [B, 1, D] after the tokens of the cache, whose states it writes.
 
     None: its forward has to run. That is so for the first tokens of a cache, with padding, gradients or autocast, for
     other types than float32, and where a call of the norm would be more than the class's own forward.
     """
+    # --- whether the kernel may compute it ---
     # `hasattr` of a module is slow where there is no such attribute.
     if x.dtype is not torch.float32 or torch.is_grad_enabled() or layer.activation != "silu" or autocasts("cpu"):
         return None
     if mask is not None and not mask.all():
         return None
-    if cache is None or isinstance(cache, FunctionalCache) or cache.is_recording_past(layer.layer_idx):
+    if cache is None or cache.is_recording_past(layer.layer_idx):  # a past that has to stay as it is
         return None
     window, state = cache.get_conv_state(layer.layer_idx), cache.get_recurrent_state(layer.layer_idx)
     if window is None or state is None or not eager(x):
         return None
     # Transformers reads the convolution's weights, too, and calls accelerate's hooks for that.
-    conv, norm = layer.conv1d, getattr(layer, kind.norm)
-    if not is_theirs(norm) or "_hf_hook" in vars(conv):
+    conv, norm = layer.conv1d, getattr(layer, names.norm)
+    if not (is_plain(norm) and is_untouched(type(norm))) or "_hf_hook" in vars(conv):
         return None
-    gate = "silu" if kind.scan else norm.activation
-    weights = conv.weight, conv.bias, norm.weight, *[getattr(layer, name) for name in kind.gates]
+    gate = "silu" if names.scan else norm.activation
+    weights = conv.weight, conv.bias, norm.weight, *[getattr(layer, name) for name in names.gates]
     taps = weights[0].shape[-1]
     if gate not in ("silu", "sigmoid") or not _read_by_kernel(window, state, *weights) or window.shape[-1] < taps:
         return None
-    # From here on every module is called once, as without `fast`; twice only if sizes do not fit, before the error.
-    given = kind.inputs(layer, x)
-    heads, values, d, m = given.sizes
+
+    # --- projections; from here on every module is called once, as without `fast` ---
+    inputs = names.inputs(layer, x)
+
+    # --- sizes: where they do not fit, the forward calls the modules again, and Transformers tells what is wrong ---
+    heads, values, d, m = inputs.sizes
     channels = 2 * heads * d + values * m
-    sizes = channels * taps, channels, m * (values if kind.scan else 1), *[values] * len(kind.gates)
-    inputs = channels + values * (m + (1 if kind.scan else 2 if given.decay is None else 1 + d))
+    sizes = channels * taps, channels, m * (values if names.scan else 1), *[values] * len(names.gates)
+    numbers = channels + values * (m + (1 if names.scan else 2 if inputs.decay is None else 1 + d))
     if (
         window.shape[:2] != (len(x), channels)
         or state.numel() != len(x) * values * d * m
         or any([w is not None and w.numel() != n for w, n in zip(weights, sizes, strict=True)])
-        or sum([part.numel() for part in given.kept]) != len(x) * inputs
+        or sum([part.numel() for part in inputs.tensors]) != len(x) * numbers
     ):
-        return None  # Transformers tells what does not fit
+        return None
+
+    # --- convolution, recurrence, norm and gate ---
     y = x.new_empty(len(x), 1, values * m)
     weight, bias, scale, *gates = pointers(*weights)
     call = CALL.pack(
-        len(x), heads, values, d, m, torch.get_num_threads(), kind.scan, *given.q, *given.k, *given.v, *given.first,
-        *window.shape[1:], taps, window.data_ptr(), weight, bias, *given.a, *given.b, *pointers(given.decay), *gates,
-        *_NONE[len(gates) :], *given.z, scale, gate == "sigmoid", norm.group_size if kind.scan else 0,
-        *pointers(state, y),
+        len(x), heads, values, d, m, torch.get_num_threads(), names.scan, *inputs.q, *inputs.k, *inputs.v,
+        *inputs.first, *window.shape[1:], taps, window.data_ptr(), weight, bias, *inputs.a, *inputs.b,
+        *pointers(inputs.decay), *gates, *_NONE[len(gates) :], *inputs.z, scale, gate == "sigmoid",
+        norm.group_size if names.scan else 0, *pointers(state, y),
     )  # fmt: skip
     loaded = loaded_kernels()
-    if loaded.mnemos_token(kernels.variant(loaded), call, given.beta, norm.variance_epsilon):
+    if loaded.mnemos_token(kernels.variant(loaded), call, inputs.beta, norm.variance_epsilon):
         raise MemoryError("fast: not enough memory for a token; use fewer rows")
-    out: Tensor = getattr(layer, kind.output)(y)
+    out: Tensor = getattr(layer, names.output)(y)
     return out
 
 
@@ -224,6 +231,12 @@ def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
     eps = norm.variance_epsilon if offset == 0 else norm.eps
     loaded.mnemos_norm(kernels.variant(loaded), call, offset, eps)
     return y
+
+
+def is_untouched(cls: Any) -> bool:
+    """Whether a class and its forward are those of Transformers: other code may have set another forward."""
+    module: str = cls.__module__
+    return module.startswith("transformers.models.") and cls.forward.__module__ == module
 
 
 def _read_by_kernel(*tensors: Tensor | None) -> bool:

@@ -269,6 +269,10 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             )
         return GatedPart(self.take(BlockState), self.new)
 
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Always: the state is a value, into which no layer may write (`fast_token` asks)."""
+        return True
+
     # What the masks of Transformers read. Every layer begins at the same token, that of the longest past.
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """N, the tokens of the longest past."""

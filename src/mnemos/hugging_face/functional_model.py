@@ -15,7 +15,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
-from .fast_model import is_served, renew
+from .fast_model import renew, replaceable
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
 from .recurrent_layers import add_steps
 
@@ -393,7 +393,7 @@ def _are_alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _other_way(model: nn.Module) -> str:
     """What to do with a model that is refused."""
-    served = any(map(is_served, {type(layer) for layer in model.modules()}))
+    served = any(replaceable(cls)[0] for cls in {type(layer) for layer in model.modules()})
     return "mnemos.fast(model) serves its recurrent layers, in calls as before" if served else "use another model"
 
 

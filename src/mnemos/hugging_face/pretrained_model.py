@@ -1,7 +1,4 @@
-"""What the models of this library have in common as models of Transformers: configuration, weights, saving, refusals.
-
-`MnemosConfig` holds our own configuration as plain JSON.
-"""
+"""What our models have in common as models of Transformers: configuration (as JSON), weights, saving, refusals."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,28 +73,28 @@ class MnemosConfig(PreTrainedConfig):
     ) -> None:
         if model is None:  # Transformers makes empty ones, to see which settings differ from the default ones
             model = {"is": "transformer"}
-        found: Any = model if isinstance(model, ModelConfig) else from_dict(ModelConfig, model, "config.model")
-        if found.inputs not in ("tokens", "pairs"):
+        ours: Any = model if isinstance(model, ModelConfig) else from_dict(ModelConfig, model, "config.model")
+        if ours.inputs not in ("tokens", "pairs"):
             raise InputError(
-                f"MnemosConfig: expected a model that reads tokens, found {found.name!r}, which reads {found.inputs}; "
+                f"MnemosConfig: expected a model that reads tokens, found {ours.name!r}, which reads {ours.inputs}; "
                 "load that one with mnemos.load"
             )
         if not isinstance(segment, int) or segment < 1:
             raise InputError(f"MnemosConfig.segment: expected at least 1 token, found {segment!r}; use 1024")
         for name in ("vocab_size", "max_position_embeddings", "tie_word_embeddings", *_SIZES):
             named.pop(name, None)  # of config.json: they are those of `model`
-        named["is_encoder_decoder"] = found.inputs == "pairs"
-        self.model: dict[str, Any] = to_dict(found)
+        named["is_encoder_decoder"] = ours.inputs == "pairs"
+        self.model: dict[str, Any] = to_dict(ours)
         self.segment = segment
         self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
         self.decoder_start_token_id = decoder_start_token_id
-        self.vocab_size = getattr(found, "vocab_size", 0)
+        self.vocab_size = getattr(ours, "vocab_size", 0)
         self.tie_word_embeddings = True  # where the model ties them; see MnemosPreTrainedModel
         for name, fields in _SIZES.items():
-            setattr(self, name, next((getattr(found, f) for f in fields if hasattr(found, f)), None))
-        if getattr(found, "position", None) == "learned":
-            self.max_position_embeddings = found.max_length
-        classes = getattr(getattr(found, "head", None), "classes", 0)
+            setattr(self, name, next((getattr(ours, f) for f in fields if hasattr(ours, f)), None))
+        if getattr(ours, "position", None) == "learned":
+            self.max_position_embeddings = ours.max_length
+        classes = getattr(getattr(ours, "head", None), "classes", 0)
         if classes and named.get("id2label") is None:
             named.setdefault("num_labels", classes)
         super().__init__(**named)
@@ -108,8 +105,8 @@ class MnemosConfig(PreTrainedConfig):
 
     def of_model(self) -> ModelConfig:
         """The configuration of the model itself."""
-        found: ModelConfig = from_dict(ModelConfig, self.model, "config.model")
-        return found
+        config: ModelConfig = from_dict(ModelConfig, self.model, "config.model")
+        return config
 
 
 class MnemosPreTrainedModel(PreTrainedModel):
@@ -148,11 +145,11 @@ class MnemosPreTrainedModel(PreTrainedModel):
         if not isinstance(config, ModelConfig):
             raise InputError(f"{cls.__name__}.of: expected a model of this library, found {type(model).__name__}")
         with generators.preserve():
-            found = cls(MnemosConfig(model=config, **named))
-        check_built_as(model, found.model, f"{cls.__name__}.of")
-        found.model = model
-        found._tied_weights_keys = find_tied(found)
-        return found.train(model.training)
+            network = cls(MnemosConfig(model=config, **named))
+        check_built_as(model, network.model, f"{cls.__name__}.of")
+        network.model = model
+        network._tied_weights_keys = find_tied(network)
+        return network.train(model.training)
 
     @classmethod
     def get_init_context(cls, *given: Any, **named: Any) -> list[Any]:
@@ -163,12 +160,16 @@ class MnemosPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *given: Any, **named: Any) -> Any:
         """As in Transformers."""
-        found = super().from_pretrained(*given, **named)
-        model = found[0] if isinstance(found, tuple) else found
+        read = super().from_pretrained(*given, **named)
+        model = read[0] if isinstance(read, tuple) else read
         if not getattr(model, "hf_device_map", None):
             model.model.to(model.device)  # what is not in the state dict follows
-        _align(model)
-        return found
+        for _, x in _list_tensors(model):
+            # Some weights lie in a file's memory, at any address. They are copied to where PyTorch puts new ones: a
+            # CPU's kernels add in another order at other addresses, so the model would differ from what was saved.
+            if x.device.type == "cpu" and x.data_ptr() % 64:
+                x.data = x.data.clone()
+        return read
 
     def init_weights(self) -> None:
         """The models of this library initialise themselves when they are built."""
@@ -185,9 +186,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
                 setattr(value, _READ, True)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding of tokens."""
-        found: nn.Module = self.model.embedding
-        return found
+        embedding: nn.Module = self.model.embedding
+        return embedding
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The head, where it is a linear map from hidden states to logits; else None."""
@@ -242,27 +242,16 @@ def _list_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
-def _align(model: nn.Module) -> None:
-    """Copy weights that lie in a file's memory at any address to where PyTorch puts new ones.
-
-    A CPU's kernels add in another order at other addresses: a loaded model would differ from what was saved by
-    rounding.
-    """
-    for _, x in _list_tensors(model):
-        if x.device.type == "cpu" and x.data_ptr() % 64:
-            x.data = x.data.clone()
-
-
 def find_tied(model: nn.Module) -> dict[str, str]:
     """{name of a parameter: the first name of the same one}, with those that models of Transformers in it will tie."""
     first: dict[int, str] = {}
-    found = {}
+    tied = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
+            tied[name] = first[id(parameter)]
     for prefix, part in model.named_modules():
         # While a checkpoint is read, they are tied at the end.
         if prefix and isinstance(part, PreTrainedModel):
             keys = part.get_expanded_tied_weights_keys(all_submodels=False)
-            found |= {f"{prefix}.{name}": f"{prefix}.{source}" for name, source in keys.items()}
-    return found
+            tied |= {f"{prefix}.{name}": f"{prefix}.{source}" for name, source in keys.items()}
+    return tied

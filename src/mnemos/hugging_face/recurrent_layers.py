@@ -17,6 +17,7 @@ from mnemos.attention.recurrent import unit
 from mnemos.libraries import loaded_weights
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 
+from .fast_token import is_untouched
 from .functional_cache import FunctionalCache
 
 
@@ -160,12 +161,6 @@ def convolve(layer: Any, x: Tensor, window: Tensor | None, cache: FunctionalCach
 
         y = ACT2FN[layer.activation](y)
     return y, window
-
-
-def is_untouched(kind: Any) -> bool:
-    """Whether a class and its forward are those of Transformers: other code may have set another forward."""
-    module: str = kind.__module__
-    return module.startswith("transformers.models.") and kind.forward.__module__ == module
 
 
 def is_theirs(norm: Any) -> bool:

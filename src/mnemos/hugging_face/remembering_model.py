@@ -1,6 +1,10 @@
-"""A decoder of Transformers with memory tokens (`mnemos.remember`) as one of its models: generated from and saved."""
+"""A decoder of Transformers with memory tokens (`mnemos.remember`) as one of its models: generated from and saved.
+
+At the end all our models are registered under the Auto classes of Transformers.
+"""
 
 import copy
+import sys
 from typing import Any
 
 from torch import nn
@@ -11,8 +15,8 @@ from mnemos.hosts.remembering import Remembering, Segmented, remember
 from mnemos.modes import plain_module
 from mnemos.types import InputError
 
-from .language_model import MnemosForCausalLM
-from .pretrained_model import find_tied
+from .pretrained_heads import MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification
+from .pretrained_model import MODEL_TYPE, MnemosConfig, find_tied
 
 libraries.transformers()
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig  # noqa: E402
@@ -35,12 +39,12 @@ class RememberingConfig(PreTrainedConfig):
         self.host = dict(host or {"model_type": "gpt2"})
         self.host.pop("_name_or_path", None)  # where this machine had it
         self.tokens, self.segment = tokens, segment
-        found = self.of_host()
+        decoder = self.of_host()
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             named.pop(name, None)
-            setattr(self, name, getattr(found, name, None))
+            setattr(self, name, getattr(decoder, name, None))
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            setattr(self, name, named.pop(name, getattr(found, name, None)))
+            setattr(self, name, named.pop(name, getattr(decoder, name, None)))
         named.pop("tie_word_embeddings", None)
         self.tie_word_embeddings = True  # where the host ties them
         super().__init__(**named)
@@ -96,8 +100,8 @@ class RememberingForCausalLM(MnemosForCausalLM):
     @property
     def remembering(self) -> Remembering:
         """What `mnemos.remember` returned."""
-        found: Remembering = self.model.remembering
-        return found
+        wrapper: Remembering = self.model.remembering
+        return wrapper
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
@@ -112,8 +116,33 @@ class RememberingForCausalLM(MnemosForCausalLM):
         config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
         config.note_caches(model)
         with generators.preserve():
-            found = cls(config)
-        found.model = Segmented(model, config.segment)
-        found._tied_weights_keys = find_tied(found)
-        found.generation_config = copy.deepcopy(host.generation_config)
-        return found.train(host.training)
+            network = cls(config)
+        network.model = Segmented(model, config.segment)
+        network._tied_weights_keys = find_tied(network)
+        network.generation_config = copy.deepcopy(host.generation_config)
+        return network.train(host.training)
+
+
+def register() -> None:
+    """Let `AutoConfig`, `AutoModelForCausalLM` and the other Auto classes load checkpoints of this library.
+
+    Without it they load them with `trust_remote_code=True`, by the file that every checkpoint ships.
+    """
+    library = libraries.transformers()
+    library.AutoConfig.register(MODEL_TYPE, MnemosConfig, exist_ok=True)
+    library.AutoConfig.register(REMEMBERING_TYPE, RememberingConfig, exist_ok=True)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    # `transformers serve` looks for a checkpoint's class by its name in the package. Transformers 5.23 executes its
+    # `__init__` a second time (`processing_utils`), so serve has another module object.
+    serve = (module for name, module in list(sys.modules.items()) if name.startswith("transformers.cli."))
+    packages = [library, *(package for module in serve if (package := vars(module).get("transformers")) is not None)]
+    for model in (MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification, RememberingForCausalLM):
+        if model.auto_class == "AutoModelForCausalLM":  # Trainer shifts labels for these names in label smoothing
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.config_class.model_type] = model.__name__
+        getattr(library, model.auto_class).register(model.config_class, model, exist_ok=True)
+        for package in packages:
+            vars(package).setdefault(model.__name__, model)
+
+
+register()

@@ -1,13 +1,12 @@
 """The cache that `generate` of Transformers carries for a model of this library: its state, and the way back."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos import libraries
-from mnemos.generate.rollback import without_last
+from mnemos._compat import pytree
 from mnemos.ops.rewind import Calls
 from mnemos.types import InputError, State, leaves, select
 
@@ -61,20 +60,24 @@ class StateCache(Cache):
         if self.recording:
             self.reads.append(Read(self.state, self.length, tokens, mask))
             self.operators = operators
-            self._thin()
+            # Keep states at distances from the end that double: two calls become one if both are far from it.
+            age, i = 0, len(self.reads) - 1
+            while i > 0:
+                older, newer = self.reads[i - 1], self.reads[i]
+                if older.tokens.shape[1] + newer.tokens.shape[1] <= age:
+                    valid = None
+                    if older.mask is not None or newer.mask is not None:
+                        masks = [
+                            torch.ones_like(r.tokens, dtype=torch.bool) if r.mask is None else r.mask
+                            for r in (older, newer)
+                        ]
+                        valid = torch.cat(masks, 1)
+                    both = torch.cat([older.tokens, newer.tokens], 1)
+                    self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, valid)]
+                else:
+                    age += newer.tokens.shape[1]
+                i -= 1
         self.state, self.length = state, self.length + tokens.shape[1]
-
-    def _thin(self) -> None:
-        """Keep states at distances from the end that double: two calls become one if both are far from it."""
-        age, i = 0, len(self.reads) - 1
-        while i > 0:
-            older, newer = self.reads[i - 1], self.reads[i]
-            if older.tokens.shape[1] + newer.tokens.shape[1] <= age:
-                both = torch.cat([older.tokens, newer.tokens], 1)
-                self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, _join_masks(older, newer))]
-            else:
-                age += newer.tokens.shape[1]
-            i -= 1
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back −tokens_to_remove tokens of every row; 0 does nothing. Raises InputError for a positive number."""
@@ -85,38 +88,41 @@ class StateCache(Cache):
             )
         if not tokens_to_remove:
             return
-        kept = self.length + tokens_to_remove
+        end = self.length + tokens_to_remove
         if self.unread is not None:  # taken back twice, with no call in between
-            self.operators = None
             tokens, mask = self.unread
             self.reads.append(Read(self.state, self.length - tokens.shape[1], tokens, mask))
-            self.unread = None
+            self.operators = self.unread = None
         first = self.reads[0].length if self.reads else self.length
-        if kept < first:
+        if end < first:
             raise InputError(
-                f"crop: expected to keep at least the {first} tokens before those that were recorded, found {kept}; "
+                f"crop: expected to keep at least the {first} tokens before those that were recorded, found {end}; "
                 "call activate_past_recording() before the model reads what may be taken back"
             )
+
+        # --- the call within which the text now ends ---
         operators, self.operators = self.operators, None
-        while self.reads[-1].length > kept:
+        while self.reads[-1].length > end:
             self.reads.pop()
             operators = None
         last = self.reads.pop()
-        count, within = kept - last.length, None
+        count, after = end - last.length, None
         tokens, mask = last.tokens[:, :count], None if last.mask is None else last.mask[:, :count]
+
+        # --- the state after its first tokens: from its operators, or the model reads them with its next call ---
         if count and operators is not None:
-            within = without_last(last.state, self.state, [count] * len(tokens), last.tokens.shape[1], operators)
-        if within is not None:
+            after = _state_within(last.state, self.state, count, last.tokens.shape[1], operators)
+        if after is not None:
             self.reads.append(Read(last.state, last.length, tokens, mask))
-        self.unread = (tokens, mask) if count and within is None else None
-        self.state, self.length = last.state if within is None else within, kept
+        self.unread = (tokens, mask) if count and after is None else None
+        self.state, self.length = last.state if after is None else after, end
 
     def take_unread(self) -> tuple[Tensor, Tensor | None] | None:
         """The tokens that must be read before any other; they are then not unread, and not in the length."""
-        found, self.unread = self.unread, None
-        if found is not None:
-            self.length -= found[0].shape[1]
-        return found
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            self.length -= unread[0].shape[1]
+        return unread
 
     def activate_past_recording(self) -> None:
         """From now on keep what `crop` needs."""
@@ -128,9 +134,9 @@ class StateCache(Cache):
 
     def fork(self) -> "StateCache":
         """Another cache with the same state. Cost: none, as states are values."""
-        found = StateCache(self.state, self.length)
-        found.recording, found.reads, found.unread = self.recording, list(self.reads), self.unread
-        return found
+        cache = StateCache(self.state, self.length)
+        cache.recording, cache.reads, cache.unread = self.recording, list(self.reads), self.unread
+        return cache
 
     def __copy__(self) -> "StateCache":
         return self.fork()
@@ -140,7 +146,14 @@ class StateCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows [R] of indices in place of the present ones, as a search for beams does."""
-        self._map(lambda x: select(x, beam_idx.to(leaves(x)[0].device)))
+
+        def rows(x: Any) -> Any:
+            return x if x is None or not leaves(x) else select(x, beam_idx.to(leaves(x)[0].device))
+
+        self.state = rows(self.state)
+        self.reads = [Read(rows(r.state), r.length, rows(r.tokens), rows(r.mask)) for r in self.reads]
+        if self.unread is not None:
+            self.unread = rows(self.unread[0]), rows(self.unread[1])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """As `reorder_cache`."""
@@ -150,15 +163,6 @@ class StateCache(Cache):
         """Repeat every row, the copies next to each other."""
         if self.batch_size > 0:
             self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
-
-    def _map(self, function: Callable[[Any], Any]) -> None:
-        def mapped(x: Any) -> Any:
-            return x if x is None or not leaves(x) else function(x)
-
-        self.state = mapped(self.state)
-        self.reads = [Read(mapped(r.state), r.length, mapped(r.tokens), mapped(r.mask)) for r in self.reads]
-        if self.unread is not None:
-            self.unread = mapped(self.unread[0]), mapped(self.unread[1])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The tokens of each row that were read, padding included."""
@@ -175,8 +179,8 @@ class StateCache(Cache):
     @property
     def batch_size(self) -> int:
         """The number of rows; -1 before the first call."""
-        found = leaves(self.state) or leaves(self.unread)  # the state before the first call is None
-        return len(found[0]) if found else -1
+        tensors = leaves(self.state) or leaves(self.unread)  # the state before the first call is None
+        return len(tensors[0]) if tensors else -1
 
     @property
     def is_compileable(self) -> bool:
@@ -212,21 +216,43 @@ class StateCache(Cache):
         return f"StateCache(length={self.length}, rows={max(self.batch_size, 0)})"
 
 
-def _join_masks(older: Read, newer: Read) -> Tensor | None:
-    if older.mask is None and newer.mask is None:
+def _state_within(before: State, after: State, count: int, read: int, operators: Calls) -> State | None:
+    """The state after the first `count` of the `read` tokens between two states, or None if it cannot be had so.
+
+    It can if the state is made of counts [R] of the tokens read, and of states that `operators`, those of the call
+    between the two, can go back to.
+    """
+    old, structure = pytree.tree_flatten(before)
+    new, same = pytree.tree_flatten(after)
+    if structure != same:
         return None
-    masks = [torch.ones_like(one.tokens, dtype=torch.bool) if one.mask is None else one.mask for one in (older, newer)]
-    return torch.cat(masks, 1)
+    rewound = [i for i, x in enumerate(new) if operators.knows(x, read)]
+    parts = {}
+    for i, (x, y) in enumerate(zip(old, new, strict=True)):
+        if i in rewound:
+            continue
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            if x != y:
+                return None
+            parts[i] = x
+        elif x.dtype == torch.int64 and x.dim() == 1 and x.shape == y.shape and bool((y - x == read).all()):
+            parts[i] = x + count
+        else:
+            return None
+    if rewound:
+        states = [new[i] for i in rewound]
+        parts |= zip(rewound, operators.rewind(states, [count] * len(states[0])), strict=True)
+    return pytree.tree_unflatten([parts[i] for i in range(len(new))], structure)
 
 
 def check_cache(cache: object, past_key_values: object) -> StateCache | None:
     """The `StateCache` that a call was given under either name, or None. Raises InputError for others, and for two."""
     if cache is not None and past_key_values is not None and cache is not past_key_values:
         raise InputError("cache: expected one cache, found another as past_key_values=; pass one of them")
-    given = past_key_values if cache is None else cache
-    if given is None or isinstance(given, StateCache):
-        return given
+    passed = past_key_values if cache is None else cache
+    if passed is None or isinstance(passed, StateCache):
+        return passed
     raise InputError(
-        f"cache: expected a StateCache of mnemos.hugging_face, found {type(given).__name__}; pass what this model "
+        f"cache: expected a StateCache of mnemos.hugging_face, found {type(passed).__name__}; pass what this model "
         "returned, or nothing"
     )

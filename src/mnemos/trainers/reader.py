@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from mnemos import generators
 from mnemos.hosts.remembering import Remembering, Segmented
 from mnemos.hugging_face import functional
-from mnemos.hugging_face.language_model import MnemosForCausalLM, mean_loss, with_auxiliary
+from mnemos.hugging_face.pretrained_heads import MnemosForCausalLM, mean_loss, with_auxiliary
 from mnemos.hugging_face.pretrained_model import MnemosPreTrainedModel
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, likelihood_of

@@ -1,9 +1,11 @@
-"""`MnemosForCausalLM`: a causal language model of this library as a model of Transformers, and how padding is read.
+"""Our models as models of Transformers: `MnemosForCausalLM`, `MnemosForSeq2SeqLM`, `MnemosForSequenceClassification`.
 
-Padding may be anywhere in a row: outputs and states are those of each row read by itself.
+Two ideas: `generate` carries a model's state in a `StateCache` (`Generates`), and padding may be anywhere in a row,
+because outputs and states are those of each row read by itself (`read_padded`).
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos import libraries
+from mnemos.config import ModelConfig
 from mnemos.generate.fused import fused_step
-from mnemos.models.heads import LogisticMixture
-from mnemos.ops import logistic_mixture, rewindable
+from mnemos.ops import rewindable
 from mnemos.types import (
     InputError,
     Likelihood,
@@ -35,7 +37,12 @@ from .state_cache import CACHE, StateCache, check_cache
 
 libraries.transformers()
 from transformers import GenerationMixin  # noqa: E402
-from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: E402
+from transformers.modeling_outputs import (  # noqa: E402
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
 
 Call = Callable[[Tensor, State], Output]  # tokens [B, T] and a state -> outputs [B, T, V] and the new state
 
@@ -92,34 +99,34 @@ class Generates:
         cache.read(tokens, mask, state, operators)
         return outputs, state
 
-    def _call(self, cache: StateCache | None, keep: int) -> Any:
+    def _call(self, cache: StateCache | None, keep: int) -> Call:
         """What reads tokens without padding."""
 
         def call(x: Tensor, state: State) -> Output:
+            # --- a prompt in segments, and its last token alone, as `mnemos.Stream` reads it ---
             if cache is not None and self.model.splits == "segments" and x.shape[1] > 1:
-                return self._in_segments(x, state)
+                parts = []
+                for part in (*x[:, :-1].split(self.config.segment, 1), x[:, -1:]):
+                    outputs, state = self.model(part, state)
+                    parts.append(outputs)
+                return torch.cat(parts, 1), state
+
+            # --- a token ---
             if x.shape[1] == 1 and cache is not None and not torch.is_grad_enabled() and not self.training:
                 if cache.step is None or cache.step.model is not self.model:
                     cache.step = fused_step(self.model)
-                found: Output = cache.step(x, state)
-                return found
+                outputs, state = cache.step(x, state)
+                return outputs, state
+
+            # --- any number of tokens; a prompt's logits are large, and only the last are wanted ---
             if not 0 < keep < x.shape[1] or not isinstance(self.model, PicksPositions):
                 outputs, state = self.model(x, state)
                 return outputs, state
-            # A prompt's logits are large, and only the last are wanted.
             last = torch.arange(x.shape[1], device=x.device) >= x.shape[1] - keep
             outputs, state = self.model(x, state, only=last.expand(x.shape))
             return outputs.unflatten(0, (len(x), keep)), state
 
         return call
-
-    def _in_segments(self, x: Tensor, state: State) -> Output:
-        """As `mnemos.Stream` reads a prompt: in segments of `config.segment` tokens, and the last token alone."""
-        parts = []
-        for part in (*x[:, :-1].split(self.config.segment, 1), x[:, -1:]):
-            outputs, state = self.model(part, state)
-            parts.append(outputs)
-        return torch.cat(parts, 1), state
 
 
 class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -153,13 +160,14 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
     def _build(self, config: Any) -> nn.Module:
         model: Any = config.build()
         if config.inputs != "tokens" or not model.autoregressive:
+            pairs = config.inputs == "pairs"
             raise InputError(
                 f"MnemosForCausalLM: expected a causal language model, found {config.name!r} "
-                f"{'of pairs' if config.inputs == 'pairs' else 'with classes'}; use "
-                f"{'MnemosForSeq2SeqLM' if config.inputs == 'pairs' else 'MnemosForSequenceClassification'}"
+                f"{'of pairs' if pairs else 'with classes'}; use "
+                f"{'MnemosForSeq2SeqLM' if pairs else 'MnemosForSequenceClassification'}"
             )
-        found: nn.Module = model
-        return found
+        built: nn.Module = model
+        return built
 
     def forward(
         self,
@@ -173,7 +181,6 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         past_key_values: StateCache | None = None,
         **loss_kwargs: Any,
     ) -> Any:
-        """See the class."""
         self._refuse(loss_kwargs)
         input_ids = check_tokens(input_ids)
         cache = check_cache(cache, past_key_values)
@@ -183,20 +190,227 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             cache = StateCache()
         mask = cut_mask(attention_mask, input_ids)
         check_labels(labels, input_ids)
+
+        # --- outputs ---
         with collect_auxiliary_losses() as auxiliary:
             keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             outputs, _ = self._read(cache, input_ids, mask, keep)
-        likelihood, loss = likelihood_of(self.model), None
+
+        # --- loss, and logits unless they are large and nobody wants them ---
+        likelihood, loss, logits = likelihood_of(self.model), None, None
         if labels is not None:
             targets, count = shift_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))
             loss = mean_loss(outputs, targets, likelihood, count)
             loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
-        logits = None
         if likelihood is None or not (self.training and labels is not None):
-            logits = as_logits(keep_positions(outputs, logits_to_keep), likelihood)
+            logits = keep_positions(outputs, logits_to_keep)
+            if isinstance(likelihood, LogProbLikelihood):
+                logits = likelihood.log_prob(logits)
+            elif likelihood is not None:
+                raise InputError(
+                    f"expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
+                    "mnemos.Stream, which draws"
+                )
         carried: Any = cache if use_cache else None
-        found = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
-        return found if return_dict is not False else found.to_tuple()
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
+        return output if return_dict is not False else output.to_tuple()
+
+
+class SourceEncoder:
+    """The encoder as `generate` calls it: `output = encoder(input_ids, attention_mask)`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **named: Any) -> Any:
+        """A BaseModelOutput with last_hidden_state [B, S, D]; padding may be on either side, and gives 0."""
+        if attention_mask is None or bool(attention_mask.all()):
+            return BaseModelOutput(last_hidden_state=self.model.hidden(input_ids))
+        mask = cut_mask(attention_mask, input_ids)
+        assert mask is not None
+        source, valid = pack_right(input_ids, mask)
+        hidden = torch.where(valid[..., None], self.model.hidden(source, valid), 0)
+        back = torch.argsort(~mask, dim=1, stable=True).argsort(1)
+        return BaseModelOutput(last_hidden_state=hidden.gather(1, back[..., None].expand_as(hidden)))
+
+    __call__ = forward
+
+
+class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """An encoder-decoder of this library: `output = model(input_ids, attention_mask, labels=...)`.
+
+        model = MnemosForSeq2SeqLM.of(trained, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
+        model.generate(source, attention_mask=mask, num_beams=5, max_new_tokens=50)
+
+    input_ids [B, S], attention_mask [B, S]: the source, padding on either side. decoder_input_ids [B, T] with
+    decoder_attention_mask [B, past + T]: what the decoder reads; by default `labels` [B, T], shifted right behind
+    decoder_start_token_id. The loss is the mean −log p of the labels in nats, −100 left out. logits [B, T, V], or those
+    of the last `logits_to_keep` tokens. encoder_outputs: of an earlier call. cache, or past_key_values: a `StateCache`,
+    which holds the source too, and goes on to the new state. Raises InputError for other models, and as
+    MnemosForCausalLM.
+    """
+
+    auto_class = "AutoModelForSeq2SeqLM"
+
+    def _build(self, config: Any) -> nn.Module:
+        if config.inputs != "pairs":
+            raise InputError(
+                f"MnemosForSeq2SeqLM: expected an encoder-decoder, found {config.name!r}; use MnemosForCausalLM"
+            )
+        built: nn.Module = config.build()
+        return built
+
+    def get_encoder(self, *given: Any, **named: Any) -> SourceEncoder:
+        """What `generate` calls for the source."""
+        return SourceEncoder(self.model)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The labels [B, T] behind decoder_start_token_id, without the last one."""
+        start = self.generation_config.decoder_start_token_id
+        if start is None:
+            raise InputError(
+                "labels: expected a model with decoder_start_token_id, found none; set it in MnemosConfig, or pass "
+                "decoder_input_ids"
+            )
+        pad = self.generation_config.pad_token_id
+        shifted = F.pad(labels[:, :-1], (1, 0), value=int(start))
+        return shifted.masked_fill(shifted == -100, 0 if pad is None else int(pad))
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        cache: StateCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        past_key_values: StateCache | None = None,
+        **named: Any,
+    ) -> Any:
+        return_dict = named.pop("return_dict", None)
+        self._refuse(named)
+        cache = check_cache(cache, past_key_values)
+        carries = cache is not None or (labels is None and not self.training if use_cache is None else use_cache)
+        cache = StateCache() if cache is None else cache
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_input_ids is None:
+            raise InputError("expected decoder_input_ids [B, T] or labels, found neither; pass one of them")
+        check_labels(labels, decoder_input_ids)
+        with collect_auxiliary_losses() as auxiliary:
+            # --- the source, in the first call ---
+            if cache.state is None:
+                if encoder_outputs is None and input_ids is None:
+                    raise InputError("expected input_ids [B, S] or encoder_outputs, found neither; pass one of them")
+                if encoder_outputs is None:
+                    encoder_outputs = self.get_encoder()(input_ids, attention_mask)
+                hidden = encoder_outputs[0]  # other libraries, and `return_dict=False`, pass a tuple
+                cache.state = self.model.begin(hidden, None if attention_mask is None else attention_mask.bool())
+
+            # --- the target ---
+            mask = cut_mask(decoder_attention_mask, decoder_input_ids)
+            outputs, _ = self._read(cache, decoder_input_ids, mask, logits_to_keep if labels is None else 0)
+        loss = None
+        if labels is not None:
+            count = named.get("num_items_in_batch")
+            loss = mean_loss(outputs, labels, None, count)
+            loss = with_auxiliary(loss, auxiliary, labels, count) if self.training else loss
+        carried: Any = cache if carries else None
+        output = Seq2SeqLMOutput(
+            loss=loss,
+            logits=keep_positions(outputs, logits_to_keep),
+            **{CACHE: carried},
+            encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+
+class MnemosForSequenceClassification(MnemosPreTrainedModel):
+    """A classifier of token sequences: `output = model(input_ids, attention_mask, labels=...)`, logits [B, num_labels].
+
+        config = mnemos.TransformerConfig(causal=False, head=mnemos.HeadConfig(classes=3))
+        model = MnemosForSequenceClassification(MnemosConfig(model=config))
+
+    A language model's configuration gets a new head of `num_labels` classes, which reads the last token; from its
+    checkpoint, and from that of a classifier with other classes, `from_pretrained(folder, num_labels=3,
+    ignore_mismatched_sizes=True)` takes the other weights.
+    attention_mask [B, T], 1 = valid, padding anywhere. labels: as in Transformers, [B] classes, or by `problem_type`.
+    Auxiliary losses of layers are added in training. Raises InputError for a model without a head of classes.
+    """
+
+    auto_class = "AutoModelForSequenceClassification"
+    accepts_loss_kwargs = False  # the loss is a mean over rows, which Trainer divides by its accumulation steps
+
+    def _build(self, config: Any) -> nn.Module:
+        head = getattr(config, "head", None)
+        if config.inputs != "tokens" or not hasattr(head, "classes"):
+            raise InputError(
+                f"MnemosForSequenceClassification: expected a model with a head of classes (transformer), found "
+                f"{config.name!r}; use another class"
+            )
+        # A language model's head becomes one that reads the last token.
+        plain = {"tied": False, "cutoffs": (), "div_value": 1.0, "mixture": 0, "pool": "last"}
+        settings = {"classes": self.config.num_labels or 2, **({} if head.classes else plain)}
+        built: nn.Module = dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
+        return built
+
+    @classmethod
+    def of(cls, model: nn.Module, **named: Any) -> Any:
+        """As of the base class. Raises InputError for a model without classes, or with another number of them."""
+        config = getattr(model, "config", None)
+        if isinstance(config, ModelConfig):
+            classes = getattr(getattr(config, "head", None), "classes", 0)
+            wanted = cls.config_class(model=config, **named).num_labels
+            if classes != wanted:
+                raise InputError(
+                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; "
+                    f"load its checkpoint with from_pretrained(folder, num_labels={wanted}, "
+                    "ignore_mismatched_sizes=True)"
+                )
+        return super().of(model, **named)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **named: Any,
+    ) -> Any:
+        self._refuse(named)
+        input_ids = check_tokens(input_ids)
+        mask = cut_mask(attention_mask, input_ids)
+        with collect_auxiliary_losses() as auxiliary:
+            logits = self._logits(input_ids, mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            loss = loss + sum(auxiliary) if self.training and len(auxiliary) else loss
+        output = SequenceClassifierOutput(loss=loss, logits=logits)
+        return output if return_dict is not False else output.to_tuple()
+
+    def _logits(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None or bool(mask.all()):
+            logits: Tensor = self.model(x)[0]
+            return logits
+        packed, valid = pack_right(x, mask)
+        counts = valid.sum(1).clamp(min=1)  # a row of padding alone is read as one token
+        if hides_padding(self.model):
+            longest = int(counts.max())
+            logits = self.model(packed[:, :longest], None, mask=valid[:, :longest])[0]
+            return logits
+        order, parts = [], []
+        for count in counts.unique().tolist():
+            rows = (counts == count).nonzero()[:, 0]
+            order.append(rows)
+            parts.append(self.model(packed[rows, :count])[0])
+        return torch.cat(parts)[torch.cat(order).argsort()]
+
+
+# --- arguments of all of them ---
 
 
 def check_tokens(input_ids: Tensor | None) -> Tensor:
@@ -235,6 +449,9 @@ def keep_positions(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     if isinstance(logits_to_keep, Tensor):
         return outputs[:, logits_to_keep]
     return outputs[:, -logits_to_keep:] if logits_to_keep else outputs
+
+
+# --- losses ---
 
 
 def shift_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tuple[Tensor, Any]:
@@ -286,20 +503,7 @@ def with_auxiliary(loss: Tensor, auxiliary: Sequence[Tensor], targets: Tensor, c
     return loss + sum(auxiliary) * (1.0 if count is None else (targets >= 0).sum() / count)
 
 
-def as_logits(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
-    """Logits [B, T, V] of outputs. Raises InputError for a likelihood without log-probabilities."""
-    if likelihood is None:
-        return outputs
-    if isinstance(likelihood, LogisticMixture):
-        levels = torch.arange(likelihood.levels, device=outputs.device).expand(*outputs.shape[:-1], -1)
-        expanded = outputs[..., None, :].expand(*levels.shape, -1)
-        return logistic_mixture.log_prob(expanded, levels, likelihood.levels)
-    if isinstance(likelihood, LogProbLikelihood):
-        return likelihood.log_prob(outputs)
-    raise InputError(
-        f"expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use mnemos.Stream, which "
-        "draws"
-    )
+# --- padding ---
 
 
 def read_padded(
