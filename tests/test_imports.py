@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import mnemos
+from mnemos.face import read_face
 
 SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # From the top of the house to its door: the library, then its laboratory, whose rooms are those of mnemos/lab/. The
 # registry reads source files and imports nothing, so it is near the top.
 LIBRARY = [
     "errors",
+    "face",
     "_compat",
     "modes",
     "types",
@@ -64,7 +66,7 @@ LABORATORY = [
 ]
 ROOMS = [*LIBRARY, "lab", *(f"lab.{name}" for name in LABORATORY), "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
-PUBLIC = {name for name, module in mnemos._NAMES.items() if module.startswith("mnemos.lab.")}  # of the laboratory
+PUBLIC = {name for name, module in read_face("mnemos").items() if module.startswith("mnemos.lab.")}  # of the laboratory
 
 
 def room(parts: Sequence[str]) -> str:
@@ -167,3 +169,24 @@ tell("figures", "matplotlib")
 import mnemos.lab.run.run
 tell("training", "transformers lightning_fabric rich")
 """
+
+
+def test_every_listed_name_is_there_and_another_is_refused_with_a_name_that_is_alike():
+    for room in (
+        "attention",
+        "hosts",
+        "hugging_face",
+        "memory",
+        "memory_replay",
+        "models",
+        "ops",
+        "testing",
+        "trainers",
+    ):
+        package = importlib.import_module(f"mnemos.{room}")
+        assert set(read_face(f"mnemos.{room}")) <= set(package.__all__), room
+    for name in set(read_face("mnemos")) - {"look"}:
+        assert getattr(mnemos, name) is getattr(mnemos, name)
+    with pytest.raises(AttributeError, match="Transfomer") as error:
+        mnemos.Transfomer  # noqa: B018
+    assert error.value.name == "Transfomer"

@@ -1,6 +1,5 @@
 """The package's types as a program outside it sees them: mypy on a program that uses public names alone."""
 
-import ast
 import dataclasses
 import inspect
 import os
@@ -141,11 +140,3 @@ def test_the_package_says_that_it_is_typed():
     installed = SearchPaths((), (), (str(SOURCE),), ())  # as if the folder were site-packages
     found = FindModuleCache(installed, None, Options()).find_module("mnemos")
     assert not isinstance(found, ModuleNotFoundReason), found
-
-
-def test_a_type_checker_knows_every_public_name_and_its_module():
-    tree = ast.parse((SOURCE / "mnemos" / "__init__.py").read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    places = {alias.asname: (node.module, alias.name) for node in block.body for alias in node.names}
-    modules = {name: (module.removeprefix("mnemos."), name) for name, module in mnemos._NAMES.items()}
-    assert places == modules | {room: (None, room) for room in mnemos._ROOMS}

@@ -3,13 +3,13 @@
 Names are imported when they are first used, so `import mnemos` alone does not load torch.
 """
 
-import importlib
-import importlib.util
-import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getattr__`
+from .face import lazy
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from . import attention as attention
     from . import generate as generate
     from . import hosts as hosts
@@ -105,94 +105,5 @@ if TYPE_CHECKING:  # the same names for type checkers, which do not run `__getat
     from .types import join as join
     from .types import reset as reset
     from .types import select as select
-
-__version__ = "0.1.0"
-
-_MODULES = {
-    "attention.block_sparse": "BlockSparseConfig",
-    "attention.compressive": "CompressiveConfig",
-    "attention.decayed": "GLAConfig RetentionConfig",
-    "attention.delta": "DeltaConfig GatedDeltaConfig KimiDeltaConfig",
-    "attention.linear": "LinearConfig",
-    "attention.mamba2": "Mamba2Config",
-    "attention.reformer": "ReformerConfig",
-    "attention.relative": "RelativeConfig",
-    "attention.softmax": "SoftmaxConfig",
-    "config": "AttentionConfig DataConfig ModelConfig",
-    "errors": "InputError",
-    "generate.beam": "BeamConfig beam_search",
-    "generate.fused": "fused_step",
-    "generate.prefix_tree": "PrefixTree",
-    "generate.stream": "Stream",
-    "hosts.attach": "cache uncache",
-    "hosts.known_hosts": "register_host",
-    "hosts.linearising": "linearise unlinearise",
-    "hosts.remembering": "remember",
-    "hugging_face": "fast functional",
-    "memory.associations": "AssociationsConfig",
-    "memory.grc": "GRC",
-    "memory.memory_tokens": "TokensConfig",
-    "memory.slots": "SlotsConfig",
-    "memory_replay": "replay",
-    "models.armt": "ARMT ARMTConfig",
-    "models.encoder_decoder": "EncoderDecoder EncoderDecoderConfig Pair",
-    "models.lstm": "LSTM LSTMConfig",
-    "models.memformer": "Memformer MemformerConfig",
-    "models.memory_tokens": "MemoryTransformer MemoryTransformerConfig RMT RMTConfig",
-    "models.store": "load save",
-    "models.transformer": "HeadConfig Transformer TransformerConfig",
-    "ops.rotary": "Rotary",
-    "programs.folder": "export",
-    "registry": "register",
-    "state_file": "load_state save_state",
-    "types": "State add_auxiliary_loss collect_auxiliary_losses detach join reset select",
-    "lab.look.viewer": "look",
-    "lab.run.fit": "fit",
-    "lab.run.recipe": "OptimConfig Recipe TrainConfig recipe",
-    "lab.tasks.batch": "Batch",
-    "lab.tasks.metrics": "CorpusMetric SumMetric",
-    "lab.tasks.task": "Sampling Task",
-    "lab.translation.translate": "TrainedTranslator Translation translate",
-    "lab.vision.detect": "TrainedDetector detect",
-}
-_NAMES = {name: f"mnemos.{module}" for module, names in _MODULES.items() for name in names.split()}
-_ROOMS = {
-    *("attention", "generate", "hosts", "hugging_face", "lab", "libraries", "memory", "models", "native", "ops"),
-    *("programs", "registry", "testing", "trainers", "types"),
-}
-LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
-
-
-def find_missing(libraries: Iterable[str]) -> list[str]:
-    """Those of some libraries that are not installed."""
-    return [name for name in libraries if importlib.util.find_spec(name) is None]
-
-
-def _list_names() -> list[str]:
-    """The public names that have a value here: not those of the laboratory, say, where its libraries are missing."""
-    names = {*_NAMES, *_ROOMS, "__version__"}
-    if find_missing(LABORATORY):
-        names = {name for name in names if not _NAMES.get(name, f"mnemos.{name}").startswith("mnemos.lab")}
-    if find_missing(["transformers"]):
-        names -= {"fast", "functional"}
-    return sorted(names)
-
-
-__all__ = _list_names()
-
-
-def _import_name(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"mnemos.{name}")
-    # The traceback ends with a name that is alike.
-    raise AttributeError(f"module 'mnemos' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-
-
-if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
-    __getattr__ = _import_name
-
-
-def __dir__() -> list[str]:
-    return __all__
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, "__version__")

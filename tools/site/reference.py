@@ -73,8 +73,9 @@ def public_paths() -> list[str]:
     found = {path for path in imported_by_pages() if source.find(path) is not None}
     for package in [PACKAGE, *_packages(PACKAGE)]:
         names = package.exports
-        if not names and "__all__" in package.members:  # it is computed: of what is imported for type checkers
-            names = [name for name, one in package.members.items() if one.is_alias and _is_of(one, package)]
+        if "lazy" in package.members:  # of mnemos.face: what is imported for type checkers, and its own functions
+            every = {name: one for name, one in package.members.items() if name[0] != "_" and name != "lazy"}
+            names = [name for name, one in every.items() if (_is_of(one, package) if one.is_alias else one.is_function)]
         found |= {f"{package.path}.{name}" for name in names or ()}
     for room in WHOLE:
         own = (one for one in PACKAGE[room].members.values() if not one.is_alias and one.name[0] != "_")

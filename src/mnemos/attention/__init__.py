@@ -1,45 +1,36 @@
 """Attention layers: (x, state) -> (y, state), one file each."""
 
-from .block_sparse import BlockSparseAttention, BlockSparseConfig
-from .compressive import CompressiveAttention, CompressiveConfig
-from .cross import CrossAttention
-from .decayed import GatedLinearAttention, GLAConfig, Retention, RetentionConfig
-from .delta import DeltaAttention, DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
-from .gated import GatedCacheAttention
-from .linear import LinearAttention, LinearConfig, PlacedSums
-from .mamba2 import Mamba2Attention, Mamba2Config
-from .position_bias import PositionBias
-from .recurrent import RecurrentSums
-from .reformer import ReformerAttention, ReformerConfig
-from .relative import RelativeAttention, RelativeConfig
-from .softmax import SoftmaxAttention, SoftmaxConfig
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BlockSparseAttention",
-    "BlockSparseConfig",
-    "CompressiveAttention",
-    "CompressiveConfig",
-    "CrossAttention",
-    "DeltaAttention",
-    "DeltaConfig",
-    "GLAConfig",
-    "GatedCacheAttention",
-    "GatedDeltaConfig",
-    "GatedLinearAttention",
-    "KimiDeltaConfig",
-    "LinearAttention",
-    "LinearConfig",
-    "Mamba2Attention",
-    "Mamba2Config",
-    "PlacedSums",
-    "PositionBias",
-    "RecurrentSums",
-    "ReformerAttention",
-    "ReformerConfig",
-    "RelativeAttention",
-    "RelativeConfig",
-    "Retention",
-    "RetentionConfig",
-    "SoftmaxAttention",
-    "SoftmaxConfig",
-]
+from mnemos.face import lazy
+
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .block_sparse import BlockSparseAttention as BlockSparseAttention
+    from .block_sparse import BlockSparseConfig as BlockSparseConfig
+    from .compressive import CompressiveAttention as CompressiveAttention
+    from .compressive import CompressiveConfig as CompressiveConfig
+    from .cross import CrossAttention as CrossAttention
+    from .decayed import GatedLinearAttention as GatedLinearAttention
+    from .decayed import GLAConfig as GLAConfig
+    from .decayed import Retention as Retention
+    from .decayed import RetentionConfig as RetentionConfig
+    from .delta import DeltaAttention as DeltaAttention
+    from .delta import DeltaConfig as DeltaConfig
+    from .delta import GatedDeltaConfig as GatedDeltaConfig
+    from .delta import KimiDeltaConfig as KimiDeltaConfig
+    from .gated import GatedCacheAttention as GatedCacheAttention
+    from .linear import LinearAttention as LinearAttention
+    from .linear import LinearConfig as LinearConfig
+    from .linear import PlacedSums as PlacedSums
+    from .mamba2 import Mamba2Attention as Mamba2Attention
+    from .mamba2 import Mamba2Config as Mamba2Config
+    from .position_bias import PositionBias as PositionBias
+    from .recurrent import RecurrentSums as RecurrentSums
+    from .reformer import ReformerAttention as ReformerAttention
+    from .reformer import ReformerConfig as ReformerConfig
+    from .relative import RelativeAttention as RelativeAttention
+    from .relative import RelativeConfig as RelativeConfig
+    from .softmax import SoftmaxAttention as SoftmaxAttention
+    from .softmax import SoftmaxConfig as SoftmaxConfig
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -5,34 +5,28 @@ memory tokens. `merge_updates` adds the low-rank updates of a linearised decoder
 `from_pretrained` are for cached models, `parameter_groups` for learning rates, `register_host` for more attentions.
 """
 
-from .attach import cache, uncache
-from .branch import HostBranch
-from .encoder_segments import carry
-from .groups import parameter_groups
-from .host import Call, DecoderHost, Host
-from .known_hosts import register_host
-from .linearising import merge_updates
-from .pretrained import from_pretrained, load, save
-from .remembering import Remembering, Segmented, SegmentedState, remember
-from .report import Report
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Call",
-    "DecoderHost",
-    "Host",
-    "HostBranch",
-    "Remembering",
-    "Report",
-    "Segmented",
-    "SegmentedState",
-    "cache",
-    "carry",
-    "from_pretrained",
-    "load",
-    "merge_updates",
-    "parameter_groups",
-    "register_host",
-    "remember",
-    "save",
-    "uncache",
-]
+from mnemos.face import lazy
+
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .attach import cache as cache
+    from .attach import uncache as uncache
+    from .branch import HostBranch as HostBranch
+    from .encoder_segments import carry as carry
+    from .groups import parameter_groups as parameter_groups
+    from .host import Call as Call
+    from .host import DecoderHost as DecoderHost
+    from .host import Host as Host
+    from .known_hosts import register_host as register_host
+    from .linearising import merge_updates as merge_updates
+    from .pretrained import from_pretrained as from_pretrained
+    from .pretrained import load as load
+    from .pretrained import save as save
+    from .remembering import Remembering as Remembering
+    from .remembering import Segmented as Segmented
+    from .remembering import SegmentedState as SegmentedState
+    from .remembering import remember as remember
+    from .report import Report as Report
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

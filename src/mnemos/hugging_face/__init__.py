@@ -5,9 +5,10 @@ Names are imported when they are first used: those of the second kind import the
 
 import importlib
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from mnemos import libraries
+from mnemos.face import lazy
 
 if TYPE_CHECKING:
     from .croppable_cache import CroppableCache as CroppableCache
@@ -26,43 +27,25 @@ if TYPE_CHECKING:
     from .remembering_model import register as register
     from .state_cache import StateCache as StateCache
 
-_FUNCTIONAL = {
-    "croppable_cache": "CroppableCache",
-    "fast_model": "FastReport fast",
-    "functional_cache": "FunctionalState",
-    "functional_model": "Functional functional",
-}
-_IN_TRANSFORMERS = {
-    "pretrained_heads": "MnemosForCausalLM MnemosForSeq2SeqLM MnemosForSequenceClassification",
-    "pretrained_model": "MnemosConfig MnemosPreTrainedModel",
-    "remembering_model": "RememberingConfig RememberingForCausalLM register",
-    "state_cache": "StateCache",
-}
-_NAMES = {name: module for module, row in (_FUNCTIONAL | _IN_TRANSFORMERS).items() for name in row.split()}
-
-__all__ = sorted(_NAMES)
+_IN_TRANSFORMERS = ("pretrained_heads", "pretrained_model", "remembering_model", "state_cache")
 
 
-def _import_name(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _load(module: str) -> ModuleType:
     try:
-        module = importlib.import_module(f"{__name__}.{_NAMES[name]}")
-        if _NAMES[name] in _IN_TRANSFORMERS:
+        loaded = importlib.import_module(module)
+        if module.rpartition(".")[2] in _IN_TRANSFORMERS:
             importlib.import_module(f"{__name__}.remembering_model")  # registers them
     except ImportError as error:
         if not (error.name or "").startswith("transformers"):
             raise
+        from mnemos import libraries
+
         raise libraries.other_version(
             "mnemos.hugging_face: expected",
             f"{version('transformers')}, in which something has another place ({error})",
         ) from error
-    return getattr(module, name)
+    return loaded
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
-    __getattr__ = _import_name
-
-
-def __dir__() -> list[str]:
-    return __all__
+    __getattr__, __dir__, __all__ = lazy(__name__, load=_load)

@@ -1,7 +1,7 @@
 """The laboratory: tasks, training, comparisons, reports, the command line. The library never imports it."""
 
-from mnemos import LABORATORY, find_missing
 from mnemos.errors import InputError, install_command
+from mnemos.face import LABORATORY, find_missing
 
 
 class _MissingExtraError(InputError, ImportError):

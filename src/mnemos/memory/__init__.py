@@ -1,31 +1,28 @@
 """Memories: the states and stored caches that persist across segments and training steps."""
 
-from .associations import AssociationsConfig, AssociationState, AssociativeMemory
-from .compressive import CompressedSegments
-from .gated_cache import GatedCache, accumulate_caches, caches, clear_caches, hold_caches, traced
-from .grc import GRC
-from .key_values import KeyValues, Segments
-from .memory_tokens import TokenMemory, TokensConfig, TokenState
-from .slots import SlotMemory, SlotsConfig, SlotState
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GRC",
-    "AssociationState",
-    "AssociationsConfig",
-    "AssociativeMemory",
-    "CompressedSegments",
-    "GatedCache",
-    "KeyValues",
-    "Segments",
-    "SlotMemory",
-    "SlotState",
-    "SlotsConfig",
-    "TokenMemory",
-    "TokenState",
-    "TokensConfig",
-    "accumulate_caches",
-    "caches",
-    "clear_caches",
-    "hold_caches",
-    "traced",
-]
+from mnemos.face import lazy
+
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .associations import AssociationsConfig as AssociationsConfig
+    from .associations import AssociationState as AssociationState
+    from .associations import AssociativeMemory as AssociativeMemory
+    from .compressive import CompressedSegments as CompressedSegments
+    from .gated_cache import GatedCache as GatedCache
+    from .gated_cache import accumulate_caches as accumulate_caches
+    from .gated_cache import caches as caches
+    from .gated_cache import clear_caches as clear_caches
+    from .gated_cache import hold_caches as hold_caches
+    from .gated_cache import traced as traced
+    from .grc import GRC as GRC
+    from .key_values import KeyValues as KeyValues
+    from .key_values import Segments as Segments
+    from .memory_tokens import TokenMemory as TokenMemory
+    from .memory_tokens import TokensConfig as TokensConfig
+    from .memory_tokens import TokenState as TokenState
+    from .slots import SlotMemory as SlotMemory
+    from .slots import SlotsConfig as SlotsConfig
+    from .slots import SlotState as SlotState
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,40 +1,29 @@
 """Pure functions of tensors. Each folder holds one algorithm, with its equations in reference.py."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mnemos.types import InputError
+from mnemos.errors import InputError
+from mnemos.face import lazy
 
-from .associative import associative_read, associative_write, dpfp
-from .block_sparse import block_sparse_attention
-from .convolution import short_convolution
-from .delta import decayed_attention, delta_rule
-from .linear import linear_attention
-from .reformer import reformer_attention
-from .relative_position import relative_attention
-from .rewind import rewindable
-from .selective import selective_scan
-from .slot_memory import biased_memory_norm, slot_attention, slot_write
-
-__all__ = [
-    "associative_read",
-    "associative_write",
-    "backends",
-    "biased_memory_norm",
-    "block_sparse_attention",
-    "decayed_attention",
-    "delta_rule",
-    "dpfp",
-    "linear_attention",
-    "reformer_attention",
-    "relative_attention",
-    "rewindable",
-    "selective_scan",
-    "short_convolution",
-    "slot_attention",
-    "slot_write",
-    "which",
-]
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .associative import associative_read as associative_read
+    from .associative import associative_write as associative_write
+    from .associative import dpfp as dpfp
+    from .block_sparse import block_sparse_attention as block_sparse_attention
+    from .convolution import short_convolution as short_convolution
+    from .delta import decayed_attention as decayed_attention
+    from .delta import delta_rule as delta_rule
+    from .linear import linear_attention as linear_attention
+    from .reformer import reformer_attention as reformer_attention
+    from .relative_position import relative_attention as relative_attention
+    from .rewind import rewindable as rewindable
+    from .selective import selective_scan as selective_scan
+    from .slot_memory import biased_memory_norm as biased_memory_norm
+    from .slot_memory import slot_attention as slot_attention
+    from .slot_memory import slot_write as slot_write
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, "backends", "which")
 
 # operation: its folder
 _WITH_BACKENDS = {

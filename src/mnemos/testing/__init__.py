@@ -1,8 +1,16 @@
 """What any memory must keep, checked: `check_memory` for layers of anyone, `verify` for the kernels on this machine."""
 
-from .check import Report, Result, check_memory
-from .laws import LAWS
-from .machine import Verified, verify
-from .probe import Law
+from typing import TYPE_CHECKING
 
-__all__ = ["LAWS", "Law", "Report", "Result", "Verified", "check_memory", "verify"]
+from mnemos.face import lazy
+
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .check import Report as Report
+    from .check import Result as Result
+    from .check import check_memory as check_memory
+    from .laws import LAWS as LAWS
+    from .machine import Verified as Verified
+    from .machine import verify as verify
+    from .probe import Law as Law
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,27 +1,16 @@
 """Rollouts in the trainers of other libraries: states across updates in Transformers' Trainer and in Lightning.
 
-`RolloutTrainer` is imported when it is first used. It imports transformers; so does `RolloutModule` for its `model`.
+`RolloutTrainer` imports transformers; so does `RolloutModule` for its `model`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .batches import RolloutBatches
-from .lightning_module import RolloutModule
-from .row_states import Segment
+from mnemos.face import lazy
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .batches import RolloutBatches as RolloutBatches
+    from .lightning_module import RolloutModule as RolloutModule
+    from .row_states import Segment as Segment
     from .transformers_trainer import RolloutTrainer as RolloutTrainer
-
-__all__ = ["RolloutBatches", "RolloutModule", "RolloutTrainer", "Segment"]
-
-
-def _import(name: str) -> Any:
-    if name != "RolloutTrainer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .transformers_trainer import RolloutTrainer
-
-    return RolloutTrainer
-
-
-if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name, as Any
-    __getattr__ = _import
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)
