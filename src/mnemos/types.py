@@ -27,6 +27,13 @@ from .modes import reads_without_waiting
 
 State: TypeAlias = Any  # a pytree (tuples, dicts, classes registered with torch) of [B, ...] tensors, or None
 S = TypeVar("S")  # a state of any type: what goes in comes out
+Output: TypeAlias = tuple[Tensor, State]
+Device: TypeAlias = torch.device | str | int | None  # what torch takes as `device=`; None: torch's default
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
+JSONObject: TypeAlias = dict[str, Any]  # one read from a file: a value has no type until it is checked
+
+
+# ---- states ----
 
 
 class SharedRows:
@@ -37,7 +44,7 @@ class SharedRows:
     """
 
     def select_rows(self, rows: "Rows") -> State:
-        """The part for the given rows. It copies nothing that the rows go on sharing."""
+        """The part for these rows. It copies nothing that the rows go on sharing."""
         raise NotImplementedError
 
     def unshare(self) -> State:
@@ -50,23 +57,22 @@ class Rows:
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
-        self._taken: dict[int, tuple[Tensor, Tensor]] = {}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor's id, with the tensor, which keeps its id
 
     def take(self, x: Tensor) -> Tensor:
         """The rows of x; the same tensor, which layers may share, is indexed once."""
-        found = self._taken.get(id(x))
-        if found is None:
-            found = self._taken[id(x)] = x, x.index_select(0, self.index.to(x.device))
-        return found[1]
+        if id(x) not in self._copies:
+            self._copies[id(x)] = x, x.index_select(0, self.index.to(x.device))
+        return self._copies[id(x)][1]
 
     @cached_property
     def listed(self) -> list[int]:
         """The indices as numbers. A device has to wait for it."""
-        found: list[int] = self.index.tolist()
-        return found
+        numbers: list[int] = self.index.tolist()
+        return numbers
 
     def groups(self, size: int) -> list[int] | None:
-        """The group that each run of `size` taken rows comes from; None if a run mixes groups.
+        """The group that each run of `size` rows comes from; None if a run mixes groups.
 
         Group g of the state is its rows g·size … (g + 1)·size − 1. A search, for one, takes the beams of a sentence
         from the beams of that sentence.
@@ -83,8 +89,8 @@ def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     def apply(leaf: Any, *rest: Any) -> Any:
         return function(leaf, *rest) if isinstance(leaf, Tensor) else leaf
 
-    found: S = pytree.tree_map(apply, state, *others)
-    return found
+    new: S = pytree.tree_map(apply, state, *others)
+    return new
 
 
 def leaves(state: object) -> list[Tensor]:
@@ -113,8 +119,8 @@ def take_rows(state: S, rows: Rows) -> S:
             return part.select_rows(rows)
         return rows.take(part) if isinstance(part, Tensor) else part
 
-    found: S = pytree.tree_map(take, state, is_leaf=_shares)
-    return found
+    taken: S = pytree.tree_map(take, state, is_leaf=_shares)
+    return taken
 
 
 def reset(state: S, rows: Tensor) -> S:
@@ -146,15 +152,31 @@ def join(states: Sequence[S]) -> S:
     structure = parts[0][1]
     if any(other != structure for _, other in parts):
         raise InputError("join: expected states of one structure, found different ones; join states of one model")
-    rows = [_join_leaves(same) for same in zip(*(found for found, _ in parts), strict=True)]
-    joined: S = pytree.tree_unflatten(rows, structure)
+
+    def together(same: Sequence[Tensor | None]) -> Tensor | None:
+        tensors = [x for x in same if x is not None]
+        if not tensors:
+            return None
+        if len(tensors) != len(same):
+            fix = "join states of one model"
+            raise InputError(f"join: expected a tensor in every state or in no state, found both; {fix}")
+        if len({x.shape[1:] for x in tensors}) == 1:
+            return torch.cat(tensors)
+        if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:
+            shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+            raise InputError(f"join: expected tensors that differ only in rows and tokens, found {shapes}")
+        longest = max(x.shape[1] for x in tensors)
+        return torch.cat([torch.cat([x.new_zeros(len(x), longest - x.shape[1], *x.shape[2:]), x], 1) for x in tensors])
+
+    columns = zip(*(tensors for tensors, _ in parts), strict=True)
+    joined: S = pytree.tree_unflatten([together(same) for same in columns], structure)
     return joined
 
 
 def unshare(state: S) -> S:
     """The state with every tensor leading with the batch: what rows share is copied for each of them."""
-    found: S = pytree.tree_map(lambda x: x.unshare() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)
-    return found
+    new: S = pytree.tree_map(lambda x: x.unshare() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)
+    return new
 
 
 def detach(state: S) -> S:
@@ -166,39 +188,18 @@ def _shares(part: object) -> bool:
     return isinstance(part, SharedRows)
 
 
-def _join_leaves(rows: Sequence[Tensor | None]) -> Tensor | None:
-    tensors = [x for x in rows if x is not None]
-    if len(tensors) != len(rows):
-        if tensors:
-            raise InputError(
-                "join: expected a tensor in every state or in no state, found both; join states of one model"
-            )
-        return None
-    if len({x.shape[1:] for x in tensors}) == 1:
-        return torch.cat(tensors)
-    if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:
-        found = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise InputError(f"join: expected tensors that differ only in rows and tokens, found {found}")
-    longest = max(x.shape[1] for x in tensors)
-    padded = [torch.cat([x.new_zeros(len(x), longest - x.shape[1], *x.shape[2:]), x], 1) for x in tensors]
-    return torch.cat(padded)
-
-
 def _batch(state: object, rows: Tensor, verb: str) -> int:
     """The batch size B of a state, after a check that `rows` fit it."""
     if not isinstance(rows, Tensor) or rows.dim() != 1:
         raise InputError(f"{verb}: expected rows as a tensor of one dimension, found {rows!r}")
-    found = leaves(state)
-    batch = found[0].shape[0] if found else rows.shape[0]
+    tensors = leaves(state)
+    batch = tensors[0].shape[0] if tensors else rows.shape[0]
     if rows.dtype == torch.bool and rows.shape[0] != batch:
         raise InputError(f"{verb}: expected a mask of {batch} rows, as the state has, found one of {rows.shape[0]}")
     return batch
 
 
-Output: TypeAlias = tuple[Tensor, State]
-Device: TypeAlias = torch.device | str | int | None  # what torch takes as `device=`; None: torch's default
-JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
-JSONObject: TypeAlias = dict[str, Any]  # one read from a file: a value has no type until it is checked
+# ---- what layers and models are and declare ----
 
 # Where a sequence may be cut, so that the parts, resumed from the state, give what the whole gives: at any token; at no
 # token, but the state goes on (the cuts are part of the computation); or there is no state to resume from.
@@ -219,9 +220,7 @@ class Recurrent(Protocol):
         """y for x [B, T, ...] and the new state. mask [B, T] bool, True = valid. The given state is not changed."""
         ...
 
-    def __call__(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
-        """`forward`."""
-        ...
+    def __call__(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output: ...
 
 
 @runtime_checkable
@@ -229,6 +228,11 @@ class Declared(Recurrent, Protocol):
     """What attentions and models declare of their state, so that no caller needs to know their class.
 
     The contracts test (tests/test_contracts.py) compares every declaration of a registered class with what it does.
+    Some have more, each by a name that its caller asks for: `branch(state, copies)`, the state of `copies` rows for
+    every row, next to each other, without a copy of the tokens they share; `widened(state)`, the state with what has a
+    bound, such as the keys of a window, as long as it becomes, as exported programs need it; `draw_weights()`, a
+    published start of the weights, which a model's initialisation leaves to the layer. A part of a state that is a
+    memory by itself has a `memory_name`, by which reports call it; None where the rest of the state gives its meaning.
     """
 
     @property
@@ -254,7 +258,12 @@ class Declared(Recurrent, Protocol):
 
 @runtime_checkable
 class Attention(Declared, Protocol):
-    """An attention layer, x [B, T, dim] -> y [B, T, dim]: what `AttentionConfig.build` returns."""
+    """An attention layer, x [B, T, dim] -> y [B, T, dim]: what `AttentionConfig.build` returns.
+
+    It may declare more: `future_free = False` where later tokens, which it never reads, decide which earlier tokens it
+    reads (`ReformerAttention`); `padding_free = False` where the length with its padding does (`BlockSparseAttention`).
+    What the padding holds changes no valid output of any attention.
+    """
 
     dim: int
     num_heads: int
@@ -276,21 +285,15 @@ class HeadAttention(Attention, Protocol):
 
 @runtime_checkable
 class RecurrentModel(Declared, Protocol):
-    """A whole model, from tokens, images or frames to outputs: what `ModelConfig.build` returns."""
+    """A whole model, from tokens, images or frames to outputs: what `ModelConfig.build` returns.
+
+    One with `picks_positions = True` computes the outputs of some positions alone: `forward(x, state, mask, only=)`,
+    only [B, T] bool, gives outputs [N, ...], one for each position that `only` picks, in the order of rows.
+    """
 
     @property
     def autoregressive(self) -> bool:
         """Whether outputs[:, i] predict the token after x[:, i] and read no later token: what a Stream needs."""
-        ...
-
-
-@runtime_checkable
-class NamedMemory(Protocol):
-    """A part of a state that is a memory by itself, such as a layer's keys and values. Reports use its name."""
-
-    @property
-    def memory_name(self) -> str | None:
-        """What the part holds, such as "slots"; None for a part that has a meaning only with the rest of the state."""
         ...
 
 
@@ -306,51 +309,13 @@ class Advances(Protocol):
         ...
 
 
-@runtime_checkable
-class PicksPositions(Protocol):
-    """A model that computes the outputs of some positions alone: `forward(x, state, mask, only=)`, only [B, T] bool.
-
-    The outputs are then [N, ...], one for each position that `only` picks, in the order of rows.
-    """
-
-    picks_positions: Literal[True]
-
-    def __call__(
-        self, x: Tensor, state: State = None, mask: Tensor | None = None, *, only: Tensor | None = None
-    ) -> Output:
-        """Outputs and the next state."""
-        ...
-
-
-@runtime_checkable
-class Branching(Protocol):
-    """An attention or model whose rows can branch, as a search needs it, without a copy of the tokens they share."""
-
-    def branch(self, state: State, copies: int) -> State:
-        """The state of `copies` rows for every row, next to each other. `select` then reorders rows within a group."""
-        ...
-
-
-@runtime_checkable
-class Starting(Protocol):
-    """A layer whose weights have a published start of their own, which a model's initialisation leaves to it."""
-
-    def draw_weights(self) -> None:
-        """Draw the weights of the start."""
-        ...
-
-
-@runtime_checkable
-class Widening(Protocol):
-    """An attention or model whose state can have its final size from the first token on, as exported programs need."""
-
-    def widened(self, state: State) -> State:
-        """The same state with what has a bound, such as the keys of a window, as long as it becomes."""
-        ...
-
-
 class Likelihood(Protocol):
-    """How to score the outputs of a model where they are not logits."""
+    """How to score the outputs of a model where they are not logits.
+
+    A Stream draws tokens by one of two more methods: `log_prob(outputs)`, log-probabilities [.., V] of outputs [.., D],
+    or, without probabilities of every token, `draw(outputs, temperature, top_k, top_p, generator)`, tokens [B] int64 of
+    outputs [B, V], which raises InputError for settings that do not apply.
+    """
 
     def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
         """The sum of −log p(target) over the counted targets, in nats: a scalar. mask [B, T]: that of the inputs."""
@@ -361,70 +326,40 @@ class Likelihood(Protocol):
         ...
 
 
-@runtime_checkable
-class DrawingLikelihood(Likelihood, Protocol):
-    """A likelihood from which a Stream can draw tokens."""
-
-    def draw(
-        self, outputs: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None
-    ) -> Tensor:
-        """Tokens [B] int64 drawn from outputs [B, V]; the settings are those of `Stream.generate`.
-
-        Raises InputError for settings that do not apply to the likelihood.
-        """
-        ...
-
-
-@runtime_checkable
-class LogProbLikelihood(Likelihood, Protocol):
-    """A likelihood that knows the probability of every token, as logits do: a Stream draws from these."""
-
-    def log_prob(self, outputs: Tensor) -> Tensor:
-        """Log-probabilities [.., V] of outputs [.., D]."""
-        ...
-
-
-def likelihood_of(model: object) -> Likelihood | None:
-    """The attribute `likelihood` of a model, which may be a submodule; None if it has none: its outputs are logits."""
+def likelihood_of(model: object) -> Any:
+    """The `Likelihood` of a model, which may be a submodule; None if it has none: its outputs are logits."""
     # Not by a protocol: from Python 3.12 on, isinstance() finds no submodule.
-    found: Likelihood | None = getattr(model, "likelihood", None)
-    return found
+    return getattr(model, "likelihood", None)
 
 
 def is_future_free(attention: Attention) -> bool:
-    """Whether a change of later tokens leaves every output unchanged: it is causal, and declares nothing else.
-
-    An attention declares `future_free = False` where later tokens, which it never reads, decide which earlier tokens it
-    reads (`ReformerAttention`).
-    """
+    """Whether a change of later tokens leaves every output unchanged: it is causal, and declares nothing else."""
     return attention.causal and bool(getattr(attention, "future_free", True))
 
 
 def is_padding_free(attention: Attention) -> bool:
-    """Whether the outputs of valid tokens are independent of the number of padded tokens after them.
-
-    An attention declares `padding_free = False` where the length with its padding decides which tokens are read
-    (`BlockSparseAttention`, `ReformerAttention`). What the padding holds changes no valid output of any attention.
-    """
+    """Whether the outputs of valid tokens are independent of the number of padded tokens after them."""
     return bool(getattr(attention, "padding_free", True))
 
 
 def combined_splits(parts: Iterable[Splits]) -> Splits:
     """Where a stack of layers may be cut: anywhere if every layer may; "segments" if not, but one has a state."""
-    found = set(parts)
-    return "anywhere" if found == {"anywhere"} else "segments" if found - {"never"} else "never"
+    every = set(parts)
+    return "anywhere" if every == {"anywhere"} else "segments" if every - {"never"} else "never"
 
 
 def combined_state_kind(parts: Iterable[StateKind]) -> StateKind:
     """The state of a stack of layers: it grows where one grows, and there is none where there is none in any layer."""
-    found = set(parts)
-    return "growing" if "growing" in found else "constant" if "constant" in found else "none"
+    every = set(parts)
+    return "growing" if "growing" in every else "constant" if "constant" in every else "none"
 
 
 def angle_dtype(device: Device) -> torch.dtype:
     """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
     return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
 
+
+# ---- auxiliary losses ----
 
 _Chain: TypeAlias = tuple[Tensor, "_Chain | None"]
 
@@ -436,25 +371,22 @@ class AuxiliaryLosses(Sequence[Tensor]):
     # compile a layer again for each place that the layer has in a model.
     _chain: "_Chain | None" = None
 
-    def _list(self) -> list[Tensor]:
-        found, rest = [], self._chain
+    def __iter__(self) -> Iterator[Tensor]:
+        losses, rest = [], self._chain
         while rest is not None:
             loss, rest = rest
-            found.append(loss)
-        return found[::-1]
+            losses.append(loss)
+        return reversed(losses)
 
     def __len__(self) -> int:
-        return len(self._list())
+        return sum(1 for _ in self)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
     @overload
     def __getitem__(self, index: slice) -> list[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
-        return self._list()[index]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._list())
+        return list(self)[index]
 
 
 class _Innermost(threading.local):
@@ -478,7 +410,7 @@ def add_auxiliary_loss(loss: Tensor) -> None:
     Raises InputError unless `loss` is one number of a floating type.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        found = _describe(loss)
         raise InputError(f"add_auxiliary_loss: expected a scalar tensor of floats, found {found}; add its mean or sum")
     collector = _innermost.collector
     if collector is not None:
@@ -505,6 +437,9 @@ def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
         _innermost.collector = outer
 
 
+# ---- checks of what a layer or model is given ----
+
+
 def check_heads(dim: int, num_heads: int) -> None:
     """Raise InputError unless `num_heads` divides `dim`."""
     if num_heads < 1 or dim < 1 or dim % num_heads:
@@ -516,8 +451,7 @@ def check_heads(dim: int, num_heads: int) -> None:
 def check_input(x: Tensor, dim: int) -> None:
     """Raise InputError unless x is [B, T, dim] of floats; T may be 0."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
-        found = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"expected x [B, T, {dim}] of floats, found {found}")
+        raise InputError(f"expected x [B, T, {dim}] of floats, found {_describe(x)}")
 
 
 def check_stateful(state_kind: StateKind, state: object) -> None:
@@ -526,13 +460,6 @@ def check_stateful(state_kind: StateKind, state: object) -> None:
         raise InputError(
             f"expected no state, because none is kept between calls here, found {type(state).__name__}; pass "
             "state=None, or build it with causal=True"
-        )
-
-
-def _check_mask(mask: Tensor | None, shape: torch.Size) -> None:
-    if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
         )
 
 
@@ -552,11 +479,20 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
     if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
-        raise InputError(
-            f"expected token ids [B, T] of integers, B and T at least 1, found {x.dtype} of shape {tuple(x.shape)}"
-        )
+        raise InputError(f"expected token ids [B, T] of integers, B and T at least 1, found {_describe(x)}")
     _check_mask(mask, x.shape)
     if reads_without_waiting(x):  # elsewhere the embedding's own check has to suffice
         low, high = torch.aminmax(x)
         if low < 0 or high >= size:
             raise InputError(f"token ids: expected 0 to {size - 1}, found {int(low)} to {int(high)}; {fix}")
+
+
+def _check_mask(mask: Tensor | None, shape: torch.Size) -> None:
+    if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
+        raise InputError(
+            f"expected a mask of booleans {tuple(shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
+        )
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mnemos.ops.checks import check_mask
 from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
-from mnemos.types import Device, S, Splits, StateKind, Widening, check_heads, check_input, check_stateful
+from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_stateful
 
 
 class MultiHeadAttention(nn.Module, Generic[S]):
@@ -113,6 +113,6 @@ def queries_and_values(
 
 
 def widened(part: object, state: S) -> S:
-    """The state of an attention or model, with what has a bound as long as it becomes; see `Widening`."""
-    found: S = part.widened(state) if state is not None and isinstance(part, Widening) else state
+    """The state of an attention or model, with what has a bound as long as it becomes."""
+    found: S = part.widened(state) if state is not None and hasattr(part, "widened") else state
     return found

@@ -16,10 +16,8 @@ from torch.nn import functional as F
 from mnemos.config import check_fields
 from mnemos.ops.checks import check_finite
 from mnemos.types import (
-    Branching,
     InputError,
     Likelihood,
-    LogProbLikelihood,
     Output,
     Rows,
     State,
@@ -67,7 +65,7 @@ def log_probs(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
     """
     if likelihood is None:
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
-    if not isinstance(likelihood, LogProbLikelihood):
+    if not hasattr(likelihood, "log_prob"):
         raise InputError(
             f"beam_search: expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
             "Stream.generate, which draws"
@@ -335,7 +333,7 @@ class _Search:
         k, prefix = self.config.beams, self.prefix[:, : self.common]
         outputs, state = _read(self.model, prefix, state)
         self.step = step
-        if k > 1 and isinstance(self.model, Branching):
+        if k > 1 and hasattr(self.model, "branch"):
             state = self.model.branch(state, k)
         elif k > 1:
             state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))

@@ -2,12 +2,13 @@
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mnemos.ops.checks import check_finite
-from mnemos.types import DrawingLikelihood, InputError, Likelihood, LogProbLikelihood
+from mnemos.types import InputError, Likelihood
 
 
 def draw(
@@ -26,8 +27,8 @@ def draw(
     probability; 0, 1 and 0, or None: all. Raises InputError for settings out of range, and on a CPU for outputs of NaN.
     """
     top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
-    if likelihood is not None and not isinstance(likelihood, LogProbLikelihood):
-        if not isinstance(likelihood, DrawingLikelihood):
+    if likelihood is not None and not hasattr(likelihood, "log_prob"):
+        if not hasattr(likelihood, "draw"):
             raise InputError(
                 f"expected a likelihood to draw from, found {type(likelihood).__name__} without `draw` or `log_prob`; "
                 "define one"
@@ -44,7 +45,7 @@ def draw(
     return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
 
 
-def scores_of(outputs: Tensor, likelihood: LogProbLikelihood | None) -> Tensor:
+def scores_of(outputs: Tensor, likelihood: Any) -> Tensor:
     """Logits [.., V] of a model's outputs: the outputs themselves, or log-probabilities of its likelihood."""
     return outputs if likelihood is None else likelihood.log_prob(outputs)
 

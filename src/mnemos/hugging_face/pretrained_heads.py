@@ -20,9 +20,7 @@ from mnemos.ops import rewindable
 from mnemos.types import (
     InputError,
     Likelihood,
-    LogProbLikelihood,
     Output,
-    PicksPositions,
     State,
     collect_auxiliary_losses,
     is_padding_free,
@@ -119,7 +117,7 @@ class Generates:
                 return outputs, state
 
             # --- any number of tokens; a prompt's logits are large, and only the last are wanted ---
-            if not 0 < keep < x.shape[1] or not isinstance(self.model, PicksPositions):
+            if not 0 < keep < x.shape[1] or not getattr(self.model, "picks_positions", False):
                 outputs, state = self.model(x, state)
                 return outputs, state
             last = torch.arange(x.shape[1], device=x.device) >= x.shape[1] - keep
@@ -204,7 +202,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
         if likelihood is None or not (self.training and labels is not None):
             logits = keep_positions(outputs, logits_to_keep)
-            if isinstance(likelihood, LogProbLikelihood):
+            if hasattr(likelihood, "log_prob"):
                 logits = likelihood.log_prob(logits)
             elif likelihood is not None:
                 raise InputError(

@@ -10,7 +10,7 @@ from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import positions
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Attention, Branching, Device, InputError, Output, Splits, Starting, State, StateKind, select
+from mnemos.types import Attention, Device, InputError, Output, Splits, State, StateKind, select
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
@@ -203,7 +203,7 @@ def init_weights(model: nn.Module) -> None:
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
     for module in model.modules():
-        if isinstance(module, Starting):
+        if hasattr(module, "draw_weights"):
             module.draw_weights()
 
 
@@ -223,7 +223,7 @@ def branch_layers(
     index = torch.arange(rows).repeat_interleave(copies)
 
     def branch(attention: Attention, state: State) -> State:
-        return attention.branch(state, copies) if isinstance(attention, Branching) else select(state, index)
+        return attention.branch(state, copies) if hasattr(attention, "branch") else select(state, index)
 
     return tuple(branch(attention, state) for attention, state in zip(attentions, layers, strict=True))
 

@@ -11,7 +11,7 @@ from mnemos.atomic import whole_or_none, write_json
 from mnemos.config import to_dict
 from mnemos.errors import InputError
 from mnemos.modes import plain_module
-from mnemos.types import LogProbLikelihood, likelihood_of
+from mnemos.types import likelihood_of
 
 from .onnx_graphs import onnx_graph
 from .steps import ROWS, SOURCE, TOKENS, Programs, Shape, export_programs
@@ -120,5 +120,5 @@ def _outputs_are(model: nn.Module) -> str:
     likelihood = likelihood_of(model)
     if likelihood is None:
         return "logits"
-    known = isinstance(likelihood, LogProbLikelihood)
+    known = hasattr(likelihood, "log_prob")
     return "log-probabilities" if known else f"parameters of a {type(likelihood).__name__}"

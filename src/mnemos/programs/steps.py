@@ -11,7 +11,7 @@ from mnemos.errors import InputError
 from mnemos.generate.stream import new_state
 from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating
-from mnemos.types import LogProbLikelihood, Recurrent, State, leaves, likelihood_of
+from mnemos.types import Recurrent, State, leaves, likelihood_of
 
 from .forms import Form, adapt
 from .loops import unflatten
@@ -46,7 +46,7 @@ class Program(nn.Module):
         super().__init__()
         self.model, self.structure = model, pytree.tree_flatten(state)
         found = likelihood_of(model)
-        self.likelihood = found if isinstance(found, LogProbLikelihood) else None
+        self.likelihood = found if hasattr(found, "log_prob") else None
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """See the class."""

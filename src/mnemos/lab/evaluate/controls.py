@@ -34,7 +34,7 @@ from mnemos.lab.tasks.metrics import LOSS, Sums, called, sum_functions, values
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
-from mnemos.types import Advances, NamedMemory, State, leaves, reset, select
+from mnemos.types import Advances, State, leaves, reset, select
 
 from .recorded import ControlledMemory, Left, ScoredSegments, StateControls
 from .scores import evaluate
@@ -130,7 +130,7 @@ def state_controls(
 
     `Left` if no state passes between two scored segments.
 
-    The first memory is the whole state. If the state also has parts that have a name (`NamedMemory`) and hold less than
+    The first memory is the whole state. If the state also has parts that have a name (`memory_name`) and hold less than
     all of it, each of these is changed alone too. segment_length: that of the run's rollout.
     Cost: 1 + 3·memories forwards of `ROWS` rows for about `SEGMENTS` segments. The model's mode and weights and all
     random generators are unchanged.
@@ -327,7 +327,7 @@ def _size(state: State) -> int:
 
 
 def _is_memory(node: object) -> bool:
-    return isinstance(node, NamedMemory)
+    return hasattr(node, "memory_name")
 
 
 def graft(state: State, source: State, name: str) -> State:
@@ -336,6 +336,6 @@ def graft(state: State, source: State, name: str) -> State:
 
     def grafted(node: object) -> object:
         other = next(others)
-        return other if isinstance(node, NamedMemory) and node.memory_name == name else node
+        return other if getattr(node, "memory_name", None) == name else node
 
     return pytree.tree_map(grafted, state, is_leaf=_is_memory)

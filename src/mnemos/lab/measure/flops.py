@@ -22,7 +22,7 @@ from mnemos import generators
 from mnemos._compat import flop_mode, is_elementary, operator_of, operators
 from mnemos.lab.tasks.batch import Batch, to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
-from mnemos.types import LogProbLikelihood, likelihood_of
+from mnemos.types import likelihood_of
 
 from .gradients import state_bytes
 
@@ -190,7 +190,7 @@ def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) 
         copied, state = copy.deepcopy(model), None
         for part in task.segments(to_model(example, model), segment):
             outputs, state = task.forward(copied, part, state)
-            if isinstance(likelihood_of(copied), LogProbLikelihood):  # an adaptive softmax multiplies in the loss
+            if hasattr(likelihood_of(copied), "log_prob"):  # an adaptive softmax multiplies in the loss
                 task.loss(copied, outputs, part)
 
     with torch.no_grad(), generators.preserve():

@@ -17,7 +17,7 @@ from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.lab.tasks.metrics import LOSS, Metric, SumMetric
 from mnemos.lab.tasks.task import Task
-from mnemos.types import Declared, InputError, leaves
+from mnemos.types import InputError, leaves
 
 from . import optim
 from .recipe import Recipe, RolloutConfig, TrainConfig
@@ -189,9 +189,9 @@ def _check_metrics(metrics: Sequence[Metric]) -> None:
 def check_state(model: object, task: Task) -> None:
     """Raise InputError if a task's streams have no end and the model's state grows with every token.
 
-    Reads what the model declares (`mnemos.types.Declared`); a model that declares nothing is not checked.
+    Reads what the model declares (`mnemos.types.RecurrentModel`); a model that declares nothing is not checked.
     """
-    if task.carries_state and isinstance(model, Declared) and model.state_kind == "growing":
+    if task.carries_state and getattr(model, "state_kind", None) == "growing":
         raise InputError(
             "model: expected a state that does not grow, because the data's streams have no end, found "
             f"{type(model).__name__} with a state that keeps every token; use model.attention linear or relative, or "

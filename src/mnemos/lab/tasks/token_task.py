@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
-from mnemos.types import InputError, PicksPositions, State, likelihood_of
+from mnemos.types import InputError, State, likelihood_of
 
 from .batch import IGNORE, Batch, check_tokens
 from .metrics import ACCURACY, BITS, LOSS, PERPLEXITY, Metric
@@ -107,7 +107,7 @@ class AnsweringTask(LanguageTask):
         count. The state is the same.
         """
         compiled = hasattr(model, "_orig_mod")  # n differs from batch to batch
-        picks = isinstance(model, PicksPositions) and likelihood_of(model) is None and not compiled
+        picks = getattr(model, "picks_positions", False) and likelihood_of(model) is None and not compiled
         if self.vocab_size < LARGE or not picks:
             return super().forward(model, batch, state)
         return model(batch.inputs, state, mask=batch.mask, only=batch.targets != IGNORE)
