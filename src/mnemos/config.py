@@ -6,6 +6,7 @@ registered. Reading a file therefore imports only modules that `registry.py` nam
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,38 +131,21 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
                 if isinstance(value, dict) and dataclasses.is_dataclass(option):
                     problem = error  # it names the field within the value
         raise problem
-    if cls is type(None) or value is None:
-        if cls is type(None) and value is None:
-            return None
+    if origin is tuple and isinstance(value, (list, tuple)):
+        options = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(options) != len(value):
+            raise InputError(f"{where}: expected {len(options)} values, found {len(value)}")
+        return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(options, value, strict=True)))
+    if dataclasses.is_dataclass(cls) and isinstance(value, dict):
+        return _dataclass(cls, dict(value), where)
+    if dataclasses.is_dataclass(cls) or not fits(cls, value):
         raise _wrong(where, cls, value)
-    if origin is typing.Literal:
-        if value in arguments:
-            return value
-        raise _wrong(where, cls, value)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise _wrong(where, cls, value)
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) != len(value):
-            raise InputError(f"{where}: expected {len(kinds)} values, found {len(value)}")
-        return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
-    if isinstance(cls, type) and issubclass(cls, Path):
-        if not isinstance(value, (str, Path)):
-            raise _wrong(where, cls, value)
+    if cls is float or (isinstance(cls, type) and issubclass(cls, Path)):
         return cls(value)
-    if dataclasses.is_dataclass(cls):
-        return _dataclass(cls, value, where)
-    if cls is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
-        raise _wrong(where, cls, value)
     return value
 
 
-def _dataclass(cls: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise _wrong(where, cls, value)
-    value = dict(value)
+def _dataclass(cls: Any, value: dict[str, Any], where: str) -> Any:
     if "is" in value:
         name, file = value.pop("is"), value.pop("plugin", None)
         if not issubclass(cls, Config) or not isinstance(name, str):
@@ -171,16 +155,45 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         cls = registry.load(cls.kind, name, file)
     elif issubclass(cls, Config) and not hasattr(cls, "name"):
         raise InputError(f"{where or cls.__name__}: 'is' is missing; known: {', '.join(registry.names(cls.kind))}")
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
+    hints = _hints(cls)
     for key in value:
-        if key not in known:
-            raise InputError(f"{unknown_field(key, known, where or cls.__name__)}")
+        if key not in hints:
+            raise InputError(unknown_field(key, hints, where or cls.__name__))
     prefix = f"{where}." if where else ""
     for f in dataclasses.fields(cls):
         if f.name not in value and f.default is f.default_factory is dataclasses.MISSING:
             raise InputError(f"{prefix}{f.name} is missing")
     return cls(**{k: from_dict(hints[k], v, prefix + k) for k, v in value.items()})
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The annotations of a dataclass's fields."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def fits(annotation: Any, value: object) -> bool:
+    """Whether a value is of a field's type: an integer is a number, a list may be a tuple and a text may be a path."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return fits(arguments[0], value)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(option, value) for option in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return False
+        options = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(options) == len(value) and all(map(fits, options, value))
+    if annotation is None or value is None:
+        return value is None and annotation in (None, type(None))
+    if isinstance(value, bool):
+        return annotation in (bool, object)
+    if annotation is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, (str, Path) if issubclass(annotation, Path) else annotation)
 
 
 def mapped(value: _Value, cls: type[_Part], function: Callable[[_Part], _Part]) -> _Value:
@@ -219,34 +232,27 @@ def default_config(kind: str, name: str, where: str) -> Any:
 
 def check_fields(config: Any, where: str) -> None:
     """Raise InputError if a field of a dataclass has a value of the wrong type, which Python does not check."""
-    hints = typing.get_type_hints(type(config))
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
         if isinstance(value, type):
-            name = value.__name__
-            raise InputError(f"{where}.{f.name}: expected a value, found the class {name}; write {name}()")
-        if not dataclasses.is_dataclass(value):
-            read = from_dict(hints[f.name], to_dict(value), f"{where}.{f.name}")
-            if dataclasses.is_dataclass(read):
-                name = type(read).__name__
-                raise InputError(f"{where}.{f.name}: expected a {name}, found {value!r:.80}; write {name}(...)")
-        else:
-            hint = hints[f.name]
-            known = typing.get_args(hint) or (hint,)
-            if all(isinstance(one, type) for one in known) and not isinstance(value, known):
-                names = " or ".join("None" if one is type(None) else one.__name__ for one in known)
-                raise InputError(f"{where}.{f.name}: expected {names}, found {value!r:.80}; change it")
+            raise InputError(
+                f"{where}.{name}: expected a value, found the class {value.__name__}; write {value.__name__}()"
+            )
+        if not fits(hint, value):
+            if not dataclasses.is_dataclass(value):
+                read = from_dict(hint, value, f"{where}.{name}")  # its error says what is wrong inside
+                expected = type(read).__name__
+                raise InputError(f"{where}.{name}: expected a {expected}, found {value!r:.80}; write {expected}(...)")
+            raise _wrong(f"{where}.{name}", hint, value)
 
 
 def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
     """A model's configuration with other values of some fields. Raises InputError for a field that it does not have."""
-    given: Any = config
-    known = {field.name for field in dataclasses.fields(given)}
+    known = _hints(type(config))
     for name in fields:
         if name not in known:
             raise InputError(unknown_field(name, known, model))
-    changed: _Value = dataclasses.replace(given, **fields)
-    return changed
+    return dataclasses.replace(config, **fields)  # type: ignore[type-var]
 
 
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:

@@ -1,4 +1,8 @@
-"""The optional libraries (timm, torchvision, transformers, onnx, …), imported when first needed."""
+"""The optional libraries, imported when first needed: `libraries.onnx()` is the module `onnx`.
+
+Each call raises InputError with the install command if the library is missing. Below: what of transformers, timm and
+torchvision differs between versions or is private.
+"""
 
 import contextlib
 import functools
@@ -47,6 +51,31 @@ PRIVATE = {
 _declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 
+def _import(name: str, extra: str) -> ModuleType:
+    """The library. Raises InputError with the install command if it is missing."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise InputError(
+            f"expected the library {name}, found that it is not installed; run: {install_command(extra)}"
+        ) from None
+    tell_untested(name, getattr(module, "__version__", ""))
+    return module
+
+
+accelerate = functools.partial(_import, "accelerate", "trainer")
+faster_coco_eval = functools.partial(_import, "faster_coco_eval", "detection")
+onnx = functools.partial(_import, "onnx", "onnx")
+onnxscript = functools.partial(_import, "onnxscript", "onnx")
+sacrebleu = functools.partial(_import, "sacrebleu", "translation")
+sacremoses = functools.partial(_import, "sacremoses", "translation")
+tensorboard = functools.partial(_import, "tensorboard", "tensorboard")
+tokenizers = functools.partial(_import, "tokenizers", "text")
+vl_convert = functools.partial(_import, "vl_convert", "lab")  # which has Vega-Lite
+
+
 def timm() -> ModuleType:
     """The module `timm`. Raises InputError with the install command if it is missing."""
     torchvision()
@@ -71,9 +100,9 @@ def torchvision() -> ModuleType:
     global _declared
     if _declared is None:
         _declared = torchvision_operators.declare()
-    found = _import("torchvision", "vision")
+    module = _import("torchvision", "vision")
     torchvision_operators.let_torchvision_call_them()
-    return found
+    return module
 
 
 def transformers() -> ModuleType:
@@ -115,64 +144,6 @@ def loaded_weights(*modules: nn.Module) -> Iterator[None]:
     finally:
         for module in hooked:
             module._hf_hook.post_forward(module, ())  # type: ignore[operator, union-attr]
-
-
-def accelerate() -> ModuleType:
-    """The module `accelerate`, which Trainer needs. Raises InputError with the install command if it is missing."""
-    return _import("accelerate", "trainer")
-
-
-def tokenizers() -> ModuleType:
-    """The module `tokenizers`. Raises InputError with the install command if it is missing."""
-    return _import("tokenizers", "text")
-
-
-def onnx() -> ModuleType:
-    """The module `onnx`. Raises InputError with the install command if it is missing."""
-    return _import("onnx", "onnx")
-
-
-def onnxscript() -> ModuleType:
-    """The module `onnxscript`. Raises InputError with the install command if it is missing."""
-    return _import("onnxscript", "onnx")
-
-
-def faster_coco_eval() -> ModuleType:
-    """The module `faster_coco_eval`. Raises InputError with the install command if it is missing."""
-    return _import("faster_coco_eval", "detection")
-
-
-def sacrebleu() -> ModuleType:
-    """The module `sacrebleu`. Raises InputError with the install command if it is missing."""
-    return _import("sacrebleu", "translation")
-
-
-def sacremoses() -> ModuleType:
-    """The module `sacremoses`. Raises InputError with the install command if it is missing."""
-    return _import("sacremoses", "translation")
-
-
-def tensorboard() -> ModuleType:
-    """The module `tensorboard`. Raises InputError with the install command if it is missing."""
-    return _import("tensorboard", "tensorboard")
-
-
-def vl_convert() -> ModuleType:
-    """The module `vl_convert`, which has Vega-Lite. Raises InputError with the install command if it is missing."""
-    return _import("vl_convert", "lab")
-
-
-def _import(name: str, extra: str) -> ModuleType:
-    try:
-        found = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise InputError(
-            f"expected the library {name}, found that it is not installed; run: {install_command(extra)}"
-        ) from None
-    tell_untested(name, getattr(found, "__version__", ""))
-    return found
 
 
 @functools.cache

@@ -30,7 +30,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -136,34 +136,82 @@ class Family(TypedDict):
     tasks: dict[str, dict[str, str]]
 
 
-@functools.cache
-def families() -> dict[str, Family]:
-    """This package's families of recipes, by the place of each function below `mnemos`: the file `RECIPES`."""
-    found: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
-    return found
-
-
-@functools.cache
-def _recipes() -> dict[str, tuple[str, str]]:
-    """The place of each of this package's recipes, and what is said of it."""
-    return {
-        name: (place, about)
-        for place, family in families().items()
-        for recipes in family["tasks"].values()
-        for name, about in recipes.items()
-    }
-
-
-@functools.cache
-def _own(kind: str) -> dict[str, Definition]:
-    """Where each entry of this package is defined."""
-    table = {name: place for name, (place, _) in _recipes().items()} if kind == "recipe" else _CLASSES[kind]
-    return {name: Definition(*f"{__package__}.{place}".split(":")) for name, place in table.items()}
-
-
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
 _files: dict[str, Path] = {}  # the file of each module that `load_file` imported
+
+
+# ---- the entries of this package, of which nothing is imported ----
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """This package's families of recipes, by the path of each function below `mnemos`: the file `RECIPES`."""
+    written: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
+    return written
+
+
+@functools.cache
+def _own(kind: str) -> dict[str, tuple[Definition, str]]:
+    """Where each entry of this package is defined; of a recipe also what is said of it."""
+    if kind == "recipe":
+        rows = [
+            (name, path, about)
+            for path, family in families().items()
+            for recipes in family["tasks"].values()
+            for name, about in recipes.items()
+        ]
+    else:
+        rows = [(name, path, "") for name, path in _CLASSES[kind].items()]
+    return {name: (Definition(*f"{__package__}.{path}".split(":")), about) for name, path, about in rows}
+
+
+def places(kind: str) -> dict[str, Definition]:
+    """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
+
+    Imports nothing.
+    """
+    _check_kind(kind)
+    own = {name: definition for name, (definition, _) in _own(kind).items()}
+    return own | {name: entry.place for name, entry in _registered[kind].items() if name not in own}
+
+
+def names(kind: str) -> list[str]:
+    """The names registered under a kind, one of `KINDS`; see `places`."""
+    return list(places(kind))
+
+
+def about(kind: str, name: str) -> str:
+    """What an entry is, for `mnemos list`: the first line of its docstring.
+
+    An entry that is not imported stays so; its docstring is read from its source file. Raises KeyError for an unknown
+    name.
+    """
+    if name in _registered[kind]:
+        return first_line(_registered[kind][name].value.__doc__)
+    definition, said = _own(kind)[name]
+    return said or _first_lines(definition.module).get(definition.attribute, "")
+
+
+@functools.cache
+def _first_lines(module: str) -> dict[str, str]:
+    """The first line of the docstring of each class at the top of a module of this package."""
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    return {node.name: first_line(ast.get_docstring(node)) for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def first_line(documentation: str | None) -> str:
+    """The first line of a docstring without the final full stop; "" without a docstring."""
+    return (documentation or "").strip().partition("\n")[0].strip().removesuffix(".")
+
+
+def default_name(function: str) -> str:
+    """The name of a recipe whose decorator has no name: the function's name with - for _."""
+    return function.replace("_", "-")
+
+
+# ---- entries are added, removed and loaded ----
 
 
 def register(cls: _Class) -> _Class:
@@ -198,16 +246,15 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     name belongs to a class or function that is defined elsewhere.
     """
     _check_kind(kind)
-    place = Definition(value.__module__, value.__qualname__)
-    taken = _registered[kind].get(name)
-    before = taken.place if taken else None
-    if before is None and place.module.partition(".")[0] != __package__:
-        before = _own(kind).get(name)
-    if before is not None and str(before) != str(place):
+    definition = Definition(value.__module__, value.__qualname__)
+    before = _registered[kind][name].place if name in _registered[kind] else None
+    if before is None and definition.module.partition(".")[0] != __package__ and name in _own(kind):
+        before = _own(kind)[name][0]
+    if before is not None and str(before) != str(definition):
         raise InputError(
-            f"expected a new name for the {kind} {place}, found {name!r}, which belongs to {before}; rename it"
+            f"expected a new name for the {kind} {definition}, found {name!r}, which belongs to {before}; rename it"
         )
-    _registered[kind][name] = _Entry(place, value)
+    _registered[kind][name] = _Entry(definition, value)
 
 
 def remove(kind: str, name: str) -> None:
@@ -217,44 +264,6 @@ def remove(kind: str, name: str) -> None:
         raise InputError(
             f"expected a {kind} that was registered from outside mnemos, found {name!r}; name a registered one"
         )
-
-
-def places(kind: str) -> dict[str, Definition]:
-    """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
-
-    Imports nothing.
-    """
-    _check_kind(kind)
-    others = {name: entry.place for name, entry in _registered[kind].items() if name not in _own(kind)}
-    return {**_own(kind), **others}
-
-
-def names(kind: str) -> list[str]:
-    """The names registered under a kind, one of `KINDS`; see `places`."""
-    return list(places(kind))
-
-
-def about(kind: str, name: str) -> str:
-    """What an entry is, for `mnemos list`: the first line of its docstring.
-
-    An entry that is not imported stays so; its docstring is read from its source file. Raises KeyError for an unknown
-    name.
-    """
-    if name in _registered[kind]:
-        return first_line(_registered[kind][name].value.__doc__)
-    if kind == "recipe":
-        return _recipes()[name][1]
-    place = _own(kind)[name]
-    return _first_lines(place.module).get(place.attribute, "")
-
-
-@functools.cache
-def _first_lines(module: str) -> dict[str, str]:
-    """The first line of the docstring of each class and function at the top of a module of this package."""
-    path = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    named = [node for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-    return {node.name: first_line(ast.get_docstring(node)) for node in named}
 
 
 def load(kind: str, name: str, file: object = None) -> Any:
@@ -267,23 +276,54 @@ def load(kind: str, name: str, file: object = None) -> Any:
     if name not in places(kind):
         load_plugins()
     known = places(kind)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        listed = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
-        hint = f"did you mean {near[0]!r}?" if near else listed
-        if kind == "recipe" and any(name == default_name(place.rpartition(":")[2]) for place in families()):
-            hint = f"this is a family: mnemos list {name} prints its recipes"
-        if file is not None:
-            hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
-            if is_loaded(str(file)):
-                hint = f"its plug-in {file} does not register it: correct the file, or give another with --plugin FILE"
-            elif Path(str(file)).is_file():
-                hint = f"import its plug-in {file} first"
-        article = "an" if kind[0] in "aeiou" else "a"
-        raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
-    if name not in _registered[kind]:
-        importlib.import_module(known[name].module)
-    return _registered[kind][name].value
+    if name in known:
+        if name not in _registered[kind]:
+            importlib.import_module(known[name].module)
+        return _registered[kind][name].value
+
+    if file is not None and is_loaded(str(file)):
+        hint = f"its plug-in {file} does not register it: correct the file, or give another with --plugin FILE"
+    elif file is not None and Path(str(file)).is_file():
+        hint = f"import its plug-in {file} first"
+    elif file is not None:
+        hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
+    elif kind == "recipe" and any(name == default_name(path.rpartition(":")[2]) for path in families()):
+        hint = f"this is a family: mnemos list {name} prints its recipes"
+    elif near := difflib.get_close_matches(name, known, 1):
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
+    article = "an" if kind[0] in "aeiou" else "a"
+    raise InputError("; ".join([f"expected the name of {article} {kind}, found {name!r}", hint, *load_plugins()]))
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise InputError(f"expected one of the kinds {', '.join(KINDS)}, found {kind!r}; use one of them")
+
+
+# ---- plug-ins: entry points of other packages, and single files ----
+
+
+def load_plugins() -> list[str]:
+    """Import or call every entry point of the group `mnemos.plugins`, once per process.
+
+    Returns one sentence per plug-in that failed, with its distribution. Entries that a plug-in registered before it
+    failed stay registered.
+    """
+    global _failures
+    if _failures is None:
+        _failures = []  # before the loop, because a plug-in may itself call `load`
+        for point in entry_points(group=GROUP):
+            try:
+                plugin = point.load()
+                if callable(plugin):
+                    plugin()
+            except (Exception, SystemExit) as error:  # a faulty plug-in must not make the other names unusable
+                owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+                words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                _failures.append(f"the plug-in {point.name!r} of {owner} cannot be loaded: {words}")
+    return list(_failures)
 
 
 def load_file(file: str | Path) -> list[str]:
@@ -301,14 +341,20 @@ def load_file(file: str | Path) -> list[str]:
         _files[module] = path
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
+        spec = importlib.util.spec_from_file_location(module, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
-            _execute(module, path)
-        except (Exception, SystemExit) as error:
-            del _files[module]
+            spec.loader.exec_module(sys.modules[module])
+        except BaseException as error:
+            del sys.modules[module], _files[module]
             for entries in _registered.values():
                 for name in [name for name, entry in entries.items() if entry.place.module == module]:
                     del entries[name]
-            raise failed_in(path, error, file) from error
+            if isinstance(error, (Exception, SystemExit)):
+                raise failed_in(path, error, file) from error
+            raise
     return [name for name, entry in _registered["recipe"].items() if entry.place.module == module]
 
 
@@ -317,16 +363,9 @@ def is_loaded(file: str | Path) -> bool:
     return Path(file).resolve() in _files.values()
 
 
-def _execute(module: str, path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[module] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(sys.modules[module])
-    except BaseException:
-        del sys.modules[module]
-        raise
+def file_of(value: type | Callable[..., object]) -> Path | None:
+    """The file that `load_file` imported and that defines a class or function; None for those of packages."""
+    return _files.get(value.__module__)
 
 
 def failed_in(path: Path, error: BaseException, called: object = None) -> InputError:
@@ -338,51 +377,5 @@ def failed_in(path: Path, error: BaseException, called: object = None) -> InputE
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     message = " ".join(str(error).split()).removesuffix(f" ({path.name}, line {line})")
     where = f"line {line}: " if line else ""
-    said = message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"
-    return InputError(f"{called or path}: {where}{said}; correct the file")
-
-
-def file_of(value: type | Callable[..., object]) -> Path | None:
-    """The file that `load_file` imported and that defines a class or function; None for those of packages."""
-    return _files.get(value.__module__)
-
-
-def load_plugins() -> list[str]:
-    """Import or call every entry point of the group `mnemos.plugins`, once per process.
-
-    Returns one sentence per plug-in that failed, with its distribution. Entries that a plug-in registered before it
-    failed stay registered.
-    """
-    global _failures
-    if _failures is None:
-        _failures = []  # before the loop, because a plug-in may itself call `load`
-        for point in entry_points(group=GROUP):
-            try:
-                found = point.load()
-                if callable(found):
-                    found()
-            except (Exception, SystemExit) as error:  # a faulty plug-in must not make the other names unusable
-                _failures.append(_failure(point, error))
-    return list(_failures)
-
-
-def _failure(point: EntryPoint, error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
-    return f"the plug-in {point.name!r} of {owner} cannot be loaded: {type(error).__name__}: {message}"
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise InputError(f"expected one of the kinds {', '.join(KINDS)}, found {kind!r}; use one of them")
-
-
-def first_line(documentation: str | None) -> str:
-    """The first line of a docstring without the final full stop; "" without a docstring."""
-    lines = (documentation or "").strip().splitlines()
-    return lines[0].strip().removesuffix(".") if lines else ""
-
-
-def default_name(function: str) -> str:
-    """The name of a recipe whose decorator has no name: the function's name with - for _."""
-    return function.replace("_", "-")
+    words = message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"
+    return InputError(f"{called or path}: {where}{words}; correct the file")
