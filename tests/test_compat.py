@@ -222,20 +222,6 @@ def test_a_recomputation_is_noticed(monkeypatch, missing, reentrant):
     assert not recomputing()
 
 
-def test_members_by_public_methods_are_those_of_the_dictionaries():
-    norm = nn.BatchNorm1d(2)
-    live = _compat.buffers_of(norm)
-    public = _compat._Members(norm, parameters=False)
-    assert live is norm._buffers
-    assert dict(public).keys() == dict(live).keys()
-    assert len(public) == 3
-    public["running_mean"] = torch.ones(2)
-    assert norm._buffers["running_mean"].sum() == 2
-    del public["running_var"]
-    assert public.get("running_var") is None
-    assert _compat._Members(norm, parameters=True)["weight"] is _compat.parameters_of(norm)["weight"]
-
-
 def test_what_runs_around_a_forward_or_in_its_place_is_noticed():
     module = nn.Linear(1, 1)
     assert _compat.is_plain(module)
@@ -328,17 +314,6 @@ def test_without_that_dictionary_all_is_compiled_again(fresh_compiler):
     assert backend.count == 2
 
 
-def test_an_operator_is_found_by_its_public_name():
-    class Overload:
-        @staticmethod
-        def name():
-            return "aten::add.Tensor"
-
-    assert _compat.operator_of(Overload()) is _compat.operator_of(torch.ops.aten.add.Tensor) is torch.ops.aten.add
-    with pytest.raises(RuntimeError, match="install torch 2"):
-        _compat.schema_of(Overload())
-
-
 @pytest.mark.parametrize("missing", [False, True])
 def test_compiled_branches_are_forgotten_and_no_other_code(fresh_compiler, monkeypatch, missing):
     """Fallback: all compiled code."""
@@ -358,12 +333,6 @@ def test_compiled_branches_are_forgotten_and_no_other_code(fresh_compiler, monke
     assert compiled_branches() == 1
     function(x)
     assert mine.count == 1 + missing
-
-
-def test_a_missing_module_is_named():
-    assert _compat._first_module("torch.utils.no_such_module", "torch.utils._pytree") is _compat.pytree
-    with pytest.raises(ImportError, match="no_such_module"):
-        _compat._first_module("torch.utils.no_such_module")
 
 
 def test_every_models_state_has_a_name_in_files():

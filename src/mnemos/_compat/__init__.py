@@ -1,7 +1,7 @@
 """All uses of private parts of PyTorch. No other module of mnemos uses one (tests/test_compat.py checks this).
 
-Each function explains what it needs and why no public name suffices. All were tested with PyTorch 2.13 only. If a
-private name is missing, the function uses a fallback, which is slower or raises an error but never changes a result.
+Each function explains what it needs and why no public name suffices. All were tested with PyTorch 2.9 to 2.13. Where a
+docstring names a fallback, it is used if the private name is missing: it is slower, but never changes a result.
 tests/test_compat.py tests the functions and their fallbacks, and reports which name a new PyTorch has removed.
 """
 
@@ -9,49 +9,27 @@ import contextlib
 import importlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from types import CodeType, FrameType, ModuleType
+from collections.abc import Callable, MutableMapping
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _all_modules
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
-
-try:
-    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-except ImportError:
-
-    class DispatchMode:  # type: ignore[no-redef]
-        """Base class of modes that intercept every operation. The only public mode counts FLOPs, but not bytes.
-
-        Fallback: RuntimeError when a mode is created.
-        """
-
-        def __init__(self) -> None:
-            raise RuntimeError(f"torch {torch.__version__} has no TorchDispatchMode; install torch 2.13")
-
+DispatchMode = TorchDispatchMode  # base of modes that see every operation; the only public mode counts FLOPs alone
 
 try:
     _scan: Callable[..., Any] | None = importlib.import_module("torch._higher_order_ops.scan").scan
 except (ImportError, AttributeError):
     _scan = None
 
-
-def _first_module(*names: str) -> ModuleType:
-    """Import the first of these modules that exists."""
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise ImportError(f"expected one of the modules {', '.join(names)}, found none; install torch 2.13")
-
-
 # Functions to flatten and map nested containers of tensors (states, batches) and to register classes. torch.compile
 # uses the same registrations. PyTorch 2.13 has no public module with these functions.
-pytree: Any = _first_module("torch.utils._pytree", "torch.utils.pytree", "torch.pytree")
+pytree: Any = _pytree
 
 _register_namedtuple: Callable[..., None] | None = getattr(pytree, "_register_namedtuple", None)
 _transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
@@ -126,7 +104,7 @@ def forward_differentiated() -> bool:
     return _forward_level is None or getattr(_forward_level, "_current_level", 0) >= 0
 
 
-def literal(x: Tensor) -> bool:
+def is_plain_tensor(x: Tensor) -> bool:
     """Whether x's memory holds its values: it is no lazy negative or conjugate, and no zero without memory.
 
     PyTorch's dispatcher makes such tensors real before it calls a kernel, but a kernel that is called directly reads
@@ -223,11 +201,11 @@ def write_count(tensor: Tensor) -> int | None:
 
     Raises RuntimeError for tensors of inference mode and of transforms, which have no count.
     """
-    count: int | None = getattr(tensor, "_version", None) if hasattr(Tensor, "_version") else None
+    count: int | None = getattr(tensor, "_version", None)
     return count
 
 
-def constant(function: Callable[..., Any]) -> Any:
+def assume_constant(function: Callable[..., Any]) -> Any:
     """`torch.compiler.assume_constant_result(function)` without importing the compiler, which takes a second.
 
     No fallback is needed: a compiler that ignores the mark traces the function or breaks the graph at it.
@@ -273,53 +251,15 @@ def forget_compiled() -> None:
 
 
 def parameters_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
-    """A live mapping of a module's own parameters by name. It avoids `nn.Module.__getattr__`, which slows decoding.
-
-    Fallback: a mapping that uses the module's public methods.
-    """
-    return _live(module, "_parameters")
+    """A live mapping of a module's own parameters by name. It avoids `nn.Module.__getattr__`, which slows decoding."""
+    own: MutableMapping[str, Tensor | None] = module.__dict__["_parameters"]
+    return own
 
 
 def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
-    """A live mapping of a module's own buffers by name. Assignments are not checked and register nothing.
-
-    Fallback: a mapping that uses the module's public methods.
-    """
-    return _live(module, "_buffers")
-
-
-def _live(module: nn.Module, name: str) -> MutableMapping[str, Tensor | None]:
-    found: MutableMapping[str, Tensor | None] | None = module.__dict__.get(name)
-    return _Members(module, name == "_parameters") if found is None else found
-
-
-class _Members(MutableMapping[str, Tensor | None]):
-    """A module's own parameters or buffers, accessed by its public methods."""
-
-    def __init__(self, module: nn.Module, parameters: bool) -> None:
-        self._module = module
-        self._named: Callable[..., Iterable[tuple[str, Tensor]]] = (
-            module.named_parameters if parameters else module.named_buffers
-        )
-
-    def __getitem__(self, name: str) -> Tensor | None:
-        try:
-            value: Tensor | None = getattr(self._module, name)
-        except AttributeError:
-            raise KeyError(name) from None
-        return value
-
-    def __setitem__(self, name: str, value: Tensor | None) -> None:
-        setattr(self._module, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        delattr(self._module, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._named(recurse=False, remove_duplicate=False))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    """A live mapping of a module's own buffers by name. Assignments are not checked and register nothing."""
+    own: MutableMapping[str, Tensor | None] = module.__dict__["_buffers"]
+    return own
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -489,26 +429,13 @@ def operators(*names: str) -> list[Any]:
 
 
 def operator_of(overload: Any) -> Any:
-    """The operator (torch.ops.aten.add) of one of its overloads (torch.ops.aten.add.Tensor).
-
-    Fallback: look it up by its public name, "aten::add.Tensor".
-    """
-    found = getattr(overload, "_overloadpacket", None)
-    if found is None:
-        space, _, name = overload.name().partition("::")
-        found = getattr(getattr(torch.ops, space), name.partition(".")[0])
-    return found
+    """The operator (torch.ops.aten.add) of one of its overloads (torch.ops.aten.add.Tensor)."""
+    return overload._overloadpacket
 
 
 def schema_of(overload: Any) -> Any:
-    """An operator's schema: the names of its arguments, and which results alias or overwrite them.
-
-    Fallback: RuntimeError.
-    """
-    found = getattr(overload, "_schema", None)
-    if found is None:
-        raise RuntimeError(f"torch {torch.__version__} has no schema for {overload}; install torch 2.13")
-    return found
+    """An operator's schema: the names of its arguments, and which results alias or overwrite them."""
+    return overload._schema
 
 
 def flop_mode() -> Any:

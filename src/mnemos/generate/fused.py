@@ -20,7 +20,7 @@ from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
     is_plain,
-    literal,
+    is_plain_tensor,
     parameters_of,
     transformed,
     write_count,
@@ -643,4 +643,4 @@ def _plain(x: Tensor) -> bool:
 
 def is_literal(x: Tensor) -> bool:
     """Whether the tensor's memory on the CPU holds its numbers as they are."""
-    return x.is_cpu and literal(x)
+    return x.is_cpu and is_plain_tensor(x)

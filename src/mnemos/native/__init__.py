@@ -18,12 +18,29 @@ _chosen: int | None = None
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
 
 
+# The arguments of each kernel: i an int, l an int64, d a double, p a pointer; "v" in front: it returns nothing.
+_TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "d": ctypes.c_double, "p": ctypes.c_void_p}
+_KERNELS = {
+    "forward": "ipd",
+    "backward": "ip",
+    "map": "vippll",
+    "bidirectional": "iipd",
+    "decode": "ippppp",
+    "cache": "iip",
+    "delta": "iipd",
+    "convolution": "iip",
+    "selective": "iip",
+    "token": "ipdd",
+    "norm": "vipdd",
+    "window": "ipddd",
+    "activate": "viipl",
+}
+
+
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    from .build import (
-        LIBRARY,
-        fingerprint,
-    )  # here: `python -m mnemos.native.build` warns of a module that is imported already
+    # Not at the top: `python -m mnemos.native.build` warns of a module that is imported already.
+    from .build import LIBRARY, fingerprint
 
     if not LIBRARY.exists():
         return None, f"the native kernels were not built: {REMEDY}"
@@ -34,22 +51,11 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             return None, f"the native kernels were built from other sources: {REMEDY}"
     except (OSError, AttributeError) as error:
         return None, f"the native kernels cannot be loaded ({error}): {REMEDY}"
-    loaded.mnemos_forward.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
-    loaded.mnemos_backward.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    loaded.mnemos_map.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    loaded.mnemos_map.restype = None
-    loaded.mnemos_bidirectional.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
-    loaded.mnemos_decode.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 5]
-    loaded.mnemos_cache.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    loaded.mnemos_delta.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_double]
-    loaded.mnemos_convolution.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    loaded.mnemos_selective.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    loaded.mnemos_token.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
-    loaded.mnemos_norm.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
-    loaded.mnemos_norm.restype = None
-    loaded.mnemos_window.argtypes = [ctypes.c_int, ctypes.c_void_p, *[ctypes.c_double] * 3]
-    loaded.mnemos_activate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64]
-    loaded.mnemos_activate.restype = None
+    for name, letters in _KERNELS.items():
+        kernel = getattr(loaded, f"mnemos_{name}")
+        kernel.argtypes = [_TYPES[letter] for letter in letters.lstrip("v")]
+        if letters[0] == "v":
+            kernel.restype = None
     return loaded, ""
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos._compat import constant, dispatch_mode_active, literal, transformed
+from mnemos._compat import assume_constant, dispatch_mode_active, is_plain_tensor, transformed
 from mnemos.native import library, why_not
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-@constant
+@assume_constant
 def runs_here() -> bool:
     """Whether the kernels are built and loaded."""
     return library() is not None
@@ -53,7 +53,7 @@ def eager(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or dispatch_mode_active():
         return False
     given = [x for x in tensors if x is not None]
-    return all([type(x) in PLAIN and literal(x) for x in given]) and not transformed(*given)  # a list: faster
+    return all([type(x) in PLAIN and is_plain_tensor(x) for x in given]) and not transformed(*given)  # a list: faster
 
 
 def present(inputs: Sequence[object], found: Sequence[Tensor]) -> list[Tensor | None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos._compat import constant
+from mnemos._compat import assume_constant
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout, check_mask
 from mnemos.types import Device, InputError
@@ -195,7 +195,7 @@ def draw_random_blocks(
     return torch.tensor(drawn, dtype=torch.int64, device=device).view(shape)
 
 
-@constant  # compilers cannot trace random.Random
+@assume_constant  # compilers cannot trace random.Random
 def _draw_constant(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
     return _draw(heads, blocks, count, window, ends, seed)
 
