@@ -232,7 +232,8 @@ def default_config(kind: str, name: str, where: str) -> Any:
 
 def check_fields(config: Any, where: str) -> None:
     """Raise InputError if a field of a dataclass has a value of the wrong type, which Python does not check."""
-    for name, hint in _hints(type(config)).items():
+    cls: Any = type(config)
+    for name, hint in _hints(cls).items():
         value = getattr(config, name)
         if isinstance(value, type):
             raise InputError(
@@ -248,7 +249,8 @@ def check_fields(config: Any, where: str) -> None:
 
 def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
     """A model's configuration with other values of some fields. Raises InputError for a field that it does not have."""
-    known = _hints(type(config))
+    cls: Any = type(config)
+    known = _hints(cls)
     for name in fields:
         if name not in known:
             raise InputError(unknown_field(name, known, model))

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -333,8 +333,9 @@ class _Search:
         k, prefix = self.config.beams, self.prefix[:, : self.common]
         outputs, state = _read(self.model, prefix, state)
         self.step = step
-        if k > 1 and hasattr(self.model, "branch"):
-            state = self.model.branch(state, k)
+        branch: Any = getattr(self.model, "branch", None)
+        if k > 1 and branch is not None:
+            state = branch(state, k)
         elif k > 1:
             state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))
         self.state = state

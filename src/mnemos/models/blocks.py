@@ -1,7 +1,7 @@
 """The parts that the models share: attention and MLP blocks, positions, initialisation, declarations."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -203,8 +203,9 @@ def init_weights(model: nn.Module) -> None:
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
     for module in model.modules():
-        if hasattr(module, "draw_weights"):
-            module.draw_weights()
+        draw: Any = getattr(module, "draw_weights", None)  # a published start of its own
+        if draw is not None:
+            draw()
 
 
 def shrink_residuals(blocks: Iterable[nn.Module]) -> None:

@@ -254,4 +254,4 @@ def read_segments(model: nn.Module, tokens: Tensor, state: State, length: int) -
 def log_probabilities(model: nn.Module, outputs: Tensor) -> Tensor:
     """ln p of every token, [.., V], from a model's outputs."""
     own = likelihood_of(model)
-    return torch.log_softmax(outputs.float(), -1) if own is None else own.log_prob(outputs)  # type: ignore[attr-defined]
+    return torch.log_softmax(outputs.float(), -1) if own is None else own.log_prob(outputs)
