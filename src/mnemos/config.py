@@ -244,7 +244,9 @@ def check_fields(config: Any, where: str) -> None:
                 read = from_dict(hint, value, f"{where}.{name}")  # its error says what is wrong inside
                 expected = type(read).__name__
                 raise InputError(f"{where}.{name}: expected a {expected}, found {value!r:.80}; write {expected}(...)")
-            raise _wrong(f"{where}.{name}", hint, value)
+            known = [getattr(option, "__name__", str(option)) for option in typing.get_args(hint) or (hint,)]
+            names = " or ".join(known).replace("NoneType", "None")
+            raise InputError(f"{where}.{name}: expected {names}, found {value!r:.80}; change it")
 
 
 def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
