@@ -14,7 +14,7 @@ import time
 import torch
 from torch import nn
 
-from mnemos.attention import BlockSparseConfig, SoftmaxConfig
+from mnemos import BlockSparseConfig, SoftmaxConfig
 
 DIM, HEADS = 512, 8
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from pairwise import pairwise
 
-from mnemos import GRC, registry
-from mnemos.attention import BlockSparseConfig, CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
+from mnemos import GRC, BlockSparseConfig, registry
+from mnemos.attention import CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
 from mnemos.attention.recurrent import RecurrentAttention
 from mnemos.testing.laws import LAWS
 from mnemos.testing.probe import Probe

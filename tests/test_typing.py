@@ -24,12 +24,12 @@ import mnemos
 from mnemos.attention import (
     GatedCacheAttention,
     LinearAttention,
-    ReformerAttention,
     RelativeAttention,
     SoftmaxAttention,
 )
 from mnemos.attention.gated import GatedState
 from mnemos.attention.linear import PlacedSums
+from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention
 from mnemos.memory import KeyValues, Segments
 from mnemos.memory.branched import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState

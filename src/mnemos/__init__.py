@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from . import testing as testing
     from . import trainers as trainers
     from . import types as types
-    from .attention.block_sparse import BlockSparseConfig as BlockSparseConfig
     from .attention.compressive import CompressiveConfig as CompressiveConfig
     from .attention.decayed import GLAConfig as GLAConfig
     from .attention.decayed import RetentionConfig as RetentionConfig
@@ -34,7 +33,6 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .attention.delta import KimiDeltaConfig as KimiDeltaConfig
     from .attention.linear import LinearConfig as LinearConfig
     from .attention.mamba2 import Mamba2Config as Mamba2Config
-    from .attention.reformer import ReformerConfig as ReformerConfig
     from .attention.relative import RelativeConfig as RelativeConfig
     from .attention.softmax import SoftmaxConfig as SoftmaxConfig
     from .config import AttentionConfig as AttentionConfig
@@ -55,6 +53,8 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .hugging_face import fast as fast
     from .hugging_face import functional as functional
     from .lab.look.viewer import look as look
+    from .lab.papers.baselines.bigbird.layer import BlockSparseConfig as BlockSparseConfig
+    from .lab.papers.baselines.reformer.layer import ReformerConfig as ReformerConfig
     from .lab.run.fit import fit as fit
     from .lab.run.recipe import OptimConfig as OptimConfig
     from .lab.run.recipe import Recipe as Recipe

@@ -41,7 +41,7 @@ GROUP = "mnemos.plugins"
 # {kind: {name: "module:class"}}, with modules below `mnemos`. `mnemos list` shows the names in this order.
 _CLASSES = {
     "attention": {
-        "block-sparse": "attention.block_sparse:BlockSparseConfig",
+        "block-sparse": "lab.papers.baselines.bigbird.layer:BlockSparseConfig",
         "compressive": "attention.compressive:CompressiveConfig",
         "delta": "attention.delta:DeltaConfig",
         "gated-delta": "attention.delta:GatedDeltaConfig",
@@ -49,7 +49,7 @@ _CLASSES = {
         "kimi-delta": "attention.delta:KimiDeltaConfig",
         "linear": "attention.linear:LinearConfig",
         "mamba2": "attention.mamba2:Mamba2Config",
-        "reformer": "attention.reformer:ReformerConfig",
+        "reformer": "lab.papers.baselines.reformer.layer:ReformerConfig",
         "relative": "attention.relative:RelativeConfig",
         "retention": "attention.decayed:RetentionConfig",
         "softmax": "attention.softmax:SoftmaxConfig",
@@ -107,6 +107,11 @@ _CLASSES = {
         "translation": "lab.translation.translate:TranslationPreprocessing",
         "recordings": "lab.speech.spoken:SpeechPreprocessing",
     },
+}
+# Parts of models that the papers' comparisons alone need: they stand in the laboratory, and need its libraries.
+_BASELINES = {
+    "adaptive softmax": "lab.papers.baselines.adaptive_softmax:adaptive_softmax",
+    "mixture of logistics": "lab.papers.baselines.logistic_mixture.head:LogisticMixture",
 }
 # The functions that make recipes, below `mnemos`, and what they say of each; `make numbers` writes it.
 RECIPES = Path(__file__).parent / "lab" / "recipes" / "names.json"
@@ -324,6 +329,12 @@ def load_plugins() -> list[str]:
                 words = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 _failures.append(f"the plug-in {point.name!r} of {owner} cannot be loaded: {words}")
     return list(_failures)
+
+
+def load_baseline(name: str) -> Any:
+    """The class or function of a part of models that the papers' comparisons alone need (`_BASELINES`)."""
+    module, attribute = _BASELINES[name].split(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
 
 
 def load_file(file: str | Path) -> list[str]:

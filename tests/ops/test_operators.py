@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import ops
-from mnemos.ops.reformer import draw_rotations
+from mnemos.lab.papers.baselines.bigbird.operator import block_sparse_attention
+from mnemos.lab.papers.baselines.reformer.operator import draw_rotations, reformer_attention
 from mnemos.ops.window_state import Far, Sizes, window_attention
 from mnemos.types import leaves
 
@@ -47,12 +48,12 @@ def relative(q, k, v, **how):
 
 
 def block_sparse(q, k, v, **how):
-    return ops.block_sparse_attention(q, k, v, None, block=1, window=1, **how), None
+    return block_sparse_attention(q, k, v, None, block=1, window=1, **how), None
 
 
 def reformer(q, v, **how):
     rotations = draw_rotations(2, H, D, (4,), torch.Generator().manual_seed(0))
-    return ops.reformer_attention(q, v, rotations, 2, **how), None
+    return reformer_attention(q, v, rotations, 2, **how), None
 
 
 def window(q, k, v, **how):

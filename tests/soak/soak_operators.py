@@ -18,9 +18,11 @@ from random_cases import cases
 from torch import Tensor
 
 from mnemos import ops
+from mnemos.lab.papers.baselines.bigbird import operator as bigbird
+from mnemos.lab.papers.baselines.bigbird.reference import reference_block_sparse
+from mnemos.lab.papers.baselines.reformer import operator as reformer
+from mnemos.lab.papers.baselines.reformer.reference import reference_reformer
 from mnemos.ops.associative.reference import reference_associative_read, reference_associative_write, reference_dpfp
-from mnemos.ops.block_sparse import draw_random_blocks
-from mnemos.ops.block_sparse.reference import reference_block_sparse
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
 from mnemos.ops.linear import LinearState
@@ -31,8 +33,6 @@ from mnemos.ops.linear.reference import (
     reference_linear_attention,
     reference_relu,
 )
-from mnemos.ops.reformer import draw_rotations
-from mnemos.ops.reformer.reference import reference_reformer
 from mnemos.ops.relative_position.reference import reference_relative_attention
 from mnemos.ops.selective.reference import reference_selective_scan
 from mnemos.ops.slot_memory.reference import (
@@ -295,10 +295,10 @@ def reformer_attention(c: Case) -> None:
     n = Numbers(c)
     b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
     qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
-    rotations = draw_rotations(c["rounds"], h, d, c["factors"], n.g)
+    rotations = reformer.draw_rotations(c["rounds"], h, d, c["factors"], n.g)
     rest = c["chunk"], c["causal"], mask, c["back"], c["ahead"]
     expected = reference_reformer(qk, v, [r.double() for r in rotations], *rest)
-    found = ops.reformer_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest)
+    found = reformer.reformer_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest)
     compare(n, (found,), (expected,))
 
 
@@ -308,9 +308,9 @@ def block_sparse_attention(c: Case) -> None:
     q, k, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
     pattern = c["block"], c["window"], 1
     blocks = -(-t // c["block"])
-    drawn = draw_random_blocks(h, blocks, c["random"], c["window"], 1, seed=c["seed"] % 1000)
+    drawn = bigbird.draw_random_blocks(h, blocks, c["random"], c["window"], 1, seed=c["seed"] % 1000)
     expected = reference_block_sparse(q, k, v, drawn, *pattern, mask)
-    found = ops.block_sparse_attention(*(hidden(x, mask) for x in (q, k, v)), drawn, *pattern, mask)
+    found = bigbird.block_sparse_attention(*(hidden(x, mask) for x in (q, k, v)), drawn, *pattern, mask)
     compare(n, (found,), (expected,))
 
 

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from mnemos.face import lazy
 
 if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
-    from .block_sparse import BlockSparseAttention as BlockSparseAttention
-    from .block_sparse import BlockSparseConfig as BlockSparseConfig
     from .compressive import CompressiveAttention as CompressiveAttention
     from .compressive import CompressiveConfig as CompressiveConfig
     from .cross import CrossAttention as CrossAttention
@@ -26,8 +24,6 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .mamba2 import Mamba2Config as Mamba2Config
     from .position_bias import PositionBias as PositionBias
     from .recurrent import RecurrentSums as RecurrentSums
-    from .reformer import ReformerAttention as ReformerAttention
-    from .reformer import ReformerConfig as ReformerConfig
     from .relative import RelativeAttention as RelativeAttention
     from .relative import RelativeConfig as RelativeConfig
     from .softmax import SoftmaxAttention as SoftmaxAttention

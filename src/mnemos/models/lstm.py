@@ -14,11 +14,11 @@ from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids
+from mnemos.types import Device, InputError, LogProbLikelihood, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
 from .fields import check_sizes
-from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
+from .heads import language_head, likelihood_of_head, tie
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
 _BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -91,7 +91,7 @@ class LSTM(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> AdaptiveSoftmax | None:
+    def likelihood(self) -> LogProbLikelihood | None:
         """Scores the hidden states of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

@@ -16,11 +16,21 @@ from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import Rows, count_seen
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_token_ids, leaves, map_state
+from mnemos.types import (
+    Device,
+    InputError,
+    LogProbLikelihood,
+    Splits,
+    StateKind,
+    check_heads,
+    check_token_ids,
+    leaves,
+    map_state,
+)
 
 from .blocks import Activation, init_weights, shrink_residuals
 from .fields import MemformerFields, check_sizes, with_signature
-from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
+from .heads import language_head, likelihood_of_head, tie
 from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, StretchRead
 
 
@@ -48,7 +58,7 @@ class MemformerConfig(ModelConfig):
         activation: of the MLPs.
         dropout: the share of hidden values that training sets to zero.
         tied: the head shares the embedding's weights.
-        cutoffs: those of an adaptive softmax (`models.heads.AdaptiveSoftmax`); without any there is none.
+        cutoffs: those of an adaptive softmax; without any there is none.
         div_value: of the adaptive softmax: the division of the width from cluster to cluster.
         norm: of the blocks, RMSNorm ("rms") or LayerNorm ("pre").
     """
@@ -161,7 +171,7 @@ class Memformer(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> AdaptiveSoftmax | None:
+    def likelihood(self) -> LogProbLikelihood | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

@@ -23,6 +23,7 @@ from mnemos.ops.rotary import Rotary
 from mnemos.types import (
     Device,
     InputError,
+    LogProbLikelihood,
     Splits,
     State,
     StateKind,
@@ -45,7 +46,7 @@ from .blocks import (
     sinusoids,
 )
 from .fields import check_sizes
-from .heads import AdaptiveSoftmax, language_head, likelihood_of_head, tie
+from .heads import language_head, likelihood_of_head, tie
 
 
 class Layout(NamedTuple):
@@ -291,7 +292,7 @@ class SegmentModel(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> AdaptiveSoftmax | None:
+    def likelihood(self) -> LogProbLikelihood | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

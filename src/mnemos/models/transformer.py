@@ -18,11 +18,12 @@ from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import count_seen, zero_invalid
 from mnemos.ops.rotary import Rotary
-from mnemos.registry import register
+from mnemos.registry import load_baseline, register
 from mnemos.types import (
     Device,
     HeadAttention,
     InputError,
+    Likelihood,
     Splits,
     State,
     StateKind,
@@ -49,16 +50,7 @@ from .blocks import (
     shrink_residuals,
 )
 from .fields import TransformerFields, check_sizes, with_signature
-from .heads import (
-    AdaptiveSoftmax,
-    HeadConfig,
-    LogisticMixture,
-    check_head,
-    language_head,
-    likelihood_of_head,
-    space_means,
-    tie,
-)
+from .heads import HeadConfig, check_head, language_head, likelihood_of_head, tie
 
 
 @register
@@ -167,7 +159,7 @@ class Transformer(nn.Module):
     """
 
     picks_positions = True
-    head: nn.Linear | nn.Sequential | AdaptiveSoftmax
+    head: nn.Module
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Unpack[TransformerFields]) -> None:
         super().__init__()
@@ -192,7 +184,7 @@ class Transformer(nn.Module):
         if config.norm == "rms":
             shrink_residuals(self.blocks)
         if isinstance(self.head, nn.Linear) and config.head.mixture:
-            space_means(self.head)
+            load_baseline("mixture of logistics").space_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=config.dim**-0.5)
         if config.head.tied and not config.head.classes and isinstance(self.embedding, nn.Embedding):
@@ -223,7 +215,7 @@ class Transformer(nn.Module):
         mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
         return Block(attention, mlp, c.dim, c.norm, c.dropout)
 
-    def _head(self) -> nn.Linear | nn.Sequential | AdaptiveSoftmax:
+    def _head(self) -> nn.Module:
         c = self.config
         if c.head.mixture:
             return nn.Linear(c.dim, 3 * c.head.mixture)
@@ -237,9 +229,12 @@ class Transformer(nn.Module):
         return nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
 
     @property
-    def likelihood(self) -> LogisticMixture | AdaptiveSoftmax | None:
+    def likelihood(self) -> Likelihood | None:
         """Scores and samples the outputs of a mixture or an adaptive softmax; None if outputs are logits."""
-        return LogisticMixture(self.config.vocab_size) if self.config.head.mixture else likelihood_of_head(self.head)
+        if not self.config.head.mixture:
+            return likelihood_of_head(self.head)
+        mixture: Likelihood = load_baseline("mixture of logistics")(self.config.vocab_size)
+        return mixture
 
     @property
     def autoregressive(self) -> bool:

@@ -10,12 +10,10 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .associative import associative_read as associative_read
     from .associative import associative_write as associative_write
     from .associative import dpfp as dpfp
-    from .block_sparse import block_sparse_attention as block_sparse_attention
     from .convolution import short_convolution as short_convolution
     from .delta import decayed_attention as decayed_attention
     from .delta import delta_rule as delta_rule
     from .linear import linear_attention as linear_attention
-    from .reformer import reformer_attention as reformer_attention
     from .relative_position import relative_attention as relative_attention
     from .rewind import rewindable as rewindable
     from .selective import selective_scan as selective_scan

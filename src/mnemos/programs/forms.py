@@ -22,7 +22,6 @@ from mnemos.attention.gated import GatedCacheAttention, Walk
 from mnemos.attention.gated_branch import GatedBranch
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
 from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
-from mnemos.attention.reformer import ReformerAttention
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.memory.key_values import KeyValues
@@ -38,7 +37,7 @@ from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find
 from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
-from mnemos.types import InputError, State, map_state
+from mnemos.types import State, map_state
 
 from .loops import changed_if_any, is_one, token_by_token
 
@@ -118,13 +117,6 @@ def _softmax(
     if (more := v.shape[-1] - d) > 0:
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     return F.scaled_dot_product_attention(q, k, v, visible, 0.0, causal, scale=d**-0.5).transpose(1, 2)
-
-
-def _no_reformer(self: ReformerAttention, *given: object) -> None:
-    raise InputError(
-        "Reformer attention draws rotations for the number of tokens, which an exported program leaves open; use "
-        "another attention"
-    )
 
 
 def _linear_heads(
@@ -515,7 +507,6 @@ FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
     LearnedPositions: {"forward": _add_positions},
     LSTM: {"forward": _lstm},
     Memformer: {"forward": _memformer},
-    ReformerAttention: {"compute_heads": _no_reformer},
     RelativeHeads: {"read": _relative_read},
     SegmentAttention: {"attend": _softmax},
     SegmentModel: {"read": _segments_read, "table": _segments_positions},

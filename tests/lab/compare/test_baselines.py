@@ -16,9 +16,9 @@ from mnemos.lab.compare.baselines import (
     with_unwritten,
 )
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.papers.baselines.bigbird.operator import is_dense
 from mnemos.memory.grc import GRC
 from mnemos.models.transformer import TransformerConfig
-from mnemos.ops.block_sparse import is_dense
 from mnemos.types import InputError
 
 SIZES = {

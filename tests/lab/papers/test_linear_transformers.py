@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mnemos import native, registry
-from mnemos.attention import ReformerConfig
 from mnemos.lab.measure.decoding import whole, with_state, without_state
 from mnemos.lab.measure.peak import live_peak_of, peak_of
+from mnemos.lab.papers.baselines.reformer.layer import ReformerConfig
+from mnemos.lab.papers.baselines.reformer.operator import bucket_factors, draw_rotations, reformer_attention
 from mnemos.lab.papers.linear_transformers import constant_memory, generation, learning, scaling
 from mnemos.lab.papers.linear_transformers.recipes import attention
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.models.transformer import Transformer
-from mnemos.ops.reformer import bucket_factors, draw_rotations, reformer_attention
 from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")

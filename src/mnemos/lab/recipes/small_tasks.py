@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from mnemos.attention.block_sparse import BlockSparseConfig
+from mnemos import BlockSparseConfig, ReformerConfig
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe

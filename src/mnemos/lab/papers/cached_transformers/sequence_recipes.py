@@ -3,9 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mnemos.attention.block_sparse import BlockSparseConfig
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
@@ -20,6 +18,9 @@ from mnemos.memory.memory_tokens import TokensConfig
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
 from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
+
+from ..baselines.bigbird.layer import BlockSparseConfig
+from ..baselines.reformer.layer import ReformerConfig
 
 # Each track: its files of validation (2014: every 23rd training pair, as in fairseq's recipe, because dev2010 is a part
 # of the test set).

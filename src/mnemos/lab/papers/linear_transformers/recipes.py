@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.reformer import ReformerConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, DataConfig, ModelConfig
 from mnemos.lab.recipes.family import family, variant
@@ -16,6 +15,8 @@ from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
+
+from ..baselines.reformer.layer import ReformerConfig
 
 LSH_ROUNDS = (1, 4)
 NAMES = ("softmax", *(f"lsh-{rounds}" for rounds in LSH_ROUNDS), "linear")

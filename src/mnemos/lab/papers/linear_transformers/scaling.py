@@ -13,8 +13,8 @@ from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.report.style import MARKERS, variant_colour
 from mnemos.lab.report.summary_image import heading
 from mnemos.ops.linear import linear_attention
-from mnemos.ops.reformer import draw_rotations, reformer_attention
 
+from ..baselines.reformer.operator import draw_rotations, reformer_attention
 from ..claim import Claim
 from ..findings import Finding, Table, png
 from ..reproduce import Options

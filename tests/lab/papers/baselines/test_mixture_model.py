@@ -10,11 +10,11 @@ from mnemos import GRC, InputError, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.lab.evaluate.controls import controls
 from mnemos.lab.evaluate.scores import evaluate
+from mnemos.lab.papers.baselines.logistic_mixture.reference import probabilities
 from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import negative_log_likelihood, right_predictions
 from mnemos.memory.gated_cache import caches
 from mnemos.models.transformer import HeadConfig
-from mnemos.ops.logistic_mixture.reference import probabilities
 
 FIELDS = {"vocab_size": 17, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 32, "max_length": 20}
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mnemos.ops import reformer_attention
-from mnemos.ops.reformer import bucket_factors, chunked, draw_rotations
-from mnemos.ops.reformer.reference import reference_reformer
+from mnemos.lab.papers.baselines.reformer import chunked
+from mnemos.lab.papers.baselines.reformer.operator import bucket_factors, draw_rotations, reformer_attention
+from mnemos.lab.papers.baselines.reformer.reference import reference_reformer
 from mnemos.types import InputError
 
 

@@ -5,9 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos.lab.measure.flops import COUNTED
-from mnemos.ops import block_sparse_attention
-from mnemos.ops.block_sparse import draw_random_blocks
-from mnemos.ops.block_sparse.reference import reference_block_sparse
+from mnemos.lab.papers.baselines.bigbird.operator import block_sparse_attention, draw_random_blocks
+from mnemos.lab.papers.baselines.bigbird.reference import reference_block_sparse
 from mnemos.types import InputError
 
 

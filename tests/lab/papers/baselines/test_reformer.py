@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos import config, registry
-from mnemos.attention import ReformerAttention, ReformerConfig
+from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention, ReformerConfig
 from mnemos.types import InputError
 
 

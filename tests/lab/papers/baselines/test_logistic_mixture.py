@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mnemos.ops import logistic_mixture
-from mnemos.ops.logistic_mixture.reference import probabilities
+from mnemos.lab.papers.baselines.logistic_mixture import operator
+from mnemos.lab.papers.baselines.logistic_mixture.reference import probabilities
 from mnemos.types import InputError
 
 
@@ -17,7 +17,7 @@ def parameters(*shape: int, dtype: torch.dtype = torch.float64, scale: float = -
 def every(p: torch.Tensor, levels: int) -> torch.Tensor:
     """log P of all levels, [.., levels]."""
     x = torch.arange(levels).expand(*p.shape[:-1], levels)
-    return logistic_mixture.log_prob(p[..., None, :].expand(*p.shape[:-1], levels, p.shape[-1]), x, levels)
+    return operator.log_prob(p[..., None, :].expand(*p.shape[:-1], levels, p.shape[-1]), x, levels)
 
 
 @pytest.mark.parametrize("levels", [2, 3, 17, 256])
@@ -40,12 +40,12 @@ def test_bins_sum_to_one_in_float32_at_the_scales_that_training_meets():
 def test_gradients():
     p = parameters(3, 2).requires_grad_()
     x = torch.tensor([0, 9, 16])
-    assert torch.autograd.gradcheck(lambda p: logistic_mixture.log_prob(p, x, 17), (p,))
+    assert torch.autograd.gradcheck(lambda p: operator.log_prob(p, x, 17), (p,))
 
 
 def test_far_tails_stay_exact_where_a_difference_would_be_zero():
     p = torch.tensor([0.0, -1.0, -5.0], dtype=torch.float32, requires_grad=True)
-    found = logistic_mixture.log_prob(p, torch.tensor(200), 256)
+    found = operator.log_prob(p, torch.tensor(200), 256)
     a = torch.tensor((2 * 200 / 255 - 1 + 1), dtype=torch.float64)
     inverse = torch.exp(torch.tensor(5.0, dtype=torch.float64))
     # Far above the mean, σ(a) − σ(b) = e^(−b) − e^(−a) to all digits.
@@ -61,7 +61,7 @@ def test_wild_parameters_have_finite_values_and_gradients(extreme):
     p = torch.zeros(6, requires_grad=True)
     x = torch.tensor([0, 128, 255])
     wild = torch.stack([p + extreme * torch.eye(6)[i] for i in range(6)])
-    found = logistic_mixture.log_prob(wild[:, None].expand(6, 3, 6), x.expand(6, 3))
+    found = operator.log_prob(wild[:, None].expand(6, 3, 6), x.expand(6, 3))
     assert torch.isfinite(found).all()
     found.sum().backward()
     assert torch.isfinite(p.grad).all()
@@ -70,45 +70,45 @@ def test_wild_parameters_have_finite_values_and_gradients(extreme):
 def test_half_precision_is_computed_in_float32():
     p = parameters(4, 10, dtype=torch.float32, scale=-4).bfloat16()
     x = torch.tensor([0, 100, 101, 255])
-    found = logistic_mixture.log_prob(p, x)
+    found = operator.log_prob(p, x)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, logistic_mixture.log_prob(p.float(), x))
+    torch.testing.assert_close(found, operator.log_prob(p.float(), x))
 
 
 def test_draws_follow_the_distribution():
     p = parameters(1, 4, scale=-2.0)
     generator = torch.Generator().manual_seed(1)
     levels, n = 9, 200_000
-    drawn = logistic_mixture.draw(p.expand(n, -1), levels, generator=generator)
+    drawn = operator.draw(p.expand(n, -1), levels, generator=generator)
     share = torch.bincount(drawn, minlength=levels) / n
     wanted = probabilities(p, levels)[0]
     error = (wanted * (1 - wanted) / n).sqrt()
     assert ((share - wanted).abs() < 5 * error + 1e-9).all(), (share, wanted)
-    again = logistic_mixture.draw(p.expand(n, -1), levels, generator=torch.Generator().manual_seed(1))
+    again = operator.draw(p.expand(n, -1), levels, generator=torch.Generator().manual_seed(1))
     assert torch.equal(drawn, again)
 
 
 def test_temperature_and_mode():
     p = parameters(50, 3, scale=-3.0)
-    still = logistic_mixture.draw(p, temperature=0.0)
-    assert torch.equal(still, logistic_mixture.draw(p, temperature=0.0))
-    assert torch.equal(logistic_mixture.mode(p, 31), probabilities(p, 31).argmax(-1))
+    still = operator.draw(p, temperature=0.0)
+    assert torch.equal(still, operator.draw(p, temperature=0.0))
+    assert torch.equal(operator.mode(p, 31), probabilities(p, 31).argmax(-1))
 
 
 def test_bad_input():
     p = parameters(4, 2)
     with pytest.raises(InputError, match="3K"):
-        logistic_mixture.log_prob(p[:, :5], torch.zeros(4, dtype=torch.int64))
+        operator.log_prob(p[:, :5], torch.zeros(4, dtype=torch.int64))
     with pytest.raises(InputError, match="levels as integers"):
-        logistic_mixture.log_prob(p, torch.zeros(3, dtype=torch.int64))
+        operator.log_prob(p, torch.zeros(3, dtype=torch.int64))
     with pytest.raises(InputError, match="levels as integers"):
-        logistic_mixture.log_prob(p, torch.zeros(4))
+        operator.log_prob(p, torch.zeros(4))
     with pytest.raises(InputError, match="at least 2"):
-        logistic_mixture.log_prob(p, torch.zeros(4, dtype=torch.int64), 1)
+        operator.log_prob(p, torch.zeros(4, dtype=torch.int64), 1)
 
 
 def test_levels_out_of_range():
     p = parameters(2, 2)
     for wrong in ([0, 17], [-1, 3]):
         with pytest.raises(InputError, match="levels 0 to 16"):
-            logistic_mixture.log_prob(p, torch.tensor(wrong), 17)
+            operator.log_prob(p, torch.tensor(wrong), 17)

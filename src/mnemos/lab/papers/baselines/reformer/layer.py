@@ -6,13 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues, check_key_values
-from mnemos.ops.reformer import bucket_factors, check_settings, draw_rotations, reformer_attention
+from mnemos.ops.precision import full_precision
 from mnemos.registry import register
-from mnemos.types import Device
+from mnemos.types import Device, InputError
 
-from .multi_head import MultiHeadAttention, queries_and_values
+from .operator import bucket_factors, check_settings, draw_rotations, reformer_attention
 
 
 @register
@@ -46,7 +47,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     """Multi-head Reformer self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Queries and keys are one projection; no projection has a
-    bias. `mnemos.ops.reformer_attention` has the equations. Every training forward draws new rotations from PyTorch's
+    bias. `reformer_attention` has the equations. Every training forward draws new rotations from PyTorch's
     generator, as the paper does, and none if T ≤ chunk. In evaluation the rotations come from `settings.seed`.
 
     causal=True: a token reads only itself and earlier tokens. Yet later tokens move the borders of chunks, and so
@@ -86,7 +87,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
 
     def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
-        """The rotations of one forward of `length` tokens: see `mnemos.ops.reformer.draw_rotations`."""
+        """The rotations of one forward of `length` tokens: see `draw_rotations`."""
         s = self.settings
         generator = None
         if not self.training and s.seed is not None:
@@ -95,9 +96,15 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
 
     def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, KeyValues | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
+        if torch.compiler.is_exporting():
+            raise InputError(
+                "Reformer attention draws rotations for the number of tokens, which an exported program leaves open; "
+                "use another attention"
+            )
         b, t, _ = x.shape
-        qk, v = queries_and_values(self.query_key, self.value, x, mask, self.num_heads)
+        v = self.value(x).unflatten(-1, (self.num_heads, -1))
+        with full_precision(x.device.type):  # under any autocast, because the bucket of a token must not depend on it
+            qk = self.query_key(x.to(self.query_key.weight.dtype)).unflatten(-1, (self.num_heads, -1))
         if not self.causal:
             return self._attend(qk, v, mask, t), None
         if state is None:

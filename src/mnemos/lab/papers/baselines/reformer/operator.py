@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mnemos.ops.checks import check_dropout, check_mask
 from mnemos.ops.precision import full_precision
-from mnemos.ops.rotation_hash import rotation_hash
 from mnemos.types import Device, InputError
 
 from .chunked import attend_in_chunks
@@ -140,6 +139,20 @@ def hashed(qk: Tensor, rotations: tuple[Tensor, ...]) -> Tensor:
         found = found + size * rotation_hash(qk, rotation)
         size *= 2 * rotation.shape[-1]
     return found
+
+
+def rotation_hash(x: Tensor, rotations: Tensor) -> Tensor:
+    """argmax([xR; −xR]) in every round: x [B, T, H, D], rotations [R, H or 1, D, n/2] -> buckets [B, H, R, T] below n.
+
+    Computed in float32 (float64 for float64), because lower precision would put similar tokens into different buckets.
+    No gradient. Cost: O(T·H·R·D·n/2) multiply-adds, one round in memory at a time.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, buckets = x.detach().transpose(1, 2).to(wide), []
+    for rotation in rotations.to(wide):
+        turned = x @ rotation
+        buckets.append(torch.cat([turned, -turned], -1).argmax(-1))
+    return torch.stack(buckets, 2)
 
 
 def check_settings(rounds: int, chunk: int, buckets: int | None, look_back: int, look_ahead: int) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mnemos import GRC, config, registry
-from mnemos.attention import BlockSparseAttention, BlockSparseConfig, GatedCacheAttention, SoftmaxAttention
+from mnemos.attention import GatedCacheAttention, SoftmaxAttention
+from mnemos.lab.papers.baselines.bigbird.layer import BlockSparseAttention, BlockSparseConfig
 from mnemos.models import HeadConfig, Transformer
 from mnemos.types import InputError
 

@@ -1,4 +1,4 @@
-"""Block-sparse attention (BigBird, Zaheer et al. 2020): global, window and random blocks of keys. See README.md."""
+"""The operator of BigBird (Zaheer et al. 2020): global, window and random blocks of keys. See README.md."""
 
 import functools
 import itertools

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
-from mnemos.ops.block_sparse import block_sparse_attention, check_pattern, draw_random_blocks
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
-from .multi_head import MultiHeadAttention
+from .operator import block_sparse_attention, check_pattern, draw_random_blocks
 
 _LAYER = 1_000_003  # between the seeds of consecutive layers, so that models of small seeds share no pattern
 
@@ -53,7 +53,7 @@ class BlockSparseConfig(AttentionConfig):
 class BlockSparseAttention(MultiHeadAttention[KeyValues]):
     """Multi-head block-sparse self-attention: `y, state = layer(x, state=None, mask=None)`; never causal, no state.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `mnemos.ops.block_sparse_attention` has the pattern. T
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `block_sparse_attention` has the pattern. T
     has any divisibility: the sequence is padded inside. Sequences of at most S = 2·global_blocks + window +
     random_blocks blocks get softmax attention over all tokens. The parameters are those of `SoftmaxAttention`.
 
@@ -89,7 +89,6 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
         return draw_random_blocks(self.num_heads, n, s.random_blocks, s.window, s.global_blocks, s.seed, device)
 
     def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
-        """The heads before projection, [B, T, H, D/H], and no state."""
         s = self.settings
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         drawn = self.random_blocks(x.shape[1], x.device)

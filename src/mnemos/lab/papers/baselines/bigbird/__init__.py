@@ -1,0 +1,1 @@
+"""BigBird (Zaheer et al. 2020): block-sparse attention of encoders."""
