@@ -15,7 +15,7 @@ from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.run.recipe import Recipe
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 TASKS = {"listops": ("short-listops", "short-listops-wider", 3000), "mnist": ("mnist-vit", "mnist-vit-wider", 1200)}
 VARIANTS = {

@@ -18,7 +18,7 @@ import mnemos
 from mnemos import GRC, _compat
 from mnemos.attention import GatedCacheAttention, LinearConfig, SoftmaxConfig
 from mnemos.lab.measure.flops import COUNTED
-from mnemos.memory.stored import StoredCache, recomputing
+from mnemos.memory.gated_cache import StoredCache, recomputing
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.ops import linear_attention
 

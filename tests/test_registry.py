@@ -17,7 +17,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.lab.recipes.small_tasks import short_listops
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe, unwritten
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 SOURCE = Path(registry.__file__).parent
 

@@ -31,7 +31,7 @@ from mnemos.attention.gated import GatedState
 from mnemos.attention.linear import PlacedSums
 from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention
 from mnemos.memory import KeyValues, Segments
-from mnemos.memory.branched import BranchedKeyValues
+from mnemos.memory.key_values import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
 from mnemos.ops.linear import LinearState
 from mnemos.types import Advances, Attention, HeadAttention, RecurrentModel

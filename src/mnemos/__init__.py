@@ -26,13 +26,13 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from . import trainers as trainers
     from . import types as types
     from .attention.compressive import CompressiveConfig as CompressiveConfig
-    from .attention.decayed import GLAConfig as GLAConfig
-    from .attention.decayed import RetentionConfig as RetentionConfig
-    from .attention.delta import DeltaConfig as DeltaConfig
-    from .attention.delta import GatedDeltaConfig as GatedDeltaConfig
-    from .attention.delta import KimiDeltaConfig as KimiDeltaConfig
     from .attention.linear import LinearConfig as LinearConfig
-    from .attention.mamba2 import Mamba2Config as Mamba2Config
+    from .attention.recurrent import DeltaConfig as DeltaConfig
+    from .attention.recurrent import GatedDeltaConfig as GatedDeltaConfig
+    from .attention.recurrent import GLAConfig as GLAConfig
+    from .attention.recurrent import KimiDeltaConfig as KimiDeltaConfig
+    from .attention.recurrent import Mamba2Config as Mamba2Config
+    from .attention.recurrent import RetentionConfig as RetentionConfig
     from .attention.relative import RelativeConfig as RelativeConfig
     from .attention.softmax import SoftmaxConfig as SoftmaxConfig
     from .config import AttentionConfig as AttentionConfig
@@ -71,9 +71,9 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .lab.vision.detect import TrainedDetector as TrainedDetector
     from .lab.vision.detect import detect as detect
     from .memory.associations import AssociationsConfig as AssociationsConfig
-    from .memory.grc import GRC as GRC
-    from .memory.memory_tokens import TokensConfig as TokensConfig
+    from .memory.gated_cache import GRC as GRC
     from .memory.slots import SlotsConfig as SlotsConfig
+    from .memory.tokens import TokensConfig as TokensConfig
     from .memory_replay import replay as replay
     from .models.armt import ARMT as ARMT
     from .models.armt import ARMTConfig as ARMTConfig

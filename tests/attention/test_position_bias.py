@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.attention import CrossAttention, PositionBias
-from mnemos.attention.position_bias import bucket
+from mnemos.attention.relative import bucket
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.types import InputError
 

@@ -11,10 +11,15 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError, Transformer, TransformerConfig
-from mnemos.attention.decayed import GLAConfig, RetentionConfig
-from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.mamba2 import Mamba2Config
+from mnemos.attention.recurrent import (
+    DeltaConfig,
+    GatedDeltaConfig,
+    GLAConfig,
+    KimiDeltaConfig,
+    Mamba2Config,
+    RetentionConfig,
+)
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding

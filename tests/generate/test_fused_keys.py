@@ -8,12 +8,11 @@ from native_kernels import needs_kernels
 
 import mnemos
 from mnemos import EncoderDecoder, Transformer
-from mnemos.attention.decayed import GLAConfig
-from mnemos.attention.delta import DeltaConfig
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.recurrent import DeltaConfig, GLAConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused
-from mnemos.memory.branched import BranchedKeyValues
+from mnemos.memory.key_values import BranchedKeyValues
 from mnemos.types import leaves, map_state, reset, select
 
 pytestmark = needs_kernels

@@ -10,8 +10,8 @@ from torch import nn
 
 import mnemos
 from mnemos import InputError, Transformer
-from mnemos.attention.decayed import GLAConfig
 from mnemos.attention.linear import LinearConfig
+from mnemos.attention.recurrent import GLAConfig
 from mnemos.models.transformer import HeadConfig
 
 pytestmark = needs_kernels

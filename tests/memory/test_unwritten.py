@@ -11,8 +11,8 @@ import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
 from mnemos.hosts.groups import decays
-from mnemos.memory import stored as stored_module
-from mnemos.memory.grc import PRESETS
+from mnemos.memory import gated_cache as stored_module
+from mnemos.memory.gated_cache import PRESETS
 
 D, H, TM, T = 8, 2, 3, 12
 

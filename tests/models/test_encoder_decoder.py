@@ -10,9 +10,8 @@ import mnemos
 from mnemos import GRC, EncoderDecoder, InputError, Pair
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.memory import branched as branched_memory
-from mnemos.memory.branched import BranchedKeyValues
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory import key_values as branched_memory
+from mnemos.memory.key_values import BranchedKeyValues, KeyValues
 from mnemos.types import leaves
 
 SMALL = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 12, "encoder_layers": 2, "decoder_layers": 2}

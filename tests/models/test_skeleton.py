@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.models.memformer import MemformerConfig
 from mnemos.models.skeleton import skeleton
 from mnemos.models.transformer import TransformerConfig

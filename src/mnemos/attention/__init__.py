@@ -5,25 +5,26 @@ from typing import TYPE_CHECKING
 from mnemos.face import lazy
 
 if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .compressive import CompressedSegments as CompressedSegments
     from .compressive import CompressiveAttention as CompressiveAttention
     from .compressive import CompressiveConfig as CompressiveConfig
     from .cross import CrossAttention as CrossAttention
-    from .decayed import GatedLinearAttention as GatedLinearAttention
-    from .decayed import GLAConfig as GLAConfig
-    from .decayed import Retention as Retention
-    from .decayed import RetentionConfig as RetentionConfig
-    from .delta import DeltaAttention as DeltaAttention
-    from .delta import DeltaConfig as DeltaConfig
-    from .delta import GatedDeltaConfig as GatedDeltaConfig
-    from .delta import KimiDeltaConfig as KimiDeltaConfig
     from .gated import GatedCacheAttention as GatedCacheAttention
     from .linear import LinearAttention as LinearAttention
     from .linear import LinearConfig as LinearConfig
     from .linear import PlacedSums as PlacedSums
-    from .mamba2 import Mamba2Attention as Mamba2Attention
-    from .mamba2 import Mamba2Config as Mamba2Config
-    from .position_bias import PositionBias as PositionBias
+    from .recurrent import DeltaAttention as DeltaAttention
+    from .recurrent import DeltaConfig as DeltaConfig
+    from .recurrent import GatedDeltaConfig as GatedDeltaConfig
+    from .recurrent import GatedLinearAttention as GatedLinearAttention
+    from .recurrent import GLAConfig as GLAConfig
+    from .recurrent import KimiDeltaConfig as KimiDeltaConfig
+    from .recurrent import Mamba2Attention as Mamba2Attention
+    from .recurrent import Mamba2Config as Mamba2Config
     from .recurrent import RecurrentSums as RecurrentSums
+    from .recurrent import Retention as Retention
+    from .recurrent import RetentionConfig as RetentionConfig
+    from .relative import PositionBias as PositionBias
     from .relative import RelativeAttention as RelativeAttention
     from .relative import RelativeConfig as RelativeConfig
     from .softmax import SoftmaxAttention as SoftmaxAttention

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import transformed
 from mnemos.config import AttentionConfig
-from mnemos.memory.branched import BranchedKeyValues
-from mnemos.memory.key_values import KeyValues, check_key_values
+from mnemos.memory.key_values import BranchedKeyValues, KeyValues, check_key_values
 from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.rotary import Rotary, rotary_of, rotate

@@ -25,15 +25,20 @@ from mnemos._compat import (
     transformed,
     write_count,
 )
-from mnemos.attention.decayed import RANK, GatedLinearAttention, Retention
-from mnemos.attention.delta import DeltaAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums
-from mnemos.attention.mamba2 import Mamba2Attention
-from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums, Shapes
+from mnemos.attention.recurrent import (
+    RANK,
+    DeltaAttention,
+    GatedLinearAttention,
+    Mamba2Attention,
+    RecurrentAttention,
+    RecurrentSums,
+    Retention,
+    Shapes,
+)
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
-from mnemos.memory.branched import BranchedKeyValues, Encoded
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
 from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
 from mnemos.models.skeleton import skeleton
 from mnemos.models.transformer import Transformer, TransformerState

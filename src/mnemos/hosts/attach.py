@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import COMPILED
 from mnemos.config import to_dict
-from mnemos.memory.gated_cache import caches
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC, caches
 from mnemos.modes import uncompiled
 from mnemos.types import InputError
 

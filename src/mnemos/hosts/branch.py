@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.attention.gated_branch import GatedBranch, is_plain_linear
-from mnemos.memory.gated_cache import begin_forward, end_forward, promote, recomputing
-from mnemos.memory.grc import GRC
-from mnemos.memory.projection import Projection
+from mnemos.attention.gated import GatedBranch, is_plain_linear
+from mnemos.memory.gated_cache import GRC, Projection, begin_forward, end_forward, promote, recomputing
 from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.types import InputError
 
 from .branch import HostBranch

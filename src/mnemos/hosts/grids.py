@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import outside_transforms
-from mnemos.memory.stored import Reads, recomputing
+from mnemos.memory.gated_cache import Reads, recomputing
 
 from .host import Site, argument, reach
 

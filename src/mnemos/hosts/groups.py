@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mnemos.memory.memory_tokens import TokenMemory
+from mnemos.memory.tokens import TokenMemory
 
 from .branch import HostBranch
 

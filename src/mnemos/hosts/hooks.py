@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica, pre_hooks_of
-from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward, promote, recomputing
-from mnemos.memory.stored import StoredCache, stored
+from mnemos.memory.gated_cache import GatedCache, StoredCache, begin_forward, end_forward, promote, recomputing, stored
 from mnemos.types import InputError
 
 from .branch import HostBranch

@@ -12,7 +12,7 @@ from mnemos.atomic import check_file, read_text, replacing, write_json
 from mnemos.config import from_dict
 from mnemos.json_text import parse
 from mnemos.libraries import transformers
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled
 from mnemos.types import InputError
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos.memory.memory_tokens import TokenMemory, TokenState
+from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.ops.gated_cache import Windows
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 

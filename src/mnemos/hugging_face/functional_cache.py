@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
 from mnemos.hosts.row_blocks import BlockState
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
 

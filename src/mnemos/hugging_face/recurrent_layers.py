@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos._compat import is_plain
-from mnemos.attention.recurrent import unit
+from mnemos.attention.recurrent import l2_normalize
 from mnemos.libraries import loaded_weights
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 
@@ -115,7 +115,7 @@ def gated_delta(layer: Any, cache: FunctionalCache, x: Tensor) -> Tensor:
     inner, window = convolve(layer, inner, given and given.window, cache)
     wide = memory_dtype(x)
     q, k, v = inner.to(wide).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-    q, k = (unit(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
+    q, k = (l2_normalize(z.unflatten(-1, (layer.num_k_heads, -1))) for z in (q, k))
     v = v.unflatten(-1, (layer.num_v_heads, -1))
     decay = -layer.A_log.to(wide).exp() * F.softplus(rate.to(wide) + layer.dt_bias)
     s = given and given.memory.to(wide)

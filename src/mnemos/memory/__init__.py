@@ -8,21 +8,20 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .associations import AssociationsConfig as AssociationsConfig
     from .associations import AssociationState as AssociationState
     from .associations import AssociativeMemory as AssociativeMemory
-    from .compressive import CompressedSegments as CompressedSegments
+    from .gated_cache import GRC as GRC
     from .gated_cache import GatedCache as GatedCache
     from .gated_cache import accumulate_caches as accumulate_caches
     from .gated_cache import caches as caches
     from .gated_cache import clear_caches as clear_caches
     from .gated_cache import hold_caches as hold_caches
     from .gated_cache import traced as traced
-    from .grc import GRC as GRC
     from .key_values import KeyValues as KeyValues
     from .key_values import Segments as Segments
-    from .memory_tokens import TokenMemory as TokenMemory
-    from .memory_tokens import TokensConfig as TokensConfig
-    from .memory_tokens import TokenState as TokenState
     from .slots import SlotMemory as SlotMemory
     from .slots import SlotsConfig as SlotsConfig
     from .slots import SlotState as SlotState
+    from .tokens import TokenMemory as TokenMemory
+    from .tokens import TokensConfig as TokensConfig
+    from .tokens import TokenState as TokenState
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -11,7 +11,7 @@ from mnemos.config import check_fields
 from mnemos.ops.associative import associative_read, associative_write, dpfp
 from mnemos.types import Device, InputError
 
-from .memory_tokens import check_count
+from .tokens import check_count
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from mnemos.config import mapped
 
 from .associations import AssociationsConfig
-from .memory_tokens import TokensConfig
 from .slots import SlotsConfig
+from .tokens import TokensConfig
 
 T = TypeVar("T")
 

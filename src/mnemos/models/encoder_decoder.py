@@ -13,9 +13,8 @@ from mnemos.attention.gated import gated
 from mnemos.attention.multi_head import widened
 from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
-from mnemos.memory.branched import Encoded
-from mnemos.memory.gated_cache import begin_forward, caches, end_forward
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
+from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
@@ -211,7 +210,7 @@ class EncoderDecoder(nn.Module):
         init_weights(self)
         if c.share != "none":
             self.head.weight = self.embedding.weight
-        # The model begins and ends a forward for all its caches; see memory/stored.py.
+        # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
         self._caches = caches(self)
         for cache in self._caches:
             cache.owned = True

@@ -12,7 +12,7 @@ from mnemos.types import InputError
 
 if TYPE_CHECKING:
     from mnemos.config import AttentionConfig
-    from mnemos.memory.grc import GRC
+    from mnemos.memory.gated_cache import GRC
     from mnemos.memory.slots import SlotsConfig
     from mnemos.ops.rotary import Rotary
 

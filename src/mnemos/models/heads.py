@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from mnemos.registry import load_baseline
-from mnemos.types import InputError, LogProbLikelihood
+from mnemos.types import InputError, Likelihood
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,6 @@ def tie(head: nn.Module, embedding: nn.Embedding) -> None:
         head.weight = embedding.weight
 
 
-def likelihood_of_head(head: nn.Module) -> LogProbLikelihood | None:
+def likelihood_of_head(head: nn.Module) -> Likelihood | None:
     """The head as a model's `likelihood`, as an adaptive softmax is one; None if its outputs are logits."""
-    return head if isinstance(head, LogProbLikelihood) else None
+    return head if hasattr(head, "log_prob") else None

@@ -14,7 +14,7 @@ from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
-from mnemos.types import Device, InputError, LogProbLikelihood, Splits, StateKind, check_token_ids
+from mnemos.types import Device, InputError, Likelihood, Splits, StateKind, check_token_ids
 
 from .blocks import init_weights
 from .fields import check_sizes
@@ -91,7 +91,7 @@ class LSTM(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> LogProbLikelihood | None:
+    def likelihood(self) -> Likelihood | None:
         """Scores the hidden states of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

@@ -19,7 +19,7 @@ from mnemos.registry import register
 from mnemos.types import (
     Device,
     InputError,
-    LogProbLikelihood,
+    Likelihood,
     Splits,
     StateKind,
     check_heads,
@@ -171,7 +171,7 @@ class Memformer(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> LogProbLikelihood | None:
+    def likelihood(self) -> Likelihood | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
-from mnemos.attention.position_bias import PositionBias
+from mnemos.attention.relative import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
-from mnemos.memory.branched import BranchedKeyValues
 from mnemos.memory.grid import Stretch
-from mnemos.memory.key_values import KeyValues, pad_front
+from mnemos.memory.key_values import BranchedKeyValues, KeyValues, pad_front
 from mnemos.ops.dropout import Dropout
 from mnemos.types import Device
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos.config import with_fields
-from mnemos.memory.memory_tokens import TokenMemory, TokensConfig, TokenState
+from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.registry import register
 from mnemos.types import Device, InputError, State
 

@@ -23,7 +23,7 @@ from mnemos.ops.rotary import Rotary
 from mnemos.types import (
     Device,
     InputError,
-    LogProbLikelihood,
+    Likelihood,
     Splits,
     State,
     StateKind,
@@ -292,7 +292,7 @@ class SegmentModel(nn.Module):
             tie(self.head, self.embedding)
 
     @property
-    def likelihood(self) -> LogProbLikelihood | None:
+    def likelihood(self) -> Likelihood | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
         return likelihood_of_head(self.head)
 

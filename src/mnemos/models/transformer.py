@@ -12,8 +12,7 @@ from mnemos.attention.gated import gated
 from mnemos.attention.multi_head import widened
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
-from mnemos.memory.gated_cache import begin_forward, caches, end_forward
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import count_seen, zero_invalid
@@ -189,7 +188,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.cls, std=config.dim**-0.5)
         if config.head.tied and not config.head.classes and isinstance(self.embedding, nn.Embedding):
             tie(self.head, self.embedding)
-        # The model begins and ends a forward for all its caches; see memory/stored.py.
+        # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
         self._caches = caches(self)
         for cache in self._caches:
             cache.owned = True

@@ -18,14 +18,13 @@ from torch.nn import functional as F
 from mnemos._compat import with_children
 from mnemos.attention.compressive import CompressiveAttention
 from mnemos.attention.cross import CrossAttention
-from mnemos.attention.gated import GatedCacheAttention, Walk
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch, GatedCacheAttention, Walk
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
 from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.memory.gated_cache import own_weight
 from mnemos.memory.key_values import KeyValues
-from mnemos.memory.projection import own_weight
 from mnemos.memory.slots import SlotState
 from mnemos.models.blocks import LearnedPositions, sinusoids
 from mnemos.models.lstm import LSTM, LSTMState

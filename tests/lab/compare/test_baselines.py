@@ -17,7 +17,7 @@ from mnemos.lab.compare.baselines import (
 )
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.papers.baselines.bigbird.operator import is_dense
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError
 

@@ -20,7 +20,7 @@ from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.text import TextConfig
-from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.memory.tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memory_tokens import RMTConfig
 from mnemos.models.transformer import TransformerConfig

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mnemos import GRC
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.lab.evaluate.branches import observe_branches
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.image_task import Colours, ImageTask, View

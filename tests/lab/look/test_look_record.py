@@ -22,7 +22,7 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.task import Question, Task
 from mnemos.lab.tasks.told import ToldConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.ops.linear import LinearState
 
 SIZES = {"vocab_size": 30, "dim": 16, "num_heads": 2, "mlp": 24}

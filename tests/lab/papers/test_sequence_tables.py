@@ -14,7 +14,7 @@ from mnemos.lab.papers.memformer.tables import _per_token_of_memory
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.lab.recipes import small_tasks
 from mnemos.lab.run.checks import complete
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 

@@ -16,8 +16,7 @@ from mnemos.config import to_dict
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.vision.attention_cache import AttentionCache
-from mnemos.memory.grc import GRC
-from mnemos.memory.stored import stored
+from mnemos.memory.gated_cache import GRC, stored
 
 FILE = "mnemos.lab.papers.cached_transformers.image_recipes"
 NAMES = [name for name, place in registry.places("recipe").items() if place.module == FILE]

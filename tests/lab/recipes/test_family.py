@@ -6,7 +6,7 @@ from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.recipes.family import family, variant
 from mnemos.lab.run.recipe import Recipe
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleCo
 from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import ACCURACY, MAJORITY, CorpusMetric
 from mnemos.lab.tasks.token_task import TokenTask
-from mnemos.memory.gated_cache import GatedCache, begin_forward, end_forward
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC, GatedCache, begin_forward, end_forward
 from mnemos.types import add_auxiliary_loss
 
 VOCAB, CLASSES, LENGTH = 11, 3, 12

@@ -15,7 +15,7 @@ import mnemos
 from mnemos import libraries
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
-from mnemos.memory.stored import accumulate_caches, hold_caches, stored
+from mnemos.memory.gated_cache import accumulate_caches, hold_caches, stored
 from mnemos.types import InputError
 
 CONFIGS = {

@@ -9,8 +9,7 @@ import mnemos
 from mnemos import GRC, libraries
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
-from mnemos.memory.gated_cache import caches
-from mnemos.memory.stored import stored
+from mnemos.memory.gated_cache import caches, stored
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError
 

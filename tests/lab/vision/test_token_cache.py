@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache
-from mnemos.memory.stored import accumulate_caches, clear_caches, hold_caches, stored
+from mnemos.memory.gated_cache import accumulate_caches, clear_caches, hold_caches, stored
 from mnemos.types import InputError
 
 

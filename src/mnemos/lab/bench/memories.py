@@ -5,17 +5,22 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mnemos.attention.compressive import CompressiveConfig
-from mnemos.attention.decayed import GLAConfig, RetentionConfig
-from mnemos.attention.delta import DeltaConfig, GatedDeltaConfig, KimiDeltaConfig
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.mamba2 import Mamba2Config
+from mnemos.attention.recurrent import (
+    DeltaConfig,
+    GatedDeltaConfig,
+    GLAConfig,
+    KimiDeltaConfig,
+    Mamba2Config,
+    RetentionConfig,
+)
 from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.memory.associations import AssociationsConfig
-from mnemos.memory.grc import GRC
-from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.memory.gated_cache import GRC
 from mnemos.memory.slots import SlotsConfig
+from mnemos.memory.tokens import TokensConfig
 from mnemos.models.armt import ARMTConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memformer import MemformerConfig

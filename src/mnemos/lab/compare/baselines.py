@@ -11,7 +11,7 @@ from mnemos.config import ModelConfig, mapped
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe import unwritten as never_written
 from mnemos.lab.vision.attention_cache import AttentionCache
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.memory.written import SEGMENT_MEMORIES, remove_memories
 from mnemos.models.skeleton import skeleton
 from mnemos.types import InputError

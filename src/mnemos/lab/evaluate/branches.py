@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.attention.gated import GatedCacheAttention
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch, GatedCacheAttention
 from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.grids import Grid
 from mnemos.ops.gated_cache import pool_grid, resample

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating

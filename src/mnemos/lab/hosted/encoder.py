@@ -14,7 +14,7 @@ from mnemos.hosts.attach import cache, uncache
 from mnemos.hosts.encoder_segments import RowState, carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.models.blocks import Stateless
 from mnemos.models.skeleton import keep_tables
 from mnemos.ops.padding import take, valid_first

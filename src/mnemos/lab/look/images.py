@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.lab.evaluate.branches import Places, first_calls, maps, places
 from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
 from mnemos.lab.report.markup import shortened

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
-from mnemos.attention.gated import Walk
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch, Walk
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.row_blocks import BlockState
 from mnemos.memory.key_values import KeyValues
-from mnemos.memory.memory_tokens import TokenState
 from mnemos.memory.slots import SlotState
+from mnemos.memory.tokens import TokenState
 from mnemos.models.memformer import Memformer
 from mnemos.models.segments import SegmentModel
 from mnemos.ops.gated_cache import resample

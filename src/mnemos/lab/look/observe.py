@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.attention.cross import CrossAttention
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.branch import HostBranch

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.recurrent import RecurrentAttention
 from mnemos.attention.softmax import SoftmaxAttention

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.linearised import Linearised
 from mnemos.lab.tasks.task import Question

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
-from mnemos.attention.gated_branch import GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.lab.evaluate.write_attention import documents

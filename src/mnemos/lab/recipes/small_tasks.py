@@ -11,7 +11,7 @@ from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.told import ToldConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig

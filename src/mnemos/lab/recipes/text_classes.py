@@ -3,7 +3,7 @@
 from mnemos.lab.hosted.encoder import HostedEncoderConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 from .family import family
 

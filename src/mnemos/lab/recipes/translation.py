@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.translation.translation import TranslationConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
 
 from .family import family, variant

@@ -24,7 +24,7 @@ from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.tasks.batch import each, row_count, to_device
 from mnemos.lab.tasks.metrics import Metric, sum_functions, values
 from mnemos.lab.tasks.task import Task
-from mnemos.memory.stored import hold_caches, promote, stored
+from mnemos.memory.gated_cache import hold_caches, promote, stored
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State, leaves
 

@@ -11,7 +11,7 @@ from typing import Literal, overload
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
 from mnemos.errors import printable
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 from mnemos.memory.written import stop_writing
 from mnemos.types import JSON, InputError
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from mnemos import registry
 from mnemos.config import AttentionConfig, default_config, in_words
 from mnemos.errors import say
-from mnemos.memory.grc import GRC, PRESETS
+from mnemos.memory.gated_cache import GRC, PRESETS
 from mnemos.types import InputError
 
 from .recipe import Recipe

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mnemos.lab.tasks.metrics import called, sum_functions
 from mnemos.lab.tasks.task import Task
-from mnemos.memory.stored import accumulate_caches, stored
+from mnemos.memory.gated_cache import accumulate_caches, stored
 from mnemos.memory_replay.engine import RolloutEngine, read_in_turn
 from mnemos.memory_replay.verification import HALF
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, leaves

@@ -12,7 +12,7 @@ from mnemos.hosts.custom import Reader
 from mnemos.hosts.hooks import attach_root, keep_handle
 from mnemos.hosts.host import Host, Site, TokenReader
 from mnemos.hosts.probe import record_calls
-from mnemos.memory.stored import StoredCache, begin_forward, end_forward, several_processes, stored
+from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
 
 _NAME = "attention_cache"  # attribute name of the cache

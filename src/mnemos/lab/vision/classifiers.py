@@ -17,9 +17,7 @@ from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache
 from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
-from mnemos.memory.gated_cache import caches
-from mnemos.memory.grc import GRC
-from mnemos.memory.stored import StoredCache, clear_caches
+from mnemos.memory.gated_cache import GRC, StoredCache, caches, clear_caches
 from mnemos.models.blocks import Stateless
 from mnemos.models.skeleton import keep_tables
 from mnemos.registry import register

@@ -19,8 +19,7 @@ from mnemos.hosts.grids import ValidPart
 from mnemos.hosts.hooks import follow_grid, keep_handle
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
-from mnemos.memory.gated_cache import caches
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC, caches
 from mnemos.models.blocks import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError

@@ -10,7 +10,7 @@ from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.files import COCOConfig
 from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 from .image_recipes import PAPER_CACHE
 

@@ -12,7 +12,7 @@ from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 # Tables 1 and 8: half of the channels are cached, there is a slot per token, or per square of tokens in the first two
 # stages of PVT and Swin, the heads are mixed one by one (eq. 2), and a positional term is added.

@@ -18,7 +18,7 @@ from mnemos.hosts.attach import cache, uncache
 from mnemos.lab.measure.flops import flops_by_operation
 from mnemos.lab.measure.timing import race, ratio
 from mnemos.lab.vision.classifiers import ImageConfig
-from mnemos.memory.grc import GRC
+from mnemos.memory.gated_cache import GRC
 
 from ..claim import Claim
 from ..findings import Finding, Table

@@ -13,8 +13,8 @@ from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleCo
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.translation.translation import TranslationConfig
-from mnemos.memory.grc import GRC
-from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.memory.gated_cache import GRC
+from mnemos.memory.tokens import TokensConfig
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
 from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig

@@ -10,8 +10,8 @@ from mnemos.attention.relative import RelativeConfig
 from mnemos.lab.recipes.text import in_words, text
 from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig, unwritten
 from mnemos.lab.tasks.text import TextConfig
-from mnemos.memory.grc import GRC
-from mnemos.memory.memory_tokens import TokensConfig
+from mnemos.memory.gated_cache import GRC
+from mnemos.memory.tokens import TokensConfig
 from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
 from mnemos.types import JSONObject
 
