@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mnemos import GRC, InputError, Stream, Transformer, collect_auxiliary_losses, replay
-from mnemos.attention import CompressiveAttention, CompressiveConfig, GatedCacheAttention
+from mnemos.attention import CompressedSegments, CompressiveAttention, CompressiveConfig, GatedCacheAttention
 from mnemos.attention.compressive import compressor
-from mnemos.attention import CompressedSegments
 from mnemos.ops.relative_position.reference import reference_sinusoid
 from mnemos.types import leaves, reset, select
 
