@@ -37,7 +37,6 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(self, x: Tensor, source: KeysValues, visible: Tensor | None = None) -> Tensor:
-        """See the class."""
         check_input(x, self.dim)
         q = self.query(x).unflatten(-1, (self.num_heads, -1))
         heads = self.attend(q, *source, visible, False, self.dropout if self.training else 0.0)

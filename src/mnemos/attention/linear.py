@@ -56,15 +56,13 @@ class LinearConfig(AttentionConfig):
 
     @property
     def remembers(self) -> bool:
-        """Its sums are a memory of all tokens."""
         return True
 
     def build(
         self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "LinearAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]. `dropout` has no effect, because there are no attention weights."""
-        settings = self.feature_map, self.features, self.eps, self.backend
-        return LinearAttention(dim, num_heads, causal, *settings, rotary)
+        # There are no attention weights that could be dropped.
+        return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.backend, rotary)
 
 
 class LinearAttention(MultiHeadAttention[Sums]):
@@ -115,38 +113,33 @@ class LinearAttention(MultiHeadAttention[Sums]):
         return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
-        """Sums over no tokens: zeros."""
+        # By a call of no tokens, because the feature map may be any function: it knows D' alone.
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
         sums = linear_attention(nothing, nothing, nothing, feature_map=self.phi())[1]
         seen = torch.zeros(batch_size, device=nothing.device, dtype=torch.int64)
         return sums if self.rotary is None else PlacedSums(sums, seen)
 
     def check_state(self, state: Sums, batch_size: int) -> None:
-        """Raise InputError for a state without positions where the layer needs them; `linear_attention` checks sums."""
+        # `linear_attention` checks the sums.
         if isinstance(state, PlacedSums) != (self.rotary is not None):
             wanted = "a PlacedSums" if self.rotary is not None else "sums without positions"
             raise InputError(f"expected {wanted}, found {type(state).__name__}; use the layer's own initial_state")
 
     def compute_heads(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
-        turns, seen = None, None
+        seen = None
         if isinstance(state, PlacedSums):
             state, seen = state
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         if self.rotary is not None:
             turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)
         y, sums = self.attend(q, k, v, state, mask)
         if not self.causal:
             return y, None
-        if turns is None:
-            return y, sums
-        return y, PlacedSums(sums, count_seen(x, seen, mask))
+        return y, sums if self.rotary is None else PlacedSums(sums, count_seen(x, seen, mask))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None
     ) -> tuple[Tensor, LinearState]:
-        """The function `linear_attention` of queries, keys and values [B, T, H, D/H], with the layer's settings."""
-        given = self.phi(), state if self.causal else None, mask, self.eps, self.backend
-        return linear_attention(q, k, v, self.causal, *given)
+        """The function `linear_attention` with the layer's settings: q, k, v [B, T, H, D/H], as `mnemos look` sees."""
+        return linear_attention(q, k, v, self.causal, self.phi(), state, mask, self.eps, self.backend)

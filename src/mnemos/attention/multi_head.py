@@ -1,22 +1,21 @@
-"""The base of multi-head self-attention layers, and what several of them compute alike."""
+"""The base of multi-head self-attentions: checks, padding and dropout once for all, and heads that a cache can mix."""
 
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.ops.checks import check_mask
 from mnemos.ops.padding import zero_invalid
-from mnemos.ops.precision import full_precision
 from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_stateful
 
 
 class MultiHeadAttention(nn.Module, Generic[S]):
     """Multi-head self-attention: `y, state = layer(x, state=None, mask=None)`, with heads that a gated cache can mix.
 
-    A subclass defines `compute_heads` (the heads and the new state), `empty` (the state of new rows), `check_state` and
-    the module `output`, which projects the heads. `splits` and `state_kind` are those of the causal layer; a layer that
-    is not causal has no state ("never", "none"), and refuses one.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. A subclass defines `compute_heads`, which gets checked
+    inputs with zeros in the padding, `empty`, `check_state` and the module `output`, which projects the heads. `splits`
+    and `state_kind` are those of the causal layer; a layer that is not causal has no state, and refuses one.
     Raises InputError if D is not divisible by H.
     """
 
@@ -43,8 +42,13 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """Whether gradient flows through the incoming and outgoing state."""
         return True
 
+    @property
+    def active_dropout(self) -> float:
+        """The fraction of weights that this call drops."""
+        return self.dropout if self.training else 0.0
+
     def compute_heads(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
-        """The heads of checked inputs, [B, T, H, D/H], and the new state."""
+        """The heads before projection, [B, T, H, D/H], and the new state."""
         raise NotImplementedError
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> S:
@@ -71,25 +75,24 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """
         return state
 
-    def checked(self, x: Tensor, state: S | None, mask: Tensor | None) -> Tensor:
-        """x with zeros in its padding. Raises InputError unless x is [B, T, D] and the state is of these rows."""
+    def heads(
+        self, x: Tensor, state: S | None = None, mask: Tensor | None = None, **more: Any
+    ) -> tuple[Tensor, S | None]:
+        """The heads before projection, [B, T, H, D/H], and the new state; `more` is for `compute_heads`."""
         check_input(x, self.dim)
-        check_mask(mask, x.shape[:2])
-        check_stateful(self.state_kind, state)
+        if mask is not None:
+            check_mask(mask, x.shape[:2])
+            x = zero_invalid(x, mask)
         if state is not None:
+            check_stateful(self.state_kind, state)
             self.check_state(state, x.shape[0])
-        return zero_invalid(x, mask)
-
-    def heads(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
-        return self.compute_heads(self.checked(x, state, mask), state, mask)
+        return self.compute_heads(x, state, mask, **more)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""
         return self.output(heads.flatten(2))
 
     def forward(self, x: Tensor, state: S | None = None, mask: Tensor | None = None) -> tuple[Tensor, S | None]:
-        """See the class."""
         heads, state = self.heads(x, state, mask)
         return self.project(heads), state
 
@@ -97,22 +100,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         __call__ = forward
 
 
-def queries_and_values(
-    query: nn.Linear, value: nn.Linear, x: Tensor, mask: Tensor | None, num_heads: int
-) -> tuple[Tensor, Tensor]:
-    """Queries (which are the keys too) and values, [B, T, H, D/H] each, zero where mask [B, T] is False.
-
-    Queries are computed in float32 under any autocast, because the bucket of a token must not depend on it.
-    """
-    v = value(x).unflatten(-1, (num_heads, -1))
-    with full_precision(x.device.type):
-        q = query(x.to(query.weight.dtype)).unflatten(-1, (num_heads, -1))
-    if mask is not None:
-        q, v = (tensor.masked_fill(~mask[..., None, None], 0) for tensor in (q, v))
-    return q, v
-
-
 def widened(part: object, state: S) -> S:
     """The state of an attention or model, with what has a bound as long as it becomes."""
-    found: S = part.widened(state) if state is not None and hasattr(part, "widened") else state
-    return found
+    wide: S = part.widened(state) if state is not None and hasattr(part, "widened") else state
+    return wide

@@ -83,7 +83,7 @@ class RelativeHeads(MultiHeadAttention[S]):
             kv = self.key_value(context)
         k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
         r = self.position(self.distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.active_dropout
         return relative_attention(
             q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self.window, dropout
         )
@@ -105,7 +105,7 @@ class RelativeHeads(MultiHeadAttention[S]):
         scores = distance_scores(place.view(1, h * b, t, c), r[None], n).view(h, b, t, n)
         scores = hide(scores, seen_keys(t, n, True, mask, self.window, x.device))
         content, scores = (y.transpose(0, 1).reshape(b, h * t, y.shape[3]) for y in (content, scores))
-        read = weigh(content, context, context, scores, self.dropout if self.training else 0.0)
+        read = weigh(content, context, context, scores, self.active_dropout)
         read = read.view(b, h, t, c).transpose(0, 1).reshape(h, b * t, c)
         return torch.bmm(read, value.mT).view(h, b, t, d).permute(1, 2, 0, 3)
 

@@ -133,7 +133,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             before = None if state is None else state.seen
             turns = self.rotary.turns(t, self.dim // self.num_heads, before, x.device, mask)
         q, k, v = self._project_qkv(x, turns)
-        p = self.dropout if self.training else 0.0
+        p = self.active_dropout
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
                 return self._attend_branched(q, k, v, state, p)
@@ -182,9 +182,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
     def forward(
         self, x: Tensor, state: Keys | None = None, mask: Tensor | None = None, bias: Tensor | None = None
     ) -> tuple[Tensor, Keys | None]:
-        """See the class. bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
-        x = self.checked(x, state, mask)
-        heads, state = self.compute_heads(x, state, mask, bias)
+        """As the class says; bias [1 or B, H, T, N + T] is added to the scaled scores of the T queries."""
+        heads, state = self.heads(x, state, mask, bias=bias)
         return self.project(heads), state
 
     if TYPE_CHECKING:

@@ -92,5 +92,5 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
         s = self.settings
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         drawn = self.random_blocks(x.shape[1], x.device)
-        p = self.dropout if self.training else 0.0
+        p = self.active_dropout
         return block_sparse_attention(q, k, v, drawn, s.block, s.window, s.global_blocks, mask, p), None

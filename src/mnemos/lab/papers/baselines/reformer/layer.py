@@ -117,7 +117,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         s, n = self.settings, qk.shape[1]
         unused = (qk.new_zeros(s.rounds, 1, qk.shape[3], 1),)
         rotations = self.rotations(n, qk.device) if n > s.chunk else unused
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.active_dropout
         return reformer_attention(
             qk, v, rotations, s.chunk, self.causal, valid, s.look_back, s.look_ahead, dropout, last=last
         )
