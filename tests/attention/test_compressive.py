@@ -247,8 +247,7 @@ def test_a_device_that_is_not_waited_for_finds_the_same(compression, monkeypatch
     """Where code may not depend on values, sizes are those of the longest row, and unused keys are hidden."""
     module, x, mask = layer(compression=compression), tokens(), padding()
     wanted = called(module, x, mask, resets=(3,))
-    for room in ("memory", "attention"):
-        monkeypatch.setattr(f"mnemos.{room}.compressive.reads_without_waiting", lambda _: False)
+    monkeypatch.setattr("mnemos.attention.compressive.reads_without_waiting", lambda _: False)
     found = called(module, x, mask, resets=(3,))
     torch.testing.assert_close(found[0][mask], wanted[0][mask])
     torch.testing.assert_close([loss for loss in found[1] if loss], wanted[1])
