@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import GRC, InputError, Transformer, TransformerConfig, libraries
-from mnemos.attention import BlockSparseConfig, LinearConfig, RelativeConfig, SoftmaxConfig
+from mnemos import GRC, BlockSparseConfig, InputError, Transformer, TransformerConfig, libraries
+from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.config import ModelConfig, from_dict
 from mnemos.lab.speech.models import SpeechConfig
 from mnemos.models.blocks import LearnedPositions, SinusoidalPositions, sinusoids
