@@ -67,11 +67,14 @@ def fields(cls: griffe.Class) -> dict[str, griffe.Attribute]:
 
 
 def members(cls: griffe.Class) -> list[griffe.Object]:
-    """The public methods and properties of a class, with those of its private bases."""
+    """The public methods and properties of a class that say what they do, with those of its private bases.
+
+    One without a docstring is what the class's own says, as most `forward` and `build` are.
+    """
     found: dict[str, griffe.Object] = {}
     for owner in [cls, *filter(is_private, cls.mro())]:
         found |= {name: one for name, one in owner.members.items() if name[0] != "_" and name not in found}
-    return [one for one in found.values() if one.is_function or "property" in one.labels]
+    return [one for one in found.values() if (one.is_function or "property" in one.labels) and documentation(one)]
 
 
 def is_private(found: griffe.Object) -> bool:
