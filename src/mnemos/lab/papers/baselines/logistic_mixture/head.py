@@ -42,11 +42,6 @@ class LogisticMixture:
         check_finite(outputs)
         return operator.draw(outputs, self.levels, temperature, generator)
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """The log-probabilities [.., levels] of all brightnesses, of outputs [.., 3K]. Cost: O(K·levels)."""
-        levels = torch.arange(self.levels, device=outputs.device).expand(*outputs.shape[:-1], -1)
-        return operator.log_prob(outputs[..., None, :].expand(*levels.shape, -1), levels, self.levels)
-
     @staticmethod
     @torch.no_grad()
     def space_means(head: nn.Linear) -> None:
