@@ -40,7 +40,7 @@ class AdaptiveSoftmax(nn.Module, ABC):
     Cost per target: O(D·(c_1 + K)), and for targets in cluster k O(D·(c_(k+1) − c_k)) more, against O(D·V).
 
     `head(hidden)` returns the hidden states [.., D] unchanged: they are the model's outputs, and `loss`, `right` and
-    `log_prob` are its likelihood (`mnemos.types.LogProbLikelihood`). Under autocast log-probabilities are
+    `log_prob` are its likelihood (see `mnemos.types.Likelihood`). Under autocast log-probabilities are
     computed in float32, as the loss of a linear head is.
     """
 
