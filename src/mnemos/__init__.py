@@ -44,11 +44,11 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .generate.fused import fused_step as fused_step
     from .generate.prefix_tree import PrefixTree as PrefixTree
     from .generate.stream import Stream as Stream
+    from .hosts.adapters import register_host as register_host
     from .hosts.attach import cache as cache
     from .hosts.attach import uncache as uncache
-    from .hosts.known_hosts import register_host as register_host
-    from .hosts.linearising import linearise as linearise
-    from .hosts.linearising import unlinearise as unlinearise
+    from .hosts.linearise import linearise as linearise
+    from .hosts.linearise import unlinearise as unlinearise
     from .hosts.remembering import remember as remember
     from .hugging_face import fast as fast
     from .hugging_face import functional as functional

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mnemos.hosts.hugging_face_hosts import ROTARY
+from mnemos.hosts.adapters import ROTARY
 from mnemos.libraries import transformers
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}

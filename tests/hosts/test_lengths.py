@@ -9,7 +9,7 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC
-from mnemos.hosts.report import Report
+from mnemos.hosts.attach import Report
 from mnemos.lab.measure.flops import count_flops
 from mnemos.memory.gated_cache import caches
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import InputError
-from mnemos.hosts import known_hosts
-from mnemos.hosts.hugging_face_hosts import _rotary_host
+from mnemos.hosts import adapters
 from mnemos.hosts.linearised_cache import LinearisedLayer
 from mnemos.libraries import cache_name, transformers
 from mnemos.types import leaves
@@ -524,8 +524,10 @@ def test_attentions_of_other_forms_are_refused(
     package: str, name: str, options: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of registered adapters, beyond the window, where their own function would not be called."""
-    monkeypatch.setattr(known_hosts, "_registered", {})
-    mnemos.register_host(_rotary_host(package, name))
+    monkeypatch.setattr(adapters, "_registered", {})
+    llama = adapters.ADAPTERS["transformers.models.llama.modeling_llama:LlamaAttention"]
+    kind = f"transformers.models.{package}.modeling_{package}:{name}Attention"
+    mnemos.register_host(replace(llama, kind=kind))
     model = plain(name, **options).float()
     model.set_attn_implementation("eager")
     mnemos.linearise(model, window=7)

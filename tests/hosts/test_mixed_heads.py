@@ -288,8 +288,8 @@ class Outer(Inner):
 
 @torch.no_grad()
 def test_attentions_inside_one_another_and_with_one_projection(monkeypatch):
-    registered = Host(f"{__name__}:Inner", ("x",), "dim", "num_heads", TokenReader("x"), projection="proj")
-    monkeypatch.setattr("mnemos.hosts.attach.registered_hosts", lambda: [registered])
+    monkeypatch.setattr("mnemos.hosts.adapters._registered", {})
+    mnemos.register_host(Host(f"{__name__}:Inner", ("x",), "dim", "num_heads", TokenReader("x"), projection="proj"))
     x = torch.randn(2, 5, 12)
     for tied in (False, True):
         model = Outer()

@@ -10,7 +10,7 @@ from torch import nn
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
-from mnemos.hosts.groups import decays
+from mnemos.hosts.branch import decays
 from mnemos.memory import gated_cache as stored_module
 from mnemos.memory.gated_cache import PRESETS
 

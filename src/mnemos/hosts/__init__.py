@@ -1,8 +1,11 @@
 """Memories in existing models of torch.nn, timm and Hugging Face.
 
-`cache` adds gated caches and `uncache` takes them out; `carry` reads segments with a cache per row; `remember` adds
-memory tokens. `merge_updates` adds the low-rank updates of a linearised decoder to its weights. `save`, `load` and
-`from_pretrained` are for cached models, `parameter_groups` for learning rates, `register_host` for more attentions.
+Read in this order. `attach`: cache(model), from the attentions that it chooses to the report. What it needs to know of
+them: `host` (what an adapter declares), `adapters` (the table), `inputs` (tokens and grids of each architecture), or
+`named` for a module that only the user knows. What it adds: `branch`, put in by `hooks`, which read `masks` and
+`grids`; `row_states` keeps a cache for each row of a decoder or an encoder. `pretrained` saves and loads all this.
+Apart from them: `linearise` gives a decoder a state of constant size (`linearised` is the attention, `linearised_cache`
+its state on the decoder's own cache), and `remembering` puts memory tokens around a decoder.
 """
 
 from typing import TYPE_CHECKING
@@ -10,16 +13,17 @@ from typing import TYPE_CHECKING
 from mnemos.face import lazy
 
 if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+    from .adapters import register_host as register_host
+    from .attach import Report as Report
     from .attach import cache as cache
     from .attach import uncache as uncache
     from .branch import HostBranch as HostBranch
-    from .encoder_segments import carry as carry
-    from .groups import parameter_groups as parameter_groups
+    from .branch import carry as carry
+    from .branch import parameter_groups as parameter_groups
     from .host import Call as Call
     from .host import DecoderHost as DecoderHost
     from .host import Host as Host
-    from .known_hosts import register_host as register_host
-    from .linearising import merge_updates as merge_updates
+    from .linearise import merge_updates as merge_updates
     from .pretrained import from_pretrained as from_pretrained
     from .pretrained import load as load
     from .pretrained import save as save
@@ -27,6 +31,5 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .remembering import Segmented as Segmented
     from .remembering import SegmentedState as SegmentedState
     from .remembering import remember as remember
-    from .report import Report as Report
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

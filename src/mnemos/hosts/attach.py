@@ -1,11 +1,15 @@
-"""cache(model) and uncache(model): add a gated cache to every self-attention of an existing model, and remove it."""
+"""cache(model) and uncache(model): add a gated cache to every self-attention of an existing model, and remove it.
+
+`apply` is the whole story: which attentions, by their class (`adapters`) or by name (`named`); the sizes of their
+caches; a branch for each (`branch`), which hooks mix into the attention's output (`hooks`); a report.
+"""
 
 import difflib
 import fnmatch
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -14,23 +18,23 @@ from mnemos._compat import COMPILED
 from mnemos.config import to_dict
 from mnemos.memory.gated_cache import GRC, caches
 from mnemos.modes import uncompiled
+from mnemos.ops.gated_cache import Windows
+from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 from mnemos.types import InputError
 
-from .branch import HostBranch
-from .custom import make_host, make_reader
-from .decoder_branch import DecoderBranch
-from .hooks import RECORD, ROSTER, attach, attach_root, detach_all, stop_nesting
-from .host import AttentionInput, DecoderHost, Host, Site
-from .known_hosts import hosts as registered_hosts
+from .adapters import adapters_by_class
+from .branch import DecoderBranch, HostBranch
+from .hooks import RECORD, ROSTER, attach, attach_root, detach_all
+from .host import DecoderHost, Host
+from .inputs import AttentionInput, NamedModule
 from .masks import DECODERS
-from .probe import Seen, probe, record_calls
-from .report import Left, Report, Swapped
+from .named import make_adapter, make_reader, probe, record_calls
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _NOT_NAMED = "not named by where="
 
 
-class Known(NamedTuple):
+class SavedSizes(NamedTuple):
     """The sizes of an attention that had a cache when it was saved: Tm, T of a call (None: it varies), D."""
 
     length: int
@@ -38,11 +42,97 @@ class Known(NamedTuple):
     width: int
 
 
-class _Planned(NamedTuple):
-    site: Site
-    host: Host
-    place: AttentionInput
+@dataclass(frozen=True)
+class Cached:
+    """One attention that got a cache.
+
+    length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output
+    (mix="heads": of its heads); prefix: number of class tokens in front; grid: (height, width) of the other tokens;
+    rows: rows of its batch per sample (Swin: windows); pool: side of the squares of tokens that are averaged to one
+    slot; windows: those that the cache spans together (length="paper" in Swin: tokens is then the number in all
+    windows); grc: with every switch set.
+    """
+
+    name: str
+    host: str
     length: int
+    width: int
+    cache_width: int
+    heads: int
+    tokens: int | None
+    out_width: int
+    prefix: int
+    grid: tuple[int, int] | None
+    rows: int
+    pool: int
+    windows: Windows | None
+    grc: GRC
+    parameters: int
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes for the cost formula; T = Tm where T varies."""
+        tokens = self.tokens or self.length
+        grid = self.grid[0] * self.grid[1] if self.grid else 0
+        sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
+        return Shape(*sizes, rows=self.rows, grid_tokens=grid, lifts=self.grc.mix == "channels")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """One attention that got no cache, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Attentions swapped and left, parameters added, and FLOPs added to a training and to an eval() forward per sample.
+
+    A multiply-add is 2 FLOPs. They are computed by mnemos/ops/gated_cache/cost.py from the T of each attention (T = Tm
+    where it varies), for a batch of one sample: what a batch shares counts in full.
+    """
+
+    swapped: tuple[Cached, ...]
+    left: tuple[Skipped, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Parameters added."""
+        return sum(one.parameters for one in self.swapped)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs added to a training forward of one sample."""
+        return sum(2 * training_macs(one.shape, one.grc) for one in self.swapped)
+
+    @property
+    def inference_flops(self) -> int:
+        """FLOPs added to an eval() forward of one sample."""
+        return sum(2 * inference_macs(one.shape, one.grc) for one in self.swapped)
+
+    def __str__(self) -> str:
+        kinds: dict[str, int] = {}
+        for one in self.swapped:
+            key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
+            key += f", each the mean of {one.pool} x {one.pool} tokens" if one.pool > 1 else ""
+            key += ", across all windows" if one.windows else ""
+            key += f", mix={one.grc.mix}"
+            kinds[key] = kinds.get(key, 0) + 1
+        count = len(self.swapped)
+        lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]
+        lines += [f"  {count} x {key}" for key, count in kinds.items()]
+        lines += [f"  left {one.name}: {one.why}" for one in self.left]
+        if all(one.tokens for one in self.swapped):
+            flops = f"{self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
+            lines.append(f"{self.parameters:,} parameters and {flops}")
+            lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
+        else:
+            lines.append(f"{self.parameters:,} parameters added; FLOPs depend on T, which varies: example= gives one")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook and the prompt of Python show
 
 
 def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: object = None) -> Report:
@@ -82,22 +172,96 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
 
 def apply(
-    model: nn.Module, grc: GRC, where: Where = None, example: object = None, known: dict[str, Known] | None = None
+    model: nn.Module, grc: GRC, where: Where = None, example: object = None, saved: dict[str, SavedSizes] | None = None
 ) -> Report:
-    """Do the work of `cache`. known: the sizes of the attentions by name, where they are known from a saved model."""
+    """Do the work of `cache`. saved: the sizes of the attentions by name, where they are known from a saved model."""
+    # --- what cannot have a cache at all ---
     model = uncompiled(model)
-    _check(model, grc)
-    plans, left = _plan(model, grc, where, example, known)
-    branches = [_make_branch(plan, grc) for plan in plans]
-    for plan, branch in zip(plans, branches, strict=True):
-        attach(plan.site, branch)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"expected a torch.nn.Module to give a cache to, found {_name_class(model)}; pass the model first"
+        )
+    if not isinstance(grc, GRC):
+        raise InputError(
+            f"expected one mnemos.GRC(...) for all attentions, found {_name_class(grc)}; choose the attentions with "
+            "where="
+        )
+    own = {id(one) for one in model.__dict__.get(ROSTER, ())}
+    if foreign := [one for one in caches(model) if id(one) not in own]:
+        raise InputError(
+            "expected a model without gated caches, or the one that cache() was called on before, found "
+            f"{len(foreign)} of another call; mnemos.uncache(model) removes those of cache()"
+        )
+    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        found = "a sharded one" if sharded else type(model).__name__
+        raise InputError(
+            f"expected a model that is not distributed yet, found {found}; call mnemos.cache() first, then distribute "
+            "it with its caches"
+        )
+
+    # --- which attentions, and how an example calls them ---
+    sites = list_sites(model)
+    chosen, skipped = _choose(sites, where)
+    _refuse_nothing(chosen, skipped, where, model)
+    reads = {site: make_reader(site.module) if adapter is None else adapter.call for site, adapter in chosen.items()}
+    calls, refused = record_calls(model, reads, example)
+    for site, adapter in list(chosen.items()):
+        if site.name in refused:
+            if adapter is None:  # it was named: it is not left in silence
+                raise InputError(f"{site.name}: {refused[site.name]}")
+            del chosen[site]
+            skipped.append(Skipped(site.name, f"its call in the example: {refused[site.name]}"))
+    _refuse_nothing(chosen, skipped, where, model)
+
+    # --- the adapter, the input and the slots of each ---
+    planned: list[tuple[NamedModule, Host, AttentionInput]] = []
+    for site, adapter in chosen.items():
+        shown = calls.get(site.name) if saved is None else saved.get(site.name)
+        if adapter is None:
+            adapter = make_adapter(site, shown and shown.width)
+            if saved is None:  # else it was tested before it was saved
+                probe(site, adapter, calls.get(site.name))
+        declared = adapter.input(site, shown and shown.tokens)
+        planned.append((site, adapter, declared.paper if grc.length == "paper" and declared.paper else declared))
+    lengths = _choose_lengths(planned, grc) if saved is None else [saved[site.name].length for site in chosen]
+
+    # --- the branches; until here the model is as it was ---
+    branches: list[HostBranch] = []
+    for (site, adapter, declared), length in zip(planned, lengths, strict=True):
+        dim, out_dim, heads = adapter.sizes(site.module)
+        cls = DecoderBranch if isinstance(adapter, DecoderHost) else HostBranch
+        try:
+            out_dim = adapter.heads_dim(site.module) if grc.mix == "heads" else out_dim
+            branch = cls(adapter, declared, replace(grc, length=length), dim, out_dim, heads)
+        except InputError as error:
+            raise InputError(f"{site.name}: {error}") from None
+        like: Tensor | None = next((p for p in site.module.parameters() if p.is_floating_point()), None)
+        if like is not None:
+            branch.to(device=like.device, dtype=like.dtype)
+        branches.append(branch.train(site.module.training))
+    for (site, _, _), branch in zip(planned, branches, strict=True):
+        attach(site, branch)
     attach_root(model, branches)
-    stop_nesting(model)
-    for warning in dict.fromkeys(plan.place.warning for plan in plans if plan.place.warning):
+
+    # --- the report, and the record from which `load` and `from_pretrained` make the same caches ---
+    for warning in dict.fromkeys(declared.warning for _, _, declared in planned if declared.warning):
         warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)
-    report = Report(tuple(_describe(*both) for both in zip(plans, branches, strict=True)), tuple(left))
-    _record(model, grc, report)
-    return report
+    cached = []
+    for (site, adapter, one), branch in zip(planned, branches, strict=True):
+        slots, added = branch.cache.shape[0], sum(p.numel() for p in branch.parameters())
+        widths = branch.dim, branch.cache_dim, branch.num_heads, one.tokens, branch.out_dim
+        layout = one.prefix, one.grid, one.rows, one.pool, one.windows
+        cached.append(Cached(site.name, adapter.name, slots, *widths, *layout, branch.grc, added))
+    sizes = {
+        one.name.replace(f"{COMPILED}.", ""): SavedSizes(one.length, one.tokens, one.width)._asdict()  # as `save` names
+        for one in cached
+    }
+    record = model.__dict__.setdefault(RECORD, [])
+    record.append({"grc": to_dict(grc), "caches": sizes})
+    if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
+        model.config.mnemos = {**record[0], "more": record[1:]} if record[1:] else record[0]  # type: ignore[union-attr]
+    return Report(tuple(cached), tuple(skipped))
 
 
 def uncache(model: nn.Module) -> nn.Module:
@@ -110,161 +274,57 @@ def uncache(model: nn.Module) -> nn.Module:
             "expected a model that mnemos.cache() was called on, found none of its caches; nothing to undo"
         )
     for module in model.modules():
-        if (before := module.__dict__.pop("_nested_before_cache", None)) is not None:
-            module.use_nested_tensor = before
-        config = getattr(module, "config", None)
-        if hasattr(config, "mnemos"):
+        if hasattr(config := getattr(module, "config", None), "mnemos"):
             delattr(config, "mnemos")
     return model
 
 
-def _check(model: nn.Module, grc: GRC) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"expected a torch.nn.Module to give a cache to, found {_name_class(model)}; pass the model first"
-        )
-    if not isinstance(grc, GRC):
-        raise InputError(
-            f"expected one mnemos.GRC(...) for all attentions, found {_name_class(grc)}; choose the attentions with "
-            "where="
-        )
-    own = {id(one) for one in model.__dict__.get(ROSTER, ())}
-    if found := [one for one in caches(model) if id(one) not in own]:
-        raise InputError(
-            "expected a model without gated caches, or the one that cache() was called on before, found "
-            f"{len(found)} of another call; mnemos.uncache(model) removes those of cache()"
-        )
-    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        kind = "a sharded one" if sharded else type(model).__name__
-        raise InputError(
-            f"expected a model that is not distributed yet, found {kind}; call mnemos.cache() first, then distribute "
-            "it with its caches"
-        )
-
-
-def _name_class(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-
-
-def list_sites(model: nn.Module) -> Iterable[Site]:
+def list_sites(model: nn.Module) -> list[NamedModule]:
     """Every module with the modules above it; a module that several parents share is listed once."""
-
-    def below(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterable[Site]:
-        yield Site(name, module, above)
-        for part, child in module.named_children():
-            yield from below(child, f"{name}.{part}" if name else part, (*above, module))
-
-    seen: set[int] = set()
-    for site in below(model, "", ()):
-        if id(site.module) not in seen:  # layers that share a module share its cache
-            seen.add(id(site.module))
-            yield site
+    by_name: dict[str, NamedModule] = {}
+    for name, module in model.named_modules():
+        parent = by_name[name.rpartition(".")[0]] if name else None
+        by_name[name] = NamedModule(name, module, () if parent is None else (*parent.above, parent.module))
+    return list(by_name.values())
 
 
-def _plan(
-    model: nn.Module, grc: GRC, where: Where, example: object, known: dict[str, Known] | None
-) -> tuple[list[_Planned], list[Left]]:
-    """Which attentions get a cache and which do not. Changes nothing."""
-    sites = list(list_sites(model))
-    known_hosts = registered_hosts()
-    hosts = {site.name: host for site in sites if (host := find_host(site.module, known_hosts)) is not None}
-    named, others = select_sites(sites, set(hosts), where)
-    chosen: list[Site] = []
-    left = []
+def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, Host | None], list[Skipped]]:
+    """The attentions that get a cache, each with its adapter (None: a module that `where` names), and the others."""
+    find = adapters_by_class()
+    adapters = {site.name: adapter for site in sites if (adapter := find(site.module)) is not None}
+    named, others = select_sites(sites, set(adapters), where)
+    chosen: dict[NamedModule, Host | None] = {}
+    skipped: list[Skipped] = []
     for site in sites:
-        host = hosts.get(site.name)
-        if host is None:
-            chosen += [site] if site.name in others else []
-        elif named is not None and site.name not in named:
-            left.append(Left(site.name, _NOT_NAMED))
-        elif (why := host.left(site) or (host.uneven(site.module) if named is None else None)) is not None:
-            left.append(Left(site.name, why))
-        elif named is None and _has_cache(site, host):
-            left.append(Left(site.name, "it has a cache already"))
-        else:
-            host.check(site.module)
-            chosen.append(site)
-    if twice := next((site for site in chosen if _has_cache(site, hosts.get(site.name))), None):
-        raise InputError(
-            f"{twice.name}: expected an attention without a cache, found one that has a cache already; leave it out of "
-            "where=, or call mnemos.uncache(model) first"
-        )
-    left += _list_unknown(sites, set(hosts) | others)
-    if not chosen:
-        raise InputError(_explain_nothing(left, where, model))
-    reads = {site: hosts[site.name].call if site.name in hosts else make_reader(site.module) for site in chosen}
-    called, refused = record_calls(model, reads, example)
-    for site in [site for site in chosen if site.name in refused]:
-        if site.name not in hosts:  # it was named: it is not left in silence
-            raise InputError(f"{site.name}: {refused[site.name]}")
-        chosen.remove(site)
-        left.append(Left(site.name, f"its call in the example: {refused[site.name]}"))
-    if not chosen:
-        raise InputError(_explain_nothing(left, where, model))
-    seen: Mapping[str, Known | Seen] = called if known is None else known
-    placed = []
-    for site in chosen:
-        found = seen.get(site.name)
-        host = hosts.get(site.name)
-        if host is None:
-            host = make_host(site, found and found.width)
-            if known is None:  # else it was tested before it was saved
-                probe(site, host, called.get(site.name))
-        place = host.place(site, found and found.tokens)
-        placed.append((site, host, place.paper if grc.length == "paper" and place.paper else place))
-    lengths = _choose_lengths(placed, grc) if known is None else [known[site.name].length for site in chosen]
-    return [_Planned(*each, n) for each, n in zip(placed, lengths, strict=True)], left
-
-
-def _has_cache(site: Site, host: Host | None) -> bool:
-    carrier = getattr(site.module, host.carrier) if host is not None and host.carrier else site.module
-    return isinstance(getattr(carrier, "grc", None), HostBranch)
-
-
-def find_host(module: nn.Module, known: Sequence[Host]) -> Host | None:
-    """The adapter of a module's class; None: it is of no known class."""
-    return next((host for host in known if (cls := host.cls()) is not None and isinstance(module, cls)), None)
-
-
-def select_sites(sites: list[Site], hosts: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
-    """The names that `where` selects (None: no selection), and those among them that no adapter knows.
-
-    If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
-    "blocks.*.attn*" does not mean the dropout next to the attention.
-    """
-    if where is None:
-        return None, set()
-    names = [site.name for site in sites]
-    if callable(where):
-        chosen = {site.name for site in sites if where(site.name, site.module)}
-        return chosen, set() if chosen & hosts else chosen
-    found: set[str] = set()
-    others: set[str] = set()
-    for pattern in [where] if isinstance(where, str) else where:
-        hits = [name for name in names if _is_match(name, pattern)]
-        if not hits:
-            near = difflib.get_close_matches(pattern, names, 1, 0.0)
+        adapter = adapters.get(site.name)
+        if adapter is None and site.name not in others:
+            continue
+        carrier = getattr(site.module, adapter.carrier) if adapter is not None and adapter.carrier else site.module
+        has_cache = isinstance(getattr(carrier, "grc", None), HostBranch)
+        reason: str | None = None
+        if adapter is not None:
+            if named is not None and site.name not in named:
+                reason = _NOT_NAMED
+            else:
+                reason = adapter.find_obstacle(site, named is not None)
+            if reason is None and named is None and has_cache:
+                reason = "it has a cache already"
+        if reason is not None:
+            skipped.append(Skipped(site.name, reason))
+            continue
+        if has_cache:
             raise InputError(
-                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
+                f"{site.name}: expected an attention without a cache, found one that has a cache already; leave it out "
+                "of where=, or call mnemos.uncache(model) first"
             )
-        found |= set(hits)
-        others |= set() if hosts & set(hits) else set(hits)
-    return found, others
+        if adapter is not None:
+            adapter.check(site.module)
+        chosen[site] = adapter
 
-
-def _is_match(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
-
-
-def _list_unknown(sites: list[Site], known: set[str]) -> list[Left]:
-    """Modules that are called attention, by their class or their name, that no adapter knows.
-
-    Of several inside one another the innermost: the outer ones often add a residual, which no cache replaces. A module
-    with a known attention inside, or inside of one, is not listed.
-    """
-    found = [
+    # --- modules that are called attention and that no adapter knows, neither in a known one nor around one. Of several
+    # inside one another the innermost: the outer ones often add a residual, which no cache replaces ---
+    known = {*adapters, *others}
+    unknown = [
         site
         for site in sites
         if site.name
@@ -272,18 +332,44 @@ def _list_unknown(sites: list[Site], known: set[str]) -> list[Left]:
         and any(True for _ in site.module.parameters())
         and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in known)
     ]
-    return [
-        Left(
-            site.name,
-            f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to [B, T, D], adds "
-            f"no residual and is not causal; {DECODERS}",
-        )
-        for site in found
-        if not any(other is not site and _is_inside(other.name, site.name) for other in found)
-    ]
+    for site in unknown:
+        if not any(other is not site and _is_inside(other.name, site.name) for other in unknown):
+            reason = f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to "
+            reason += f"[B, T, D], adds no residual and is not causal; {DECODERS}"
+            skipped.append(Skipped(site.name, reason))
+    return chosen, skipped
 
 
-def is_called_attention(site: Site) -> bool:
+def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+    """The names that `where` selects (None: no selection), and those among them that no adapter knows.
+
+    If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
+    "blocks.*.attn*" does not mean the dropout next to the attention.
+    """
+    if where is None:
+        return None, set()
+    if callable(where):
+        chosen = {site.name for site in sites if where(site.name, site.module)}
+        return chosen, set() if chosen & known else chosen
+    selected: set[str] = set()
+    others: set[str] = set()
+    for pattern in [where] if isinstance(where, str) else where:
+        parts, hits = pattern.split("."), set()
+        for name in (site.name for site in sites):
+            of_name = name.split(".")
+            if len(parts) == len(of_name) and all(map(fnmatch.fnmatchcase, of_name, parts)):
+                hits.add(name)
+        if not hits:
+            near = difflib.get_close_matches(pattern, [site.name for site in sites], 1, 0.0)
+            raise InputError(
+                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
+            )
+        selected |= hits
+        others |= set() if known & hits else hits
+    return selected, others
+
+
+def is_called_attention(site: NamedModule) -> bool:
     """Whether a module is called attention, by its class or its name."""
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
     named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
@@ -295,85 +381,49 @@ def _is_inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.")
 
 
-def _explain_nothing(left: list[Left], where: Where, model: nn.Module) -> str:
-    if left:
-        first = next((one for one in left if one.why != _NOT_NAMED), left[0])
-        more = f"; {len(left) - 1} more were left" if left[1:] else ""
-        return f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
+def _name_class(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _refuse_nothing(chosen: Collection[NamedModule], skipped: list[Skipped], where: Where, model: nn.Module) -> None:
+    """Raise InputError if no attention is chosen, with what would help."""
+    if chosen:
+        return
+    if skipped:
+        first = next((one for one in skipped if one.why != _NOT_NAMED), skipped[0])
+        more = f"; {len(skipped) - 1} more were left" if skipped[1:] else ""
+        raise InputError(
+            f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
+        )
     hint = "name modules that map [B, T, D] to [B, T, D] with where="
     if where is not None:
         hint = f"where={where!r} chose nothing"
     elif any(isinstance(module, nn.Conv2d) for module in model.modules()):
         hint += "; layers of convolutions take maps [B, C, H, W], and cannot have a cache"
-    return f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}"
+    raise InputError(f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}")
 
 
-def _choose_lengths(placed: list[tuple[Site, Host, AttentionInput]], grc: GRC) -> list[int]:
+def _choose_lengths(planned: list[tuple[NamedModule, Host, AttentionInput]], grc: GRC) -> list[int]:
     """Tm of each attention. A stage is all attentions of one width and number of tokens."""
-    keys = [(host.sizes(site.module)[0], place.tokens) for site, host, place in placed]
+    keys = [(adapter.sizes(site.module)[0], declared.tokens) for site, adapter, declared in planned]
     stages = list(dict.fromkeys(keys))
     wanted = grc.length
     if isinstance(wanted, tuple) and len(wanted) != len(stages):
         raise InputError(f"expected one cache length for each of {len(stages)} stages, found {len(wanted)}: {wanted}")
     lengths = []
-    for key, (site, _, place) in zip(keys, placed, strict=True):
-        given = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
-        length = place.slots if isinstance(given, str) else given
+    for key, (site, _, declared) in zip(keys, planned, strict=True):
+        asked = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
+        length = declared.slots if isinstance(asked, str) else asked
         if length is None:
             raise InputError(
                 f'{site.name}: GRC(length="paper"): expected tokens of a known grid, to average squares of '
-                f"{place.pool} x {place.pool}, found {place.tokens} tokens; use square images, or give GRC(length=) as "
-                "numbers"
+                f"{declared.pool} x {declared.pool}, found {declared.tokens} tokens; use square images, or give "
+                "GRC(length=) as numbers"
             )
-        if place.limit is not None and length > place.limit:
+        if declared.limit is not None and length > declared.limit:
             raise InputError(
-                f"{site.name}: expected {place.limit} slots at most, one per token, found {length}; lower GRC(length=)"
+                f"{site.name}: expected {declared.limit} slots at most, one per token, found {length}; lower "
+                "GRC(length=)"
             )
         lengths.append(length)
     return lengths
-
-
-def _make_branch(plan: _Planned, grc: GRC) -> HostBranch:
-    dim, out_dim, heads = plan.host.sizes(plan.site.module)
-    try:
-        if grc.mix == "heads":
-            out_dim = plan.host.heads_dim(plan.site.module)
-        kind = DecoderBranch if isinstance(plan.host, DecoderHost) else HostBranch
-        branch = kind(plan.host, plan.place, replace(grc, length=plan.length), dim, out_dim, heads)
-    except InputError as error:
-        raise InputError(f"{plan.site.name}: {error}") from None
-    like: Tensor | None = next((p for p in plan.site.module.parameters() if p.is_floating_point()), None)
-    if like is not None:
-        branch.to(device=like.device, dtype=like.dtype)
-    return branch.train(plan.site.module.training)
-
-
-def _describe(plan: _Planned, branch: HostBranch) -> Swapped:
-    return Swapped(
-        plan.site.name,
-        plan.host.name,
-        plan.length,
-        branch.dim,
-        branch.cache_dim,
-        branch.num_heads,
-        plan.place.tokens,
-        branch.out_dim,
-        plan.place.prefix,
-        plan.place.grid,
-        plan.place.rows,
-        plan.place.pool,
-        plan.place.windows,
-        branch.grc,
-        sum(p.numel() for p in branch.parameters()),
-    )
-
-
-def _record(model: object, grc: GRC, report: Report) -> None:
-    """Record what `load` needs; for `from_pretrained`, also in the configuration, which Hugging Face models save."""
-    found = {one.name: Known(one.length, one.tokens, one.width)._asdict() for one in report.swapped}
-    found = {name.replace(f"{COMPILED}.", ""): one for name, one in found.items()}  # as `save` names the tensors
-    record = model.__dict__.setdefault(RECORD, [])
-    record.append({"grc": to_dict(grc), "caches": found})
-    config = getattr(model, "config", None)
-    if hasattr(model, "save_pretrained") and config is not None:
-        config.mnemos = {**record[0], "more": record[1:]} if record[1:] else record[0]

@@ -1,11 +1,7 @@
-"""The grid of an image's tokens in each call, and which part of it is the image.
-
-Hosts take images of other sizes than the one that they were made for, and batches of images that padding makes equal.
-"""
+"""The grid of an image's tokens in each call: hosts take images of other sizes than the one they were made for."""
 
 import inspect
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,10 +10,9 @@ from torch import Tensor, nn
 from mnemos._compat import outside_transforms
 from mnemos.memory.gated_cache import Reads, recomputing
 
-from .host import Site, argument, reach
+from .host import argument, reach
+from .inputs import Grid, NamedModule
 
-Grid = tuple[int, int]
-Sizes = Sequence[Grid]
 NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: (`Grids`, `GridReader`)
 _PATCHES = (  # the convolutions that make tokens of patches: of timm, Hugging Face and torchvision
     "patch_embed.proj",
@@ -39,11 +34,10 @@ class GridReader(NamedTuple):
     positions: tuple[int, ...] = ()
 
     def __call__(self, args: tuple, kwargs: dict, output: object = None) -> Grid | None:
-        """The grid; None if the call does not have it."""
         if self.names:
-            found = [argument(args, kwargs, *one) for one in zip(self.positions, self.names, strict=True)]
-            sides = found if len(found) == 2 else found[0]
-            return None if sides is None or sides[0] is None else (sides[0], sides[1])
+            sides = [argument(args, kwargs, *one) for one in zip(self.positions, self.names, strict=True)]
+            pair = sides if len(sides) == 2 else sides[0]
+            return None if pair is None or pair[0] is None else (pair[0], pair[1])
         if isinstance(output, Tensor):
             return output.shape[2], output.shape[3]
         x = args[0] if args else next(iter(kwargs.values()), None)
@@ -100,7 +94,7 @@ def find_own_reader(module: nn.Module) -> GridReader | None:
     return None
 
 
-def find_reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
+def find_reader_above(site: NamedModule, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
     """The module above an attention that shows the grid, and how: its block, or the model's first convolution."""
     block = site.above[-1] if site.above else None
     names = [] if block is None else list(inspect.signature(type(block).forward).parameters)[1:]
@@ -113,48 +107,7 @@ def find_reader_above(site: Site, in_windows: bool) -> tuple[nn.Module, GridRead
     if in_windows:
         return None if block is None else (block, GridReader())
     for module in reversed(site.above):
-        found: Any = next((part for path in _PATCHES if isinstance(part := reach(module, path), nn.Conv2d)), None)
-        if found is not None:
-            return found, GridReader()
+        embed: Any = next((part for path in _PATCHES if isinstance(part := reach(module, path), nn.Conv2d)), None)
+        if embed is not None:
+            return embed, GridReader()
     return None
-
-
-class ValidPart:
-    """The sizes of the images of the present call, between what pads them and the caches that summarise them.
-
-    Images are in the upper left corner. The sizes hold until the call ends: what calls the backbone alone has other
-    images. A repeated forward (activation checkpointing) reads the sizes of the last call, which has ended.
-    """
-
-    def __init__(self) -> None:
-        self._images: Sizes = ()
-        self._padded: Grid = (1, 1)
-        self._ended = True
-
-    def note(self, images: Sizes, padded: Grid) -> None:
-        """A call begins with images of these (height, width), padded to one size."""
-        self._images, self._padded, self._ended = images, padded, False
-
-    def end(self) -> None:
-        """The call ends, with or without an error."""
-        self._ended = True
-
-    def at(self, grid: Grid) -> Sizes | None:
-        """The (height, width) of each image in tokens of a grid, with parts of tokens.
-
-        None: no image is padded, or there is no call with images of known sizes.
-        """
-        if self._ended and not recomputing():
-            return None
-        if all(tuple(size) == self._padded for size in self._images):
-            return None
-        (rows, columns), (height, width) = grid, self._padded
-        return [(max(1, -(-h * rows // height)), max(1, -(-w * columns // width))) for h, w in self._images]
-
-    @staticmethod
-    def mask(sizes: Sizes, grid: Grid, device: torch.device) -> Tensor:
-        """Which tokens of the grid are of the image: [B, H·W] bool."""
-        limits = torch.tensor(sizes, device=device)
-        rows = torch.arange(grid[0], device=device) < limits[:, :1]
-        columns = torch.arange(grid[1], device=device) < limits[:, 1:]
-        return (rows[:, :, None] & columns[:, None]).flatten(1)

@@ -1,7 +1,8 @@
 """The hooks through which a branch takes part in a host's forward.
 
-They are plain functions that hold no module, so a deep copy of a cached model uses its own branches, and a cached
-model can be pickled.
+`attach` gives an attention its branch, and `_mix` is what the hooks around the attention do; `attach_root` lets the
+model's own forward begin and end an update of all caches. Hooks are plain functions that hold no module, so a deep copy
+of a cached model uses its own branches, and a cached model can be pickled.
 """
 
 import threading
@@ -16,17 +17,20 @@ from mnemos.memory.gated_cache import GatedCache, StoredCache, begin_forward, en
 from mnemos.types import InputError
 
 from .branch import HostBranch
-from .decoder_branch import DecoderBranch, mix_decoder
 from .grids import NOTES, Grids, find_own_reader, find_reader_above
-from .host import Call, DecoderHost, Site, reach
+from .host import Call, DecoderHost, reach
+from .inputs import NamedModule
+from .masks import own_tokens
+from .row_states import find_row_state
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
-_PART = "_mnemos_part"  # attribute of a module between the model and a branch: a `_Part`
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
+_PART = "_mnemos_part"  # attribute of a module between the model and a branch: a `_Part`
+_NESTED = "_nested_before_cache"  # attribute of an encoder of PyTorch: its `use_nested_tensor`
 
 
-class _Noted:
+class ActiveCall:
     """A call of an attention that is mixed inside it. mixed: whether it was. position: the convolution's output."""
 
     def __init__(self, module: Any, args: tuple, kwargs: dict) -> None:
@@ -34,46 +38,70 @@ class _Noted:
         self.position: tuple[Call, Tensor] | None = None
 
 
-class _Present(threading.local):
-    """The noted calls that are being made, each inside the one before it. Threads may share a model."""
+class _CallStack(threading.local):
+    """The calls that are being made, each inside the one before it. Threads may share a model."""
 
-    calls: tuple[_Noted, ...] = ()
-
-
-_present = _Present()
+    calls: tuple[ActiveCall, ...] = ()
 
 
-def attach(site: Site, branch: HostBranch) -> None:
+_stack = _CallStack()
+
+
+class _Part:
+    """The branches below a part of a model, and whether a call of the part alone has begun their forward."""
+
+    def __init__(self) -> None:
+        self.branches: list[HostBranch] = []
+        self.began = False
+
+
+def attach(site: NamedModule, branch: HostBranch) -> None:
     """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix its output in."""
+    # --- where it is mixed in: a carrier's first input, the heads before the projection, or the output ---
     carrier = module = site.module
     if branch.host.carrier:
         carrier = getattr(module, branch.host.carrier)
-        keep_handle(module, module.register_forward_pre_hook(_note_call, with_kwargs=True))
+        keep_handle(module, module.register_forward_pre_hook(_open_call, with_kwargs=True))
         keep_handle(carrier, carrier.register_forward_pre_hook(_mix_input))
-        keep_handle(module, module.register_forward_hook(_forget_call, always_call=True))
+        keep_handle(module, module.register_forward_hook(_close_call, always_call=True))
     elif branch.before_projection:
-        keep_handle(module, module.register_forward_pre_hook(_note_heads, with_kwargs=True))
+        keep_handle(module, module.register_forward_pre_hook(_open_heads, with_kwargs=True))
         _hook_projection(reach(module, branch.host.projection or ""))
         keep_handle(module, module.register_forward_hook(_end_heads))
-        keep_handle(module, module.register_forward_hook(_forget_call, always_call=True))
+        keep_handle(module, module.register_forward_hook(_close_call, always_call=True))
     else:
-        mix = mix_decoder if isinstance(branch, DecoderBranch) else _mix_output
-        keep_handle(module, module.register_forward_hook(mix, with_kwargs=True))
+        keep_handle(module, module.register_forward_hook(_mix_output, with_kwargs=True))
     carrier.grc = branch
     if branch.needs_grid:
         follow_grid(site, branch)
-    _attach_parts(site, branch)
+
+    # --- no nested tensors, into which PyTorch's encoder packs padded batches for its fast path: a branch cannot read
+    # them, and modules with hooks do not take that path anyway ---
+    for part in site.above:
+        if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+            setattr(part, _NESTED, part.use_nested_tensor)
+            part.use_nested_tensor = False
+    # --- a part of the model that is called alone begins and ends the forward too. Of parts inside one another the
+    # outermost does it: layers that share a branch, as in ALBERT, then read one cache, as in a call of the model ---
+    for module in site.above[1:]:
+        shared = getattr(module, _PART, None)
+        if shared is None:
+            setattr(module, _PART, shared := _Part())
+            keep_handle(module, module.register_forward_pre_hook(_begin_part))
+            keep_handle(module, module.register_forward_hook(_end_part))
+            keep_handle(module, module.register_forward_hook(_fail_part, always_call=True))
+        shared.branches.append(branch)
 
 
-def follow_grid(site: Site, branch: HostBranch) -> None:
+def follow_grid(site: NamedModule, branch: HostBranch) -> None:
     """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
     branch.own_grid = find_own_reader(site.module)
     if branch.own_grid is not None:
         return
-    found = find_reader_above(site, branch.padded is not None or branch.windows is not None)
-    if found is None:
+    shown = find_reader_above(site, branch.padded is not None or branch.windows is not None)
+    if shown is None:
         return
-    above, reader = found
+    above, reader = shown
     if NOTES not in above.__dict__:
         setattr(above, NOTES, (Grids(), reader))
         if isinstance(above, nn.Conv2d):
@@ -94,43 +122,9 @@ def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     keep_handle(model, model.register_forward_hook(_end))
     keep_handle(model, model.register_forward_hook(_fail, always_call=True))
     keep_handle(model, model.register_load_state_dict_post_hook(_report_missing))
-    for module in _list_changed(model):
-        compiled_again(module)
-
-
-class _Part:
-    """The branches below a part of a model, and whether a call of the part alone has begun their forward."""
-
-    def __init__(self) -> None:
-        self.branches: list[HostBranch] = []
-        self.began = False
-
-
-def _attach_parts(site: Site, branch: HostBranch) -> None:
-    """Begin and end the forward of a branch also with a part of the model that is called alone.
-
-    Of parts inside one another the outermost that is called does it. Layers that share a branch, as in ALBERT, then all
-    read one cache, as they do in a call of the whole model.
-    """
-    for module in site.above[1:]:
-        part = getattr(module, _PART, None)
-        if part is None:
-            setattr(module, _PART, part := _Part())
-            keep_handle(module, module.register_forward_pre_hook(_begin_part))
-            keep_handle(module, module.register_forward_hook(_end_part))
-            keep_handle(module, module.register_forward_hook(_fail_part, always_call=True))
-        part.branches.append(branch)
-
-
-def stop_nesting(model: nn.Module) -> None:
-    """Stop PyTorch's encoder from packing padded batches into nested tensors, which a branch cannot read.
-
-    They serve its fast path, which modules with hooks do not take anyway.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
-            module._nested_before_cache = module.use_nested_tensor  # type: ignore[assignment]
-            module.use_nested_tensor = False
+    for module in model.modules():  # compiled code that calls a module with our hooks is out of date
+        if any(_HANDLES in part.__dict__ for part in module.modules()):
+            compiled_again(module)
 
 
 def detach_all(model: nn.Module) -> int:
@@ -142,10 +136,10 @@ def detach_all(model: nn.Module) -> int:
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         _unhook_projection(module)  # a copy that took the place of a projection, as quantisation makes, has no handle
-        module.__dict__.pop(NOTES, None)
-        module.__dict__.pop(ROSTER, None)
-        module.__dict__.pop(RECORD, None)
-        module.__dict__.pop(_PART, None)
+        for name in (NOTES, ROSTER, RECORD, _PART):
+            module.__dict__.pop(name, None)
+        if _NESTED in module.__dict__:
+            module.use_nested_tensor = module.__dict__.pop(_NESTED)
     count = 0
     for module in list(model.modules()):
         if isinstance(getattr(module, "grc", None), HostBranch):
@@ -159,26 +153,55 @@ def keep_handle(module: nn.Module, handle: RemovableHandle) -> None:
     module.__dict__.setdefault(_HANDLES, []).append(handle)
 
 
-def _list_changed(model: nn.Module) -> list[nn.Module]:
-    """The modules with our hooks, and all modules above them: compiled code that calls one of them is out of date."""
-    return [m for m in model.modules() if any(_HANDLES in part.__dict__ for part in m.modules())]
+# --- around an attention ---
+
+
+def _mix(module: Any, args: tuple, kwargs: dict, y: Tensor) -> tuple[Call, Any]:
+    """A call of an attention, and its output or its heads y with the branch mixed in, [B, T, D]."""
+    branch = module.grc  # which may be wrapped, as by PEFT
+    host = branch.host
+    if isinstance(host, DecoderHost):
+        # --- a decoder: the state of its rows is on the host's cache ---
+        x, mask, past = host.read(module, args, kwargs)
+        carried, valid = None, None
+        if branch.moves and hasattr(past, "gated"):  # that of `mnemos.functional`, which has the state itself
+            carried, valid = past.gated(branch.grc), past.valid
+        elif branch.moves:
+            if past is not None:
+                carried = find_row_state(past, reach(module, host.layer), *x.shape[:2])
+            valid = own_tokens(mask, x, 0 if carried is None else carried.length)
+        return Call(x), branch(x, y, valid, carried=carried)
+    # --- an encoder: the grid of its tokens may be another one in every call ---
+    call = host.call(module, args, kwargs)
+    grid: tuple[int, int] | None = None
+    if branch.needs_grid:
+        whole = args[0] if args else None
+        if isinstance(whole, Tensor) and whole.dim() == 4 and call.layout == "batch":  # [B, height, width, D]
+            grid = whole.shape[1], whole.shape[2]
+        else:
+            if branch.own_grid is not None:
+                grid = branch.own_grid(args, kwargs)
+            elif branch.grids is not None:
+                grid = branch.grids.current(branch.training)
+            in_rows = branch.padded is not None or branch.windows is not None
+            if grid is not None and not in_rows and grid[0] * grid[1] != call.x.shape[1] - branch.prefix:
+                grid = None  # it is not that of these tokens
+    return call, branch(call.x, call.tokens(y), call.mask, grid=grid)
 
 
 def _mix_output(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
-    """The host's output with the branch mixed in. What else the host returns is passed on unchanged."""
-    branch: HostBranch = module.grc
-    call = branch.host.call(module, args, kwargs)
     y = _first(output)
-    grid = _find_grid(branch, args, kwargs, call) if branch.needs_grid else None
-    return _with_first(output, call.like(branch(call.x, call.tokens(y), call.mask, grid=grid), y))
+    call, mixed = _mix(module, args, kwargs, y)
+    return _with_first(output, call.like(mixed, y))
 
 
 def _first(output: Any) -> Tensor:
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    y: Tensor = output[0] if isinstance(output, tuple) else output
+    return y
 
 
 def _with_first(output: Any, first: Tensor) -> Any:
+    """What a host returned, with another tensor in the first place."""
     if not isinstance(output, tuple):
         return first
     if hasattr(output, "_replace"):  # a named tuple
@@ -186,19 +209,19 @@ def _with_first(output: Any, first: Tensor) -> Any:
     return first, *output[1:]
 
 
-def _note_call(module: Any, args: tuple, kwargs: dict) -> None:
-    _present.calls = *_present.calls, _Noted(module, args, kwargs)
+def _open_call(module: Any, args: tuple, kwargs: dict) -> None:
+    _stack.calls = *_stack.calls, ActiveCall(module, args, kwargs)
 
 
-def _forget_call(module: Any, args: tuple, output: Any) -> None:
-    """End a noted call, also one that raised; one that raised before it was noted has no note."""
-    if _present.calls and _present.calls[-1].module is module:
-        _present.calls = _present.calls[:-1]
+def _close_call(module: Any, args: tuple, output: Any) -> None:
+    """End a call, also one that raised; one that raised before it was opened is not on the stack."""
+    if _stack.calls and _stack.calls[-1].module is module:
+        _stack.calls = _stack.calls[:-1]
 
 
-def _note_heads(module: Any, args: tuple, kwargs: dict) -> None:
+def _open_heads(module: Any, args: tuple, kwargs: dict) -> None:
     _hook_projection(reach(module, module.grc.host.projection))
-    _note_call(module, args, kwargs)
+    _open_call(module, args, kwargs)
 
 
 def _hook_projection(projection: Any) -> None:
@@ -221,52 +244,43 @@ def _unhook_projection(projection: nn.Module) -> None:
 
 def _mix_heads(projection: Any, args: tuple) -> tuple:
     """The arguments of an attention's projection, with the branch mixed into the first, the heads."""
-    noted, heads = _present.calls[-1] if _present.calls else None, args[0]
-    if noted is None or noted.mixed or reach(noted.module, noted.module.grc.host.projection) is not projection:
+    active = _stack.calls[-1] if _stack.calls else None
+    if active is None or active.mixed or reach(active.module, active.module.grc.host.projection) is not projection:
         raise InputError(
             f"{type(projection).__name__}: expected one call of it in each call of its attention, found another; use "
             'GRC(mix="channels")'
         )
-    module, given, kwargs = noted.module, noted.args, noted.kwargs
-    noted.mixed, branch = True, module.grc
-    if isinstance(branch.host, DecoderHost):  # the branch itself may be wrapped, as by PEFT
-        return mix_decoder(module, given, kwargs, heads), *args[1:]
-    call = branch.host.call(module, given, kwargs)
-    grid = _find_grid(branch, given, kwargs, call) if branch.needs_grid else None
-    mixed = branch(call.x, call.tokens(heads), call.mask, grid=grid)
-    if branch.convolution is not None:
+    active.mixed = True
+    call, mixed = _mix(active.module, active.args, active.kwargs, args[0])
+    if active.module.grc.convolution is not None:
         mixed, position = mixed
-        noted.position = call, position
-    return call.like(mixed, heads), *args[1:]
+        active.position = call, position
+    return call.like(mixed, args[0]), *args[1:]
 
 
 def _end_heads(module: Any, args: tuple, output: Any) -> Any:
     """The attention's output, with the convolution's added."""
-    noted = _present.calls[-1]
-    if not noted.mixed:
-        branch: HostBranch = module.grc
+    active = _stack.calls[-1]
+    if not active.mixed:
+        host = module.grc.host
         raise InputError(
-            f"{branch.host.name}: expected a call of its projection ({branch.host.projection}), found none; use "
-            'GRC(mix="channels")'
+            f'{host.name}: expected a call of its projection ({host.projection}), found none; use GRC(mix="channels")'
         )
-    if noted.position is None:
+    if active.position is None:
         return output
-    y, (call, position) = _first(output), noted.position
+    y, (call, position) = _first(output), active.position
     return _with_first(output, y + call.like(position.to(y.dtype), y))
 
 
-def _find_grid(branch: HostBranch, args: tuple, kwargs: dict, call: Call) -> tuple[int, int] | None:
-    """The grid of a call's tokens; None: it is not known, or it is not that of these tokens."""
-    whole = args[0] if args else None
-    if isinstance(whole, Tensor) and whole.dim() == 4 and call.layout == "batch":  # [B, height, width, D]
-        return whole.shape[1], whole.shape[2]
-    if branch.own_grid is not None:
-        grid = branch.own_grid(args, kwargs)
-    else:
-        grid = None if branch.grids is None else branch.grids.current(branch.training)
-    if grid is None or branch.padded is not None or branch.windows is not None:
-        return grid
-    return grid if grid[0] * grid[1] == call.x.shape[1] - branch.prefix else None
+def _mix_input(carrier: Any, args: tuple) -> tuple:
+    """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
+    branch: HostBranch = carrier.grc
+    active = _stack.calls[-1] if _stack.calls else None
+    if active is None or active.mixed or reach(active.module, branch.host.carrier) is not carrier:
+        raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
+    active.mixed = True
+    call = branch.host.call(active.module, active.args, active.kwargs)
+    return branch(call.x, args[0], call.mask), *args[1:]
 
 
 def _note_output(module: Any, args: tuple, output: Any) -> None:
@@ -279,15 +293,7 @@ def _note_grid(module: Any, args: tuple, kwargs: dict) -> None:
     grids.note(reader(args, kwargs))
 
 
-def _mix_input(carrier: Any, args: tuple) -> tuple:
-    """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
-    branch: HostBranch = carrier.grc
-    noted = _present.calls[-1] if _present.calls else None
-    if noted is None or noted.mixed or reach(noted.module, branch.host.carrier) is not carrier:
-        raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
-    noted.mixed = True
-    call = branch.host.call(noted.module, noted.args, noted.kwargs)
-    return branch(call.x, args[0], call.mask), *args[1:]
+# --- around the model, and around a part of it ---
 
 
 def _begin(model: nn.Module, args: tuple) -> None:
@@ -301,16 +307,16 @@ def _begin(model: nn.Module, args: tuple) -> None:
 
 
 def _end(model: nn.Module, args: tuple, output: object) -> None:
-    found: list[GatedCache] = getattr(model, ROSTER)
-    if model.training and any(one.writes for one in found) and not found[0].complete and not recomputing():
-        end_forward(found)
+    roster: list[GatedCache] = getattr(model, ROSTER)
+    if model.training and any(one.writes for one in roster) and not roster[0].complete and not recomputing():
+        end_forward(roster)
 
 
 def _fail(model: nn.Module, args: tuple, output: object) -> None:
     """End a forward that raised: it commits nothing, and parts of the model may be called by themselves again."""
-    found: list[GatedCache] = getattr(model, ROSTER)
-    if model.training and not found[0].complete and not recomputing():
-        promote(found)
+    roster: list[GatedCache] = getattr(model, ROSTER)
+    if model.training and not roster[0].complete and not recomputing():
+        promote(roster)
 
 
 def _begin_part(module: nn.Module, args: tuple) -> None:
@@ -335,8 +341,8 @@ def _fail_part(module: nn.Module, args: tuple, output: object) -> None:
 
 def _report_missing(model: nn.Module, incompatible: Any) -> None:
     """Report missing keys if a checkpoint has some of the branches: a checkpoint of the host alone has none."""
-    found = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
-    if any(branch.kept is None for branch in found):
-        for branch in found:
+    branches = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
+    if any(branch.kept is None for branch in branches):
+        for branch in branches:
             if branch.kept is not None:
                 incompatible.missing_keys.extend(branch.state_dict(prefix=branch.kept))

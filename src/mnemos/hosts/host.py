@@ -9,35 +9,12 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from mnemos.libraries import CACHE_NAMES
-from mnemos.ops.gated_cache import Windows
 from mnemos.types import InputError
 
+from .inputs import AttentionInput, NamedModule, any_length
 from .masks import CAUSAL, refuse_lengths, valid_tokens
 
-
-class AttentionInput(NamedTuple):
-    """What a model declares about the input of one of its attentions.
-
-    tokens: T of a call, with class tokens (None: it varies, and there is no example). slots: the value of
-    length="auto". limit: the largest useful number of slots. grid: (height, width) of the tokens after the first
-    `prefix`, which are class tokens. rows: rows of the attention's batch per sample; Swin's windows are rows.
-    With a cache over a sample's whole grid, windows: how the rows of the batch cover it; tokens is then the number of
-    tokens in all windows, and rows 1. pool: the side of the squares of tokens that are averaged to one slot. paper: the
-    input as length="paper" has it, where it differs. warning: what the model does not declare, and what follows.
-    padded: how windows that are rows cover the grid, which says what of them is padding.
-    """
-
-    tokens: int | None = None
-    slots: int | None = None
-    prefix: int = 0
-    grid: tuple[int, int] | None = None
-    limit: int | None = None
-    rows: int = 1
-    pool: int = 1
-    windows: Windows | None = None
-    paper: "AttentionInput | None" = None
-    warning: str = ""
-    padded: Windows | None = None
+_INPUTS = "in_features", "in_channels", "nx"  # of nn.Linear, nn.Conv2d and Conv1D of Transformers
 
 
 class Call(NamedTuple):
@@ -69,78 +46,20 @@ class Call(NamedTuple):
         return mixed if y.dim() == 3 else mixed.reshape(y.shape)
 
 
-class Site(NamedTuple):
-    """A module of a model, its name, and the modules above it, beginning with the model."""
-
-    name: str
-    module: Any
-    above: tuple[Any, ...]
-
-
-POOLS = (4, 2)  # length="paper": the sides of the squares of tokens per slot in a model's first stages; then 1
-# Reasons to leave an attention. That of every causal one ends with FUTURE.
-FUTURE = "a shared cache would show it the future"
-DECODER = f"it is in a decoder: {FUTURE}"
-ACROSS = "it attends across two sequences: a cache needs an input of its own"
-PART = (
-    "the number of class tokens, or the grid, is not known without the model around these attentions, so all tokens "
-    "are summarised alike; give mnemos.cache() the whole model, with where= for the part"
-)
-_INPUTS = "in_features", "in_channels", "nx"  # of nn.Linear, nn.Conv2d and Conv1D of Transformers
-TEXT_SLOTS = 64  # length="auto" where T varies: the value of the paper's translation models
-
-
-def any_length(site: Site, seen: int | None) -> AttentionInput:
-    """The input of an attention over sequences of any length: 64 slots, or the number of tokens of an example."""
-    limit = next((n for m in site.above if (n := _find_max_positions(m))), None)
-    slots = seen or TEXT_SLOTS
-    return AttentionInput(tokens=seen, slots=min(slots, limit or slots), limit=limit)
-
-
-def add_paper(place: AttentionInput, stage: int, windows: Windows | None = None) -> AttentionInput:
-    """The input of an attention in stage 0, 1, … of a model with stages, with the one that length="paper" has.
-
-    There the tokens of the first stages are averaged in squares (Cached Transformers, Appendix B: "pooling sizes for
-    the first two blocks are 4 and 2"), and a cache spans the whole grid that the `windows` cover. Its slots are None
-    where the tokens have to be averaged and form no known grid.
-    """
-    pool = POOLS[stage] if stage < len(POOLS) else 1
-    tokens, grid = (place.tokens, place.grid) if windows is None else (windows.tokens, windows.grid)
-    slots = None if pool > 1 or tokens is None else tokens - place.prefix
-    if grid is not None:
-        slots = -(-grid[0] // pool) * -(-grid[1] // pool)
-    return place._replace(paper=AttentionInput(tokens, slots, place.prefix, grid, pool=pool, windows=windows))
-
-
-def _find_max_positions(module: object) -> int | None:
-    config = getattr(module, "config", None)
-    found = getattr(config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
-
-
-def in_a_part(site: Site, seen: int | None) -> AttentionInput:
-    """The input of an attention of images whose model is not known: as `any_length`, with a warning."""
-    return any_length(site, seen)._replace(warning=PART)
-
-
-def no_reason(site: Site) -> str | None:
-    """None: there is no reason to leave an attention without a cache."""
-    return None
-
-
 @dataclass(frozen=True)
 class Host:
-    """One attention class of a host library.
+    """The adapter of one attention class of a host library.
 
     kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed; the
     cache of Transformers may have either of its names (`libraries.CACHE_NAMES`).
     width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
-    arguments of a call. place(site, seen): the attention's place, where `seen` is the T of an example. left(site): why
-    it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed, for an attention whose
-    own output includes a residual or a norm; "": the output is mixed. projection: the dotted path of the module whose
-    first input is the attention's heads, one after another, for mix="heads"; "": what is mixed is the heads, because
-    the projection follows this attention; None: not known, and mix="heads" is refused. between: attributes with a norm
-    or a gate between heads and projection; mix="heads" is refused unless each is None or an Identity.
+    arguments of a call. input(site, seen): what the model declares of its tokens, where `seen` is the T of an example.
+    why_skipped(site): why it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed,
+    for an attention whose own output includes a residual or a norm; "": the output is mixed. projection: the dotted
+    path of the module whose first input is the attention's heads, one after another, for mix="heads"; "": what is mixed
+    is the heads, because the projection follows this attention; None: not known, and mix="heads" is refused. between:
+    attributes with a norm or a gate between heads and projection; mix="heads" is refused unless each is None or an
+    Identity.
     """
 
     kind: str
@@ -149,8 +68,8 @@ class Host:
     heads: str
     call: Callable[[Any, tuple, dict], Call]
     out: str = ""
-    place: Callable[[Site, int | None], AttentionInput] = any_length
-    left: Callable[[Site], str | None] = no_reason
+    input: Callable[[NamedModule, int | None], AttentionInput] = any_length
+    why_skipped: Callable[[NamedModule], str | None] | None = None
     carrier: str = field(default="", kw_only=True)
     projection: str | None = field(default=None, kw_only=True)
     between: tuple[str, ...] = field(default=(), kw_only=True)
@@ -168,29 +87,29 @@ class Host:
 
     def check(self, module: nn.Module) -> None:
         """Raise InputError unless the module's forward has the arguments that this adapter was written for."""
-        found = tuple(inspect.signature(type(module).forward).parameters)[1:]
-        if _unify_names(found[: len(self.signature)]) != _unify_names(self.signature):
+        names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+        if _unify(names[: len(self.signature)]) != _unify(self.signature):
             raise InputError(
-                f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(found)}); "
+                f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(names)}); "
                 "use a version of the library with that forward, or name other modules with where="
             )
 
     def sizes(self, module: nn.Module) -> tuple[int, int, int]:
         """D of the input, D of the output and H of a module. Raises InputError if one is no positive integer."""
-        found = [reach(module, path) for path in (self.width, self.out or self.width, self.heads)]
-        if not all(isinstance(n, int) and n > 0 for n in found):
+        sizes = [reach(module, path) for path in (self.width, self.out or self.width, self.heads)]
+        if not all(isinstance(n, int) and n > 0 for n in sizes):
             raise InputError(
-                f"{self.name}: expected widths and heads as integers, found {found}; name others with where="
+                f"{self.name}: expected widths and heads as integers, found {sizes}; name others with where="
             )
-        return found[0], found[1], found[2]
+        return sizes[0], sizes[1], sizes[2]
 
     def heads_dim(self, module: nn.Module) -> int:
         """The channels of all heads of a module. Raises InputError if mix="heads" is not possible."""
         if self.projection == "":
             return self.sizes(module)[1]
         linear = reach(module, self.projection) if self.projection else None
-        found = next((n for name in _INPUTS if isinstance(n := getattr(linear, name, None), int)), None)
-        if found is None or found % self.sizes(module)[2]:
+        dim = next((n for name in _INPUTS if isinstance(n := getattr(linear, name, None), int)), None)
+        if dim is None or dim % self.sizes(module)[2]:
             raise InputError(
                 f'GRC(mix="heads"): expected an attention that calls its projection as a module, found {self.name}, '
                 'of which none is known; use mix="channels"'
@@ -201,20 +120,19 @@ class Host:
                 f'GRC(mix="heads"): expected an attention whose heads are the input of its projection, found '
                 f'{self.name} with {" and ".join(changed)} before it; use mix="channels"'
             )
-        return found
+        return dim
 
-    def uneven(self, module: nn.Module) -> str | None:
-        """Why the heads of a cache do not fit the module's widths; None: they do."""
-        *widths, heads = self.sizes(module)
-        odd = next((width for width in widths if width % heads), None)
-        return (
-            None
-            if odd is None
-            else f"its width {odd} is no multiple of its {heads} heads, among which a cache is mixed"
-        )
+    def find_obstacle(self, site: NamedModule, named: bool) -> str | None:
+        """Why an attention gets no cache; of one that the user did not name, also heads that its widths do not fit."""
+        reason = self.why_skipped(site) if self.why_skipped is not None else None
+        if reason is None and not named:
+            *widths, heads = self.sizes(site.module)
+            if (odd := next((width for width in widths if width % heads), None)) is not None:
+                reason = f"its width {odd} is no multiple of its {heads} heads, among which a cache is mixed"
+        return reason
 
 
-def _unify_names(names: Sequence[str]) -> list[str]:
+def _unify(names: Sequence[str]) -> list[str]:
     """Names of arguments, with one name for the cache of Transformers in all its versions."""
     return [CACHE_NAMES[0] if name in CACHE_NAMES else name for name in names]
 
@@ -231,14 +149,6 @@ def argument(args: Sequence[object], kwargs: dict[str, Any], index: int, name: s
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-def config_field(site: Site, name: str) -> Any:
-    """A field's value in the innermost Hugging Face configuration that has it, from the module upwards; else None."""
-    for module in (site.module, *reversed(site.above)):
-        if (value := getattr(getattr(module, "config", None), name, None)) is not None:
-            return value
-    return None
-
-
 @dataclass(frozen=True)
 class TokenReader:  # a class and no closure, as every reader, so that a cached model can be pickled
     """Reads calls whose first argument is the tokens, without padding. [B, height, width, D] is taken in rows."""
@@ -246,7 +156,6 @@ class TokenReader:  # a class and no closure, as every reader, so that a cached 
     name: str
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
-        """The call's tokens."""
         x = argument(args, kwargs, 0, self.name)
         return Call(x if x.dim() == 3 else x.flatten(1, 2))
 
@@ -259,20 +168,11 @@ class PaddedReader:
     name: str = "attention_mask"
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
-        """The call's tokens and mask."""
         refuse_lengths(kwargs)
         if kwargs.get("is_causal"):
             raise InputError(CAUSAL)
         x = argument(args, kwargs, 0, "hidden_states")
         return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))
-
-
-class DecoderCall(NamedTuple):
-    """One call of a decoder's attention: x [B, T, D], the host's mask, and the host's cache (None: new rows)."""
-
-    x: Tensor
-    mask: Any
-    past: Any
 
 
 @dataclass(frozen=True)
@@ -289,14 +189,14 @@ class DecoderHost(Host):
     mask: str = field(default="attention_mask", kw_only=True)
     layer: str = field(default="layer_idx", kw_only=True)
 
-    def read(self, module: Any, args: tuple, kwargs: dict) -> DecoderCall:
-        """The call. Raises InputError where an argument packs several sequences into one row."""
+    def read(self, module: Any, args: tuple, kwargs: dict) -> tuple[Tensor, Any, Any]:
+        """One call: x [B, T, D], the host's mask, and the host's cache (None: new rows).
+
+        Raises InputError where an argument packs several sequences into one row.
+        """
         refuse_lengths(kwargs)
-        mask, past = (self.signature.index(name) for name in (self.mask, self.past))
+        mask, index = (self.signature.index(name) for name in (self.mask, self.past))
         names = CACHE_NAMES if self.past in CACHE_NAMES else (self.past,)
-        given = [argument(args, kwargs, past, name) for name in names]
-        return DecoderCall(
-            self.call(module, args, kwargs).x,
-            argument(args, kwargs, mask, self.mask),
-            given[-1] if given[0] is None else given[0],
-        )
+        pasts = [argument(args, kwargs, index, name) for name in names]
+        past = next((one for one in pasts if one is not None), None)
+        return self.call(module, args, kwargs).x, argument(args, kwargs, mask, self.mask), past

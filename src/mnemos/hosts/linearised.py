@@ -1,6 +1,6 @@
 """What a linearised attention of a decoder has and does: feature maps, low-rank updates, and its calls.
 
-`linearising` puts it into a model. The attention runs a copy of its class's forward, in which the functions of
+`linearise` puts it into a model. The attention runs a copy of its class's forward, in which the functions of
 Transformers for attention and rotary positions are those of this file.
 """
 

@@ -10,8 +10,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mnemos.ops.window_state import Ring, Sizes
 from mnemos.types import InputError, map_state
 
-from .decoder_branch import list_layers
 from .linearised import Linearised, LinearisedState, Rotation
+from .row_states import list_layers
 
 DRAFT = 64  # the tokens of a call that `crop` can take back
 

@@ -12,7 +12,7 @@ from mnemos.types import InputError
 # exp(−20) is nothing in float32. And any at −100 or lower, because a query may have all its keys hidden.
 _LOWERED = 20.0
 _HIDDEN = -100.0
-_JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), what was found)
+_JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), its judgement)
 DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.hosts.DecoderHost(...))"
 LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
 CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
@@ -26,7 +26,7 @@ LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # wher
 
 
 class _Judged(NamedTuple):
-    """What a mask [..., T, T] is found to be: scalars of booleans, and the tokens [R, T] that no other token sees."""
+    """What a mask [..., T, T] is: scalars of booleans, and the tokens [R, T] that no other token sees."""
 
     causal: Tensor
     packed: Tensor
@@ -58,8 +58,8 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return None
     b, t = x.shape[:2]
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or mask.shape[-1] != t or mask.shape[0] not in (1, b):
-        found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {found}")
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {shape}")
     if mask.dim() == 2:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
@@ -85,19 +85,19 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     b, t = x.shape[:2]
     dims = mask.dim() if isinstance(mask, Tensor) else 0
     if dims not in (2, 4) or mask.shape[-1] < t or mask.shape[0] not in (1, b) or (dims == 4 and mask.shape[2] != t):
-        found = list(mask.shape) if dims else type(mask).__name__
+        shape = list(mask.shape) if dims else type(mask).__name__
         raise InputError(
-            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {found}; load the model with "sdpa" or '
+            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {shape}; load the model with "sdpa" or '
             '"eager" attention (attn_implementation=)'
         )
-    # Keys after the last query are places of a static cache that hold no token yet.
+    # Keys after the last query are those of a static cache that has no token there yet.
     first = min(seen, mask.shape[-1] - t)
     if dims == 2:
         return (mask[:, first : first + t] > 0).expand(b, t)
     pairs = mask[:, 0]
     itself = pairs.diagonal(first, 1, 2)
     valid = find_visible(itself).expand(b, t)
-    if t > 1:  # beside a token's own place, because biases grow with positions
+    if t > 1:  # beside a token's own position, because biases grow with positions
         before = find_visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
         packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
         if torch.compiler.is_compiling():
@@ -135,8 +135,8 @@ def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor |
 def refuse_lengths(arguments: dict[str, Any]) -> None:
     """Raise InputError if a call's arguments by name say that several sequences are packed into one row."""
     for name in LENGTHS:
-        found = arguments.get(name)
-        if found is not None and (not isinstance(found, Tensor) or found.numel() > 2):
+        starts = arguments.get(name)
+        if starts is not None and (not isinstance(starts, Tensor) or starts.numel() > 2):
             raise InputError(PACKED.format(f"{name}="))
 
 
@@ -146,29 +146,22 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
         return None, None
     if _in_graph():
         judged = _compute_judgement(mask, x.shape[0], hides)
-        for found, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
-            assert_in_graph(~found, message)
+        for refused, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
+            assert_in_graph(~refused, message)
         return (~(judged.causal | judged.packed)).expand(x.shape[:2]), judged.alone
     if mask.stride(-2) == 0:  # one row of keys for all queries
         return None, None
-    causal, packed, alone = _recall(mask, x.shape[0], hides)
-    if causal or packed:
-        raise InputError(CAUSAL if causal else _BLOCKS)
-    return None, alone
-
-
-def _recall(mask: Tensor, rows: int, hides: bool) -> tuple[bool, bool, Tensor | None]:
-    """The judgement of a mask with values. It stays with the mask until it is written to."""
-    writes = count_writes(mask)
-    kept = getattr(mask, _JUDGED, None)
-    key = writes, rows, hides
-    if kept is None or writes is None or kept[0] != key:
-        causal, packed, alone = _compute_judgement(mask, rows, hides)
-        flags = torch.stack([causal, packed, alone.any()]).tolist()
-        kept = key, (flags[0], flags[1], alone if flags[2] else None)
+    # --- what was seen of a mask stays with it until it is written to: its layers share it ---
+    key, kept = (count_writes(mask), x.shape[0], hides), getattr(mask, _JUDGED, None)
+    if kept is None or key[0] is None or kept[0] != key:
+        causal, packed, tokens = _compute_judgement(mask, x.shape[0], hides)
+        flags = torch.stack([causal, packed, tokens.any()]).tolist()
+        kept = key, (flags[0], flags[1], tokens if flags[2] else None)
         setattr(mask, _JUDGED, kept)
-    found: tuple[bool, bool, Tensor | None] = kept[1]
-    return found
+    is_causal, is_packed, alone = kept[1]
+    if is_causal or is_packed:
+        raise InputError(CAUSAL if is_causal else _BLOCKS)
+    return None, alone
 
 
 def count_writes(mask: Tensor) -> int | None:

@@ -16,12 +16,12 @@ from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled
 from mnemos.types import InputError
 
-from .attach import Known, apply
+from .attach import SavedSizes, apply
 from .branch import HostBranch
 from .hooks import RECORD
+from .linearise import RECORD as LINEARISED
+from .linearise import linearise
 from .linearised import Linearised, Settings
-from .linearising import RECORD as LINEARISED
-from .linearising import linearise
 
 _EXPECTED = "_keys_to_ignore_on_load_unexpected"  # of Hugging Face's model classes: patterns of names
 _INHERITED = object()
@@ -132,7 +132,7 @@ def _is_record(one: object) -> bool:
     """Whether JSON says what a call of `cache` made: its settings, and the sizes of each cache by its module's name."""
     if not isinstance(one, dict) or not {"grc", "caches"} <= one.keys() or not isinstance(one["caches"], dict):
         return False
-    return all(isinstance(sizes, dict) and {*sizes} == {*Known._fields} for sizes in one["caches"].values())
+    return all(isinstance(sizes, dict) and {*sizes} == {*SavedSizes._fields} for sizes in one["caches"].values())
 
 
 def has_caches(model: nn.Module) -> bool:
@@ -154,8 +154,8 @@ def apply_record(model: nn.Module, record: dict[str, Any], folder: str | Path) -
 
 def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
     names = [name for name, _ in model.named_modules()]
-    known = {_find_module(name, names, folder): Known(**sizes) for name, sizes in one["caches"].items()}
-    apply(model, from_dict(GRC, one["grc"], where), where=list(known), known=known)
+    known = {_find_module(name, names, folder): SavedSizes(**sizes) for name, sizes in one["caches"].items()}
+    apply(model, from_dict(GRC, one["grc"], where), where=list(known), saved=known)
 
 
 def _find_class(cls: Any, folder: str | Path, options: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
 
-from .hugging_face_hosts import ROTARY
+from .adapters import ROTARY
 
 # Decoders of transformers whose logits are those of their head, but for `AfterHead`: class, and where its decoder is.
 _KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "OPTForCausalLM": "model"}

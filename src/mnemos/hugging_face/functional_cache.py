@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
-from mnemos.hosts.row_blocks import BlockState
+from mnemos.hosts.row_states import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
@@ -261,7 +261,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 
     def gated(self, grc: GRC) -> "GatedPart":
-        """What the next gated cache reads and writes; its branch asks for it (`mnemos.hosts.decoder_branch`)."""
+        """What the next gated cache reads and writes; its branch asks for it (`mnemos.hosts.hooks`)."""
         if grc.scope != "stream":
             raise InputError(
                 f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '

@@ -9,7 +9,7 @@ import torch
 
 import mnemos
 from mnemos._compat import pytree
-from mnemos.hosts.row_blocks import BlockState
+from mnemos.hosts.row_states import BlockState
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes

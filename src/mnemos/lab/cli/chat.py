@@ -63,7 +63,7 @@ def chat(arguments: list[str]) -> int:
 
     model, tokenizer = language_model(options.folder, options.trust_remote_code)
     if options.window is not None:
-        from mnemos.hosts.linearising import RECORD, linearise
+        from mnemos.hosts.linearise import RECORD, linearise
 
         if hasattr(model.config, RECORD):
             raise InputError(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mnemos.attention.gated import GatedBranch, GatedCacheAttention
 from mnemos.hosts.branch import HostBranch
-from mnemos.hosts.grids import Grid
+from mnemos.hosts.inputs import Grid
 from mnemos.ops.gated_cache import pool_grid, resample
 
 from .recorded import BranchMaps

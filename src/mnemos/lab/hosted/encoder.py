@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, uncache
-from mnemos.hosts.encoder_segments import RowState, carry
+from mnemos.hosts.branch import carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
+from mnemos.hosts.row_states import RowCaches
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.blocks import Stateless
 from mnemos.models.skeleton import keep_tables
@@ -174,7 +175,7 @@ class HostedEncoder(Stateless, nn.Module):
         cut = (-1, self.config.segment)
         return F.pad(x, (0, more)).unflatten(1, cut), F.pad(valid, (0, more)).unflatten(1, cut)
 
-    def _embed(self, tokens: Tensor, valid: Tensor, state: RowState | None) -> tuple[Tensor, RowState | None]:
+    def _embed(self, tokens: Tensor, valid: Tensor, state: RowCaches | None) -> tuple[Tensor, RowCaches | None]:
         """The embeddings [n, D] of segments [n, L], and the state of their rows after them, if it is carried."""
         given = {"input_ids": tokens, "attention_mask": None if bool(valid.all()) else valid.long()}
         if self.carries:
@@ -218,7 +219,7 @@ def _put(whole: Tensor | None, part: Tensor, at: Tensor, rows: int) -> Tensor:
     return whole.index_copy(0, at, part)
 
 
-def _merged(state: RowState | None, new: RowState, at: Tensor, rows: int) -> RowState:
+def _merged(state: RowCaches | None, new: RowCaches, at: Tensor, rows: int) -> RowCaches:
     return {name: _put((state or {}).get(name), caches, at, rows) for name, caches in new.items()}
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from mnemos.hosts.linearise import is_linearised
 from mnemos.hosts.linearised import add_updates, drop_updates
-from mnemos.hosts.linearising import is_linearised
 
 
 @contextlib.contextmanager

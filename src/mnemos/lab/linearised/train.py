@@ -38,7 +38,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.atomic import append, open_to_append, write_json
 from mnemos.errors import Interrupted, TrainingFailed, say
-from mnemos.hosts.linearising import RECORD
+from mnemos.hosts.linearise import RECORD
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.devices import peak_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from mnemos.hosts.groups import decays, is_gate
+from mnemos.hosts.branch import decays, is_gate
 from mnemos.types import InputError, JSONObject
 
 from .recipe import OptimConfig, ScheduleConfig

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mnemos.config import check_fields
-from mnemos.hosts.custom import Reader
 from mnemos.hosts.hooks import attach_root, keep_handle
-from mnemos.hosts.host import Host, Site, TokenReader
-from mnemos.hosts.probe import record_calls
+from mnemos.hosts.host import Host, TokenReader
+from mnemos.hosts.inputs import NamedModule
+from mnemos.hosts.named import Reader, record_calls
 from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
 
@@ -113,10 +113,10 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
     projections, whole = [], []
     for name, module in model.named_modules():
         if isinstance(module, _classes(_WHOLE)):
-            whole.append(Site(name, module, ()))
+            whole.append(NamedModule(name, module, ()))
         for kind, parts in _PROJECTED.items():
             if isinstance(module, _classes((kind,))):
-                projections += [Site(f"{name}.{part}", getattr(module, part), ()) for part in parts]
+                projections += [NamedModule(f"{name}.{part}", getattr(module, part), ()) for part in parts]
     sites = [*projections, *whole]
     if not sites:
         raise InputError(

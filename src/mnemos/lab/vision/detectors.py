@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, list_sites
 from mnemos.hosts.branch import HostBranch
-from mnemos.hosts.grids import ValidPart
 from mnemos.hosts.hooks import follow_grid, keep_handle
+from mnemos.hosts.inputs import Grid
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
-from mnemos.memory.gated_cache import GRC, caches
+from mnemos.memory.gated_cache import GRC, caches, recomputing
 from mnemos.models.blocks import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError
@@ -310,6 +310,47 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
     keep_handle(transform, transform.register_forward_hook(_note))
     keep_handle(detector, detector.register_forward_hook(_end, always_call=True))
     return detector
+
+
+class ValidPart:
+    """The sizes of the images of the present call, between what pads them and the caches that summarise them.
+
+    Images are in the upper left corner. The sizes hold until the call ends: what calls the backbone alone has other
+    images. A repeated forward (activation checkpointing) reads the sizes of the last call, which has ended.
+    """
+
+    def __init__(self) -> None:
+        self._images: Sequence[Grid] = ()
+        self._padded: Grid = (1, 1)
+        self._ended = True
+
+    def note(self, images: Sequence[Grid], padded: Grid) -> None:
+        """A call begins with images of these (height, width), padded to one size."""
+        self._images, self._padded, self._ended = images, padded, False
+
+    def end(self) -> None:
+        """The call ends, with or without an error."""
+        self._ended = True
+
+    def at(self, grid: Grid) -> Sequence[Grid] | None:
+        """The (height, width) of each image in tokens of a grid, with parts of tokens.
+
+        None: no image is padded, or there is no call with images of known sizes.
+        """
+        if self._ended and not recomputing():
+            return None
+        if all(tuple(size) == self._padded for size in self._images):
+            return None
+        (rows, columns), (height, width) = grid, self._padded
+        return [(max(1, -(-h * rows // height)), max(1, -(-w * columns // width))) for h, w in self._images]
+
+    @staticmethod
+    def mask(sizes: Sequence[Grid], grid: Grid, device: torch.device) -> Tensor:
+        """Which tokens of the grid are of the image: [B, H·W] bool."""
+        limits = torch.tensor(sizes, device=device)
+        rows = torch.arange(grid[0], device=device) < limits[:, :1]
+        columns = torch.arange(grid[1], device=device) < limits[:, 1:]
+        return (rows[:, :, None] & columns[:, None]).flatten(1)
 
 
 def _branch(module: object) -> HostBranch | None:

@@ -16,9 +16,10 @@ from mnemos.libraries import transformers
 from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
-from .attach import Where, find_host, is_called_attention, list_sites, select_sites
-from .host import DecoderHost, Site
-from .known_hosts import hosts as registered_hosts
+from .adapters import adapters_by_class
+from .attach import Where, is_called_attention, list_sites, select_sites
+from .host import DecoderHost
+from .inputs import NamedModule
 from .linearised import (
     Linearised,
     LowRank,
@@ -31,7 +32,6 @@ from .linearised import (
     list_projections,
     run,
 )
-from .report import LeftLayer
 
 LONGEST = 2**20  # half-life in tokens; beyond it float32 has hardly a digit for the factor of a token
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
@@ -48,6 +48,15 @@ class LinearisedAttention:
     state_bytes: int
 
 
+@dataclass(frozen=True)
+class SkippedLayer:
+    """An attention that `linearise` left as before, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
 @dataclass(frozen=True, repr=False)
 class LineariseReport:
     """What `linearise` changed and what it left.
@@ -57,7 +66,7 @@ class LineariseReport:
     """
 
     changed: tuple[LinearisedAttention, ...]
-    left: tuple[LeftLayer, ...]
+    left: tuple[SkippedLayer, ...]
     settings: Settings
     maps: Mapping[str, nn.Parameter]
     updates: Mapping[str, nn.Parameter]
@@ -244,10 +253,10 @@ def _check(model: nn.Module, settings: Settings) -> None:
 
 
 def _plan(
-    sites: list[Site], settings: Settings, where: Where, model: nn.Module
-) -> tuple[list[tuple[Site, DecoderHost]], list[LeftLayer]]:
-    known = registered_hosts()
-    hosts = {site.name: host for site in sites if (host := find_host(site.module, known)) is not None}
+    sites: list[NamedModule], settings: Settings, where: Where, model: nn.Module
+) -> tuple[list[tuple[NamedModule, DecoderHost]], list[SkippedLayer]]:
+    find = adapters_by_class()
+    hosts = {site.name: host for site in sites if (host := find(site.module)) is not None}
     named, _ = select_sites(sites, set(hosts), where)
     chosen, left = [], []
     for site in sites:
@@ -256,7 +265,7 @@ def _plan(
         inside = any(site.name.startswith(f"{name}.") for name in hosts if name)
         if host is None:
             if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
-                left.append(LeftLayer(site.name, kind, "its class is not known to mnemos.linearise"))
+                left.append(SkippedLayer(site.name, kind, "its class is not known to mnemos.linearise"))
             continue
         reason = _find_reason(site, host, settings)
         if reason is None and named is not None and site.name not in named:
@@ -265,7 +274,7 @@ def _plan(
             host.check(site.module)
             chosen.append((site, host))
         elif reason is not None:
-            left.append(LeftLayer(site.name, kind, reason))
+            left.append(SkippedLayer(site.name, kind, reason))
     if not chosen:
         first = next((one for one in left if not one.reason.startswith("not named")), left[0] if left else None)
         found = f"where={where!r} chose nothing" if where is not None and first is None else "none"
@@ -277,14 +286,14 @@ def _plan(
     return chosen, left
 
 
-def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
+def _find_reason(site: NamedModule, host: Any, settings: Settings) -> str | None:
     """Why an attention of a known class cannot be linearised."""
     module, cls = site.module, site.module.__class__
     if not isinstance(host, DecoderHost):
-        return host.left(site) or "it is no causal self-attention of a decoder"
+        return host.find_obstacle(site, True) or "it is no causal self-attention of a decoder"
     if is_linearised(module):
         return "it is linearised already; mnemos.unlinearise(model) undoes that"
-    if (why := host.left(site)) is not None:
+    if (why := host.find_obstacle(site, True)) is not None:
         return why
     if (why := _find_obstacle(site)) is not None:
         return why
@@ -298,7 +307,7 @@ def _find_reason(site: Site, host: Any, settings: Settings) -> str | None:
     return None
 
 
-def _find_obstacle(site: Site) -> str | None:
+def _find_obstacle(site: NamedModule) -> str | None:
     """Why an attention's class cannot be changed here, and not back."""
     # The other attentions share its cache and its masks, so they must be seen.
     if not any(isinstance(one, transformers().PreTrainedModel) for one in site.above):
@@ -360,7 +369,7 @@ def _make(module: Any, host: DecoderHost, settings: Settings, model: nn.Module) 
     return own.to(device=device, dtype=dtype).train(module.training), heads, kv_heads, width
 
 
-def _apply(site: Site, own: Linearised, sizes: list[int]) -> LinearisedAttention:
+def _apply(site: NamedModule, own: Linearised, sizes: list[int]) -> LinearisedAttention:
     module, kind, settings = site.module, site.module.__class__, own.settings
     heads, kv_heads, width = sizes
     module.__class__ = _make_kind(kind)
