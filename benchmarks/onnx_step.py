@@ -36,9 +36,7 @@ import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
 from mnemos.lab.measure.timing import Ratio
 from mnemos.lab.run.provenance import provenance
-from mnemos.programs.folder import after
-from mnemos.programs.onnx_graphs import onnx_graph
-from mnemos.programs.steps import export_programs
+from mnemos.programs.export import after, export_programs, onnx_graph
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 VOCABULARY, SEGMENT = 64, 32

@@ -94,7 +94,7 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
     from .ops.rotary import Rotary as Rotary
-    from .programs.folder import export as export
+    from .programs.export import export as export
     from .registry import register as register
     from .state_file import load_state as load_state
     from .state_file import save_state as save_state

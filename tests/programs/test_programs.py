@@ -18,10 +18,8 @@ import mnemos
 from mnemos import registry
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.lab.cli import main
-from mnemos.programs.folder import after
+from mnemos.programs.export import Programs, after, export_programs, onnx_graph
 from mnemos.programs.forms import adapt
-from mnemos.programs.onnx_graphs import onnx_graph
-from mnemos.programs.steps import Programs, export_programs
 from mnemos.types import InputError, leaves, likelihood_of
 
 CUTS = 1, 3, 1, 1, 6, 1, 1, 2  # lengths of calls: over two segments of 4 tokens, and from within one
@@ -276,7 +274,7 @@ def test_nothing_half_written(tmp_path, monkeypatch, capsys):
     def full(*given):
         raise OSError("no space left")
 
-    monkeypatch.setattr("mnemos.programs.folder.export_programs", lambda *given: Programs("step", None, None, {}, {}))
+    monkeypatch.setattr("mnemos.programs.export.export_programs", lambda *given: Programs("step", None, None, {}, {}))
     monkeypatch.setattr("torch.export.save", full)
     model = attention(ATTENTIONS["linear"])
     with pytest.raises(OSError, match="no space left"):

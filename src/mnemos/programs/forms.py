@@ -1,12 +1,12 @@
-"""The forms of layers and models that exported programs have: PyTorch's own operators, for any number of tokens.
+"""What layers and models compute inside an exported graph: PyTorch's own operators, for any number of tokens.
 
-A layer computes in the way that is fastest here: by kernels, by what it finds in the values of its inputs, and by the
-number of tokens. A program is traced once for all numbers of rows and tokens, and has none of these. `adapt` gives a
-model whose parts compute in the forms of this module; all that is not named here is exportable as it is. What is
+Elsewhere a layer computes in the way that is fastest: by kernels, by what it reads in the values of its inputs, and by
+the number of tokens. A graph is traced once for all numbers of rows and tokens, and has none of these. `adapt` gives a
+model whose parts compute in the forms of this file; all that is not named in `FORMS` is exportable as it is. What is
 written for one token of each row has few operators, because their number is most of what a runtime's step costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import with_children
+from mnemos._compat import pytree, scanned, with_children
 from mnemos.attention.compressive import CompressiveAttention
 from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch, GatedCacheAttention, Walk
@@ -36,20 +36,18 @@ from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find
 from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
-from mnemos.types import State, map_state
-
-from .loops import changed_if_any, is_one, token_by_token
+from mnemos.types import InputError, S, State, leaves, map_state
 
 Form = Literal["operators", "onnxruntime"]
 CHUNK = 64  # tokens of a chunk of linear attention
 
 
 def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
-    """A model with the same weights whose parts have the forms of a program. The model itself is not changed.
+    """A model with the same weights whose parts have the forms of a graph. The model itself is not changed.
 
     form: of causal linear attention, of the delta rule and decayed attention and of their convolutions: "operators", or
-    "onnxruntime", ONNX Runtime's own kernels. The model has weights of
-    float32 or float64, is in eval mode, and is always given a state.
+    "onnxruntime", ONNX Runtime's own kernels. The model has weights of float32 or float64, is in eval mode, and is
+    always given a state.
     """
     copies: dict[int, nn.Module] = {}
 
@@ -57,26 +55,90 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
         if id(part) not in copies:
             below = part.named_modules(remove_duplicate=False)  # a child may have two names
             children = {name: copy_part(child) for name, child in below if name and "." not in name}
-            copies[id(part)] = found = with_children(part, children)
-            for kind, forms in FORMS.items():
-                if isinstance(part, kind):
-                    found.__dict__.update({name: partial(one, found) for name, one in forms.items()})
+            copies[id(part)] = copy = with_children(part, children)
+            for cls, methods in FORMS.items():
+                if isinstance(part, cls):
+                    copy.__dict__.update({name: partial(method, copy) for name, method in methods.items()})
+            for cls, (name, method) in FORMS_OF_BOTH.items():
+                if isinstance(part, cls):
+                    copy.__dict__[name] = partial(method, copy, form)
             if isinstance(rotary := part.__dict__.get("rotary"), Rotary):
-                found.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
-            if isinstance(found, LinearAttention):
-                found.__dict__["compute_heads"] = partial(_linear_heads, found, form)
-            if isinstance(found, RecurrentAttention):
-                found.__dict__["recur"] = partial(_recur, found, form)
-            if isinstance(found, ShortConvolution):
-                found.__dict__["forward"] = partial(_convolve, found, form)
+                copy.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
         return copies[id(part)]
 
     return copy_part(model)
 
 
+# --- control flow, where neither a number of tokens nor a value of a tensor is known ---
+
+
+def token_by_token(
+    token: Callable[[Any, tuple[Tensor, ...]], tuple[Tensor, Any]], state: S, inputs: Sequence[Tensor]
+) -> tuple[Tensor, S]:
+    """y [B, T, ..] and the state after `y, state = token(state, inputs)` for each token.
+
+    inputs: tensors [B, T, ..], of which `token` gets a token each, [B, 1, ..]; its y is [B, 1, ..]. The state has the
+    same shapes before and after a token. For one token the function is called; else the graph has a loop, whose cost is
+    that of T calls.
+    """
+    if is_one(inputs[0].shape[1]):
+        return token(state, tuple(inputs))
+    structure = pytree.tree_flatten(state)
+    shapes = [x.shape[1:] for x in leaves(state)]
+
+    def step(carry: list[Tensor], inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+        rows = inputs[0].shape[0]
+        for x, shape in zip(carry, shapes, strict=True):  # a loop's body is traced alone, and has to be told
+            if x.shape != (rows, *shape):
+                raise InputError(f"expected a state of {(rows, *shape)}, found {tuple(x.shape)}")
+        y, after = token(unflatten(carry, structure), tuple(x[:, None] for x in inputs))
+        return _own(leaves(after)), y[:, 0].clone()
+
+    carry, y = scanned(step, _own(leaves(state)), tuple(x.transpose(0, 1) for x in inputs))
+    return y.transpose(0, 1), unflatten(carry, structure)
+
+
+def changed_if_any(rows: Tensor, change: Callable[..., S], state: S, *others: State) -> S:
+    """`change(state, *others)` if one of the rows [B] is True, else the state: what is computed for some rows alone.
+
+    The change has the structure, shapes and types of the state.
+    """
+    kept, structure = pytree.tree_flatten(state), pytree.tree_flatten((state, others))
+    count = len(leaves(state))
+
+    def compute(*parts: Tensor) -> list[Tensor]:
+        before, more = unflatten(parts, structure)
+        pairs = zip(leaves(change(before, *more)), parts, strict=False)
+        return _own([x.reshape(old.shape) for x, old in pairs])  # a branch has to be told that the sizes are the same
+
+    def keep(*parts: Tensor) -> list[Tensor]:
+        return _own(parts[:count])
+
+    return unflatten(torch.cond(rows.any(), compute, keep, tuple(leaves((state, others)))), kept)
+
+
+def unflatten(tensors: Sequence[Tensor], flat: tuple[list[Any], Any]) -> Any:
+    """What was flattened, with other tensors; parts that are None stay so."""
+    rest = iter(tensors)
+    return pytree.tree_unflatten([next(rest) if isinstance(x, Tensor) else x for x in flat[0]], flat[1])
+
+
+def is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is known to be 1. Other sizes are not compared, because a graph has one form for all."""
+    return isinstance(size, int) and size == 1
+
+
+def _own(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Copies: a loop and a branch return neither what they were given nor the same memory twice."""
+    return [x.clone(memory_format=torch.contiguous_format) for x in parts]
+
+
+# --- positions ---
+
+
 @dataclass(frozen=True)
 class _Cosines(Rotary):
-    """Rotations without complex numbers, which the formats of programs do not have."""
+    """Rotations without complex numbers, which the formats of graphs do not have."""
 
     def turns(
         self, t: int, width: int, start: Tensor | None = None, device: Any = None, mask: Tensor | None = None
@@ -90,6 +152,9 @@ class _Cosines(Rotary):
 def _add_positions(self: LearnedPositions, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """`LearnedPositions.forward`, which reads no value: the look-up in the table raises its own error."""
     return y + F.embedding(positions(y.shape[1], seen, mask, y.device), self.weight)
+
+
+# --- softmax attention ---
 
 
 def _softmax(
@@ -116,6 +181,9 @@ def _softmax(
     if (more := v.shape[-1] - d) > 0:
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     return F.scaled_dot_product_attention(q, k, v, visible, 0.0, causal, scale=d**-0.5).transpose(1, 2)
+
+
+# --- linear attention, convolutions, and layers that forget or correct ---
 
 
 def _linear_heads(
@@ -171,7 +239,7 @@ def _linear_token(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: fl
 def _linear_chunks(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """y, s, z with all chunks of a call side by side: O(T·(C + D')·M) time and O(T·D'·M/C) memory."""
     t, m = q.shape[1], v.shape[3]
-    n = (t + 2 * CHUNK - 1) // CHUNK  # with one of padding: a program that has one chunk at least is of one form
+    n = (t + 2 * CHUNK - 1) // CHUNK  # with one of padding: a graph of one chunk at least has one form
     v = F.pad(v, (0, 1), value=1.0)  # the values' last column of ones sums the keys: the normaliser
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, n * CHUNK - t)).unflatten(1, (n, CHUNK)).transpose(2, 3) for x in (q, k, v))
     before = torch.cat([s, z[..., None]], -1)[:, None]  # [B, 1, H, D, M + 1]
@@ -183,23 +251,31 @@ def _linear_chunks(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: f
 
 
 def _linear_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """y, s, z by com.microsoft.LinearAttention, without the normaliser, which a running sum of the keys gives.
+    """y, s, z by ONNX Runtime's kernel, which has no normaliser: a running sum of the keys gives it."""
+    y, s = _runtime_kernel("linear", q, k, v, s, (), 1.0)
+    sums = z[:, None] + k.cumsum(1)
+    return y / ((q * sums).sum(-1, keepdim=True) + eps), s, sums[:, -1]
 
+
+def _runtime_kernel(
+    rule: str, q: Tensor, k: Tensor, v: Tensor, s: Tensor, gates: tuple[Tensor | None, ...], scale: float
+) -> tuple[Tensor, Tensor]:
+    """y and the sums by com.microsoft.LinearAttention. gates: (decay, beta), or none.
+
+    com.microsoft.GatedDeltaNet computes the same, but takes transposed sums, and was slower where it was tried (1.32).
     ONNX has an operator LinearAttention (from opset 27), which ONNX Runtime 1.32 runs as the function that defines it,
     a loop over tokens.
     """
     b, t, h, m = v.shape
     y, s = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
-        (*(x.flatten(2) for x in (q, k, v)), s),
-        {"q_num_heads": h, "kv_num_heads": h, "update_rule": "linear", "scale": 1.0},
+        (*(x.flatten(2) for x in (q, k, v)), s, *gates),
+        {"q_num_heads": h, "kv_num_heads": h, "update_rule": rule, "scale": scale},
         dtypes=(v.dtype, s.dtype),
         shapes=((b, t, h * m), s.shape),
         version=1,
     )
-    sums = z[:, None] + k.cumsum(1)
-    den = (q * sums).sum(-1, keepdim=True) + eps
-    return y.unflatten(2, (h, m)) / den, s, sums[:, -1]
+    return y.unflatten(2, (h, m)), s
 
 
 def _convolve(
@@ -245,10 +321,11 @@ def _recur(
     if groups > 1:
         q, k = (x[:, :, :, None].expand(-1, -1, -1, groups, -1).flatten(2, 3) for x in (q, k))
     if form == "onnxruntime":
-        return _recurrent_kernel(q, k, v, beta, decay, sums, scale)
+        rule = "gated" if beta is None else "delta" if decay is None else "gated_delta"
+        return _runtime_kernel(rule, q, k, v, sums, (None if decay is None else decay.flatten(2), beta), scale)
 
-    def token(s: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        q, k, v, *gates = (x[:, 0] for x in given)
+    def token(s: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        q, k, v, *gates = (x[:, 0] for x in inputs)
         if decay is not None:
             g = gates.pop().exp()
             s = s * (g[..., None] if g.dim() == 3 else g[..., None, None])
@@ -261,28 +338,7 @@ def _recur(
     return token_by_token(token, sums, [x for x in (q, k, v, beta, decay) if x is not None])
 
 
-def _recurrent_kernel(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, s: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """y and the sums by com.microsoft.LinearAttention.
-
-    com.microsoft.GatedDeltaNet computes the same, but takes transposed sums, and was slower where it was tried (1.32).
-    """
-    b, t, h, m = v.shape
-    y, s = torch.onnx.ops.symbolic_multi_out(
-        "com.microsoft::LinearAttention",
-        (*(x.flatten(2) for x in (q, k, v)), s, None if decay is None else decay.flatten(2), beta),
-        {
-            "q_num_heads": h,
-            "kv_num_heads": h,
-            "update_rule": "gated" if beta is None else "delta" if decay is None else "gated_delta",
-            "scale": scale,
-        },
-        dtypes=(v.dtype, s.dtype),
-        shapes=((b, t, h * m), s.shape),
-        version=1,
-    )
-    return y.unflatten(2, (h, m)), s
+# --- relative attention ---
 
 
 def _relative_read(self: RelativeHeads[Any], x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
@@ -330,6 +386,9 @@ def _relative_scores(
     return ((q + self.content_bias) * d**-0.5).permute(2, 0, 1, 3), hide(scores, seen)
 
 
+# --- gated caches ---
+
+
 def _branch(self: GatedBranch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """`GatedBranch.attend`."""
     if self.grc.branch == "linear":
@@ -345,18 +404,18 @@ def _read_in_blocks(
     walked: Walk | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Walk]:
-    """`GatedCacheAttention.read_in_blocks`, token by token: rows may be at any places of their blocks."""
+    """`GatedCacheAttention.read_in_blocks`, token by token: rows may be anywhere in their blocks."""
     start = self.contents()
     assert walked is not None
 
-    def token(before: Walk, given: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
-        new, *rest = given
-        place = before.seen % self.block
-        at = place[:, None] == torch.arange(self.block, device=place.device)
+    def token(before: Walk, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
+        new, *rest = inputs
+        position = before.seen % self.block
+        at = position[:, None] == torch.arange(self.block, device=position.device)
         cache = torch.where((before.seen == 0)[:, None, None], start, before.cache)
         y = self.answer(rest[0], cache, *rest[1:])
         partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
-        done = place == self.block - 1
+        done = position == self.block - 1
 
         def update(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
             # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
@@ -370,22 +429,25 @@ def _read_in_blocks(
     return token_by_token(token, walked, (summary.to(start.dtype), x, *([] if own is None else [own])))
 
 
+# --- models ---
+
+
 def _lstm(
     self: LSTM, x: Tensor, state: LSTMState | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, LSTMState]:
-    """`LSTM.forward` in plain operators, which every format of programs has."""
+    """`LSTM.forward` in plain operators, which every format of graphs has."""
     assert state is not None
 
-    def token(before: LSTMState, given: tuple[Tensor, ...]) -> tuple[Tensor, LSTMState]:
-        y, found = given[0][:, 0], []
+    def token(before: LSTMState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, LSTMState]:
+        y, states = inputs[0][:, 0], []
         for layer in range(self.config.layers):
             h, c = (part[:, layer].to(y.dtype) for part in before)
             w_y, w_h, b_y, b_h = self.lstm.all_weights[layer]
             i, f, g, o = (F.linear(y, w_y, b_y) + F.linear(h, w_h, b_h)).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             y = torch.sigmoid(o) * torch.tanh(c)
-            found.append((y, c))
-        return y[:, None], LSTMState(*(torch.stack(part, 1) for part in zip(*found, strict=True)))
+            states.append((y, c))
+        return y[:, None], LSTMState(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
 
     y, after = token_by_token(token, state, [self.embedding(x)])
     return self.head(y), after
@@ -394,7 +456,7 @@ def _lstm(
 def _segments_read(
     self: SegmentModel, x: Tensor, state: SegmentState | None, mask: Tensor | None
 ) -> tuple[Tensor, SegmentState]:
-    """`SegmentModel.read` after a `widened` state: rows may be at any places of their segments."""
+    """`SegmentModel.read` after a `widened` state: rows may be anywhere in their segments."""
     front, length = self.front, self.config.segment
     assert state is not None
 
@@ -415,14 +477,14 @@ def _segments_read(
         _, _, behind = self.run_blocks(tokens, layout, [front + length], None, caches, memory)
         return self.write_memory(memory, behind, rows)
 
-    def token(before: SegmentState, given: tuple[Tensor, ...]) -> tuple[Tensor, SegmentState]:
-        (x,), (seen, memory, caches) = given, before
-        place = seen % length
-        begins, ends = place == 0, place == length - 1
+    def token(before: SegmentState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, SegmentState]:
+        (x,), (seen, memory, caches) = inputs, before
+        position = seen % length
+        begins, ends = position == 0, position == length - 1
         if front:
             caches = changed_if_any(begins, read_front, caches, memory, begins)
         layout = Layout(0, 1, 0)
-        y, new, _ = self.run_blocks(self.embedding(x), layout, front + place, None, caches, memory)
+        y, new, _ = self.run_blocks(self.embedding(x), layout, front + position, None, caches, memory)
         caches = tuple(cache.with_pass(one, layout) for cache, one in zip(caches, new, strict=True))
         if self.back:
             memory = changed_if_any(ends, read_back, memory, caches, ends)
@@ -433,7 +495,7 @@ def _segments_read(
 
 
 def _segments_positions(self: SegmentModel, like: Tensor) -> Tensor:
-    """`SegmentModel.table`. A loop of a program takes no tensor that is neither a weight nor computed."""
+    """`SegmentModel.table`. A loop of a graph takes no tensor that is neither a weight nor computed."""
     if self.positions is not None:
         return self.positions.weight
     c, length = self.config, self.front + self.config.segment + self.back
@@ -445,51 +507,50 @@ def _segments_positions(self: SegmentModel, like: Tensor) -> Tensor:
 def _memformer(
     self: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, MemformerState]:
-    """`Memformer.forward` after a `widened` state: rows may be at any places of their segments."""
+    """`Memformer.forward` after a `widened` state: rows may be anywhere in their segments."""
     assert state is not None
-    y, after = token_by_token(partial(_memformer_token, self), state, [x])
-    return self.head(y), after
-
-
-Past = tuple[Tensor, Tensor, SlotState | None]  # of the segments before: encoded, valid and memory of a state
-
-
-def _memformer_token(
-    self: Memformer, state: MemformerState, given: tuple[Tensor, ...]
-) -> tuple[Tensor, MemformerState]:
-    (x,), length = given, self.config.segment
-    place, past = state.seen % length, (state.encoded, state.valid, state.memory)
-    begins, ends = place == 0, place == length - 1
-    encoded, valid = changed_if_any(
-        state.seen == 0, lambda past, fresh: self.encode_start(past[0], past[1], fresh), past[:2], state.seen == 0
-    )
-    read = Read(encoded, valid, self.slots(state.memory) if self.decoder.memory else None)
+    length = self.config.segment
 
     def sources(caches: tuple[DecoderCache, ...], read: Read) -> tuple[DecoderCache, ...]:
         # For rows within a segment the result is the same again.
         pairs = zip(self.decoder.blocks, caches, strict=True)
         return tuple(cache._replace(sources=block.keys_values(read.given)) for block, cache in pairs)
 
-    caches = changed_if_any(begins, sources, state.layers, read)
-    y, caches = self.decoder(self.embedding(x), None, place, read, caches)
-    at = place[:, None] == torch.arange(length, device=x.device)
-    segment = torch.where(at, x, state.pending)
-
     def write(past: Past, segment: Tensor, ends: Tensor) -> Past:
         # The segments of the other rows are written too, and that is dropped.
-        new = self.write(segment, past[2])
-
         def choose(old: Tensor, x: Tensor) -> Tensor:
             return torch.where(ends.view(-1, *[1] * (x.dim() - 1)), x.to(old.dtype), old)
 
-        found: Past = map_state(choose, past, new)
-        return found
+        after: Past = map_state(choose, past, self.write(segment, past[2]))
+        return after
 
-    past = changed_if_any(ends, write, (encoded, valid, state.memory), segment, ends)
-    tokens, marks = segment.masked_fill(ends[:, None], 0), (state.pending_valid | at) & ~ends[:, None]
-    layers = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
-    encoded, valid, memory = past
-    return y, MemformerState(state.seen + 1, memory, encoded, valid, tokens, marks, layers)
+    def token(before: MemformerState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, MemformerState]:
+        (x,), position = inputs, before.seen % length
+        begins, ends, new = position == 0, position == length - 1, before.seen == 0
+
+        # --- what the segment before left: its encoded tokens and the memory ---
+        encoded, valid = changed_if_any(
+            new, lambda past, new: self.encode_start(past[0], past[1], new), (before.encoded, before.valid), new
+        )
+        read = Read(encoded, valid, self.slots(before.memory) if self.decoder.memory else None)
+        caches = changed_if_any(begins, sources, before.layers, read)
+
+        # --- the token ---
+        y, caches = self.decoder(self.embedding(x), None, position, read, caches)
+
+        # --- the end of a segment, which is written into the memory ---
+        at = position[:, None] == torch.arange(length, device=x.device)
+        segment = torch.where(at, x, before.pending)
+        encoded, valid, memory = changed_if_any(ends, write, (encoded, valid, before.memory), segment, ends)
+        tokens, marks = segment.masked_fill(ends[:, None], 0), (before.pending_valid | at) & ~ends[:, None]
+        layers = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
+        return y, MemformerState(before.seen + 1, memory, encoded, valid, tokens, marks, layers)
+
+    y, after = token_by_token(token, state, [x])
+    return self.head(y), after
+
+
+Past = tuple[Tensor, Tensor, SlotState | None]  # of the segments before: encoded, valid and memory of a state
 
 
 def _after(own: KeyValues, ends: Tensor) -> KeyValues:
@@ -510,4 +571,10 @@ FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
     SegmentAttention: {"attend": _softmax},
     SegmentModel: {"read": _segments_read, "table": _segments_positions},
     SoftmaxAttention: {"attend": _softmax},
+}
+# The method of a layer that has a form of each name: it gets the name first.
+FORMS_OF_BOTH: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
+    LinearAttention: ("compute_heads", _linear_heads),
+    RecurrentAttention: ("recur", _recur),
+    ShortConvolution: ("forward", _convolve),
 }

@@ -146,7 +146,7 @@ def average(arguments: list[str]) -> int:
 def export(arguments: list[str]) -> int:
     """Write a run's model for other programs."""
     from mnemos.lab.run.export import HF, export_run, export_run_programs, push
-    from mnemos.programs.folder import TARGETS
+    from mnemos.programs.export import TARGETS
 
     about = (
         "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card, or as "

@@ -15,7 +15,7 @@ from mnemos.lab.tasks.vocabulary import SubWords, Vocabulary, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing
 from mnemos.lab.translation.translation_vocabulary import END, PAD, SPECIAL, START, UNKNOWN
 from mnemos.models.store import load
-from mnemos.programs.folder import Target, check_new, export
+from mnemos.programs.export import Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
 from .files import Provenance, Result, Scores

@@ -1,0 +1,311 @@
+"""`mnemos.export`: the graphs of a model's step and prefill in a folder, with what a reader needs to run them.
+
+`torch.export` traces a copy of the model in which the parts have the forms of `forms`, from examples that show which
+sizes of the state stay open; `torch.onnx` translates what it traced.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mnemos import libraries
+from mnemos._compat import forget_control_flow, pytree
+from mnemos.atomic import whole_or_none, write_json
+from mnemos.attention.multi_head import widened
+from mnemos.config import to_dict
+from mnemos.errors import InputError
+from mnemos.generate.stream import new_state
+from mnemos.models.encoder_decoder import EncoderDecoder
+from mnemos.modes import evaluating, plain_module
+from mnemos.types import Recurrent, State, leaves, likelihood_of
+
+from .forms import Form, adapt, unflatten
+
+Target = Literal["onnx", "onnxruntime", "torch"]
+TARGETS: tuple[str, ...] = get_args(Target)
+ABOUT = "program.json"
+OPSET = 20  # that of torch.onnx by default: runtimes of 2024 have it
+ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes that a graph leaves open
+Shape = tuple[int | str, ...]
+
+
+def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
+    """Write a causal model with a state as programs that run without this library; returns the folder.
+
+        folder = mnemos.export(model, "program")             # step.onnx, prefill.onnx, state.npz, program.json
+
+    step: `outputs, state = step(tokens, state)` for tokens [rows, 1]; prefill: for [rows, T], any T of at least 1.
+    state.npz: the state of a new row. program.json: names, types and shapes of all inputs and outputs. An
+    encoder-decoder has a program encode too: the state of new rows from `source` and `valid` [rows, S].
+
+    to: "onnx": ONNX's operators alone, for any runtime; "onnxruntime": with ONNX Runtime's own kernels, of linear
+    attention (releases from 1.25.1 on), the delta rule and decayed attention (tested with 1.32); "torch":
+    programs that `torch.export.load` reads. Cost: seconds to a minute; the weights are in each program.
+    Raises InputError, and writes nothing, for a folder that is not empty, a model without a causal state, one whose
+    weights are not float32 (or float64 with "torch": ONNX Runtime lacks kernels for it), one that is not exportable (it
+    names the part), and where onnx or onnxscript is missing.
+    """
+    if to not in TARGETS:
+        raise InputError(f"export: expected to={' or '.join(map(repr, TARGETS))}, found {to!r}")
+    folder = Path(folder)
+    check_new(folder)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"export: expected a model, an nn.Module, found {type(model).__name__}; give the model itself")
+    known = {torch.float32, torch.float64} if to == "torch" else {torch.float32}
+    model = plain_module(model, "export")
+    others = {x.dtype for x in model.parameters()} - known
+    if others:
+        expected, found = (" or ".join(sorted(map(str, some))) for some in (known, others))
+        raise InputError(
+            f"export: expected weights of {expected} for to={to!r}, found {found}; call model.float() first"
+        )
+    programs = export_programs(model, "onnxruntime" if to == "onnxruntime" else "operators")
+
+    # --- the graphs, and the state of a new row ---
+    states, names = (
+        list(programs.state),
+        [name for name in ("step", "prefill", "encode") if getattr(programs, name) is not None],
+    )
+    ending = "pt2" if to == "torch" else "onnx"
+    with whole_or_none(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            program, file = getattr(programs, name), folder / f"{name}.{ending}"
+            if to == "torch":
+                torch.export.save(program, file)
+            elif name == "encode":
+                onnx_graph(program, ["source", "valid"], states).save(file)
+            else:
+                onnx_graph(program, ["tokens", *states], ["outputs", *map(after, states)]).save(file)
+        arrays: dict[str, Any] = {name: x.numpy() for name, x in programs.state.items()}
+        np.savez_compressed(folder / "state.npz", **arrays)
+
+        # --- what they read and return, in their order ---
+        def entry(name: str, dtype: torch.dtype, shape: Shape) -> dict[str, Any]:
+            return {"name": name, "type": str(dtype).removeprefix("torch."), "shape": list(shape)}
+
+        outputs, _ = programs.step.module()(torch.zeros(1, 1, dtype=torch.int64), programs.state)
+        state = [entry(name, x.dtype, programs.shapes[name]) for name, x in programs.state.items()]
+        likelihood = likelihood_of(model)
+        meaning = "logits" if likelihood is None else f"parameters of a {type(likelihood).__name__}"
+        about = {
+            "programs": {name: f"{name}.{ending}" for name in names},
+            "outputs are": "log-probabilities" if hasattr(likelihood, "log_prob") else meaning,
+            "inputs": [entry("tokens", torch.int64, (ROWS, TOKENS)), *state],
+            "outputs": [
+                entry("outputs", outputs.dtype, (ROWS, TOKENS, outputs.shape[2])),
+                *({**one, "name": after(one["name"])} for one in state),
+            ],
+        }
+        if programs.encode is not None:
+            size = ROWS, SOURCE
+            about["inputs of encode"] = [entry("source", torch.int64, size), entry("valid", torch.bool, size)]
+        about["model"] = to_dict(model.config) if hasattr(model, "config") else type(model).__name__
+        write_json(folder / ABOUT, about)
+    return folder
+
+
+def check_new(folder: Path) -> None:
+    """Raise InputError unless a folder is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        found = "one that has files" if folder.is_dir() else "a file"
+        raise InputError(
+            f"{folder}: expected a new or empty folder, found {found}; name another, as by --out, or remove it"
+        )
+
+
+def after(name: str) -> str:
+    """The name of a state's tensor among the outputs of a graph."""
+    return f"after.{name}"
+
+
+class Programs(NamedTuple):
+    """A model's exported graphs, and what they read and return.
+
+    step, prefill: `outputs, state = program.module()(tokens, state)`; tokens [rows, 1] or [rows, T] int64, state a dict
+    of tensors. shapes: the shape of each, with the names of open sizes; "seen" is 0 in a new row and grows with every
+    token. A new row is all zeros. encode (of an encoder-decoder, else None): `state = program.module()(source, valid)`.
+    """
+
+    step: torch.export.ExportedProgram
+    prefill: torch.export.ExportedProgram
+    encode: torch.export.ExportedProgram | None
+    shapes: dict[str, Shape]
+    state: dict[str, Tensor]
+
+
+class _Step(nn.Module):
+    """`outputs, state = step(tokens, state)`, with the state as a dict of tensors.
+
+    Outputs are the model's, or log-probabilities where its likelihood has them (an adaptive softmax).
+    """
+
+    def __init__(self, model: nn.Module, state: State) -> None:
+        super().__init__()
+        self.model, self.structure = model, pytree.tree_flatten(state)
+        likelihood = likelihood_of(model)
+        self.likelihood = likelihood if hasattr(likelihood, "log_prob") else None
+
+    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, new = self.model(tokens, unflatten(list(state.values()), self.structure))
+        if self.likelihood is not None:
+            outputs = self.likelihood.log_prob(outputs)
+        return outputs, dict(zip(state, leaves(new), strict=True))
+
+
+class _Encode(nn.Module):
+    """`state = encode(source, valid)`: the state of new rows that read these sources, as a dict of tensors."""
+
+    def __init__(self, model: EncoderDecoder, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, source: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, leaves(widened(self.model, self.model.encode(source, valid))), strict=True))
+
+
+_ROWS = 3  # of the examples: a number that is no size of a model's parts by chance, and not 0 or 1
+
+
+def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
+    """The graphs of a causal model with a state, for any number of rows and tokens, without dropout or gradient.
+
+    form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernels of linear attention and its kin. The
+    state is the model's, with what has a bound, such as the keys of a window, as long as it becomes (`widened`): only
+    a part without a bound changes its size. The prefill is a loop over tokens, as slow as single steps, for models that
+    read in segments, gated caches, LSTMs and, with "operators", layers that forget or correct.
+    Cost: seconds.
+    Raises InputError for a model without a causal state, and for one that is not exportable: it names the part.
+    """
+    if any(x.device.type != "cpu" for x in model.parameters()):
+        raise InputError("export: expected a model on the CPU, found another device; call model.cpu() first")
+    if not isinstance(model, Recurrent) and isinstance(inner := getattr(model, "model", None), Recurrent):
+        raise InputError(
+            f"export: expected a model of this library, found {type(model).__name__} around {type(inner).__name__}; "
+            "give its .model"
+        )
+    if foreign := [type(x).__name__ for x in model.modules() if type(x).__module__.startswith("transformers.")]:
+        raise InputError(
+            f"export: expected a model of this library, found {foreign[0]} of Transformers, whose code for caches is "
+            "not exportable; run it with this library, mnemos.functional(model) or its own generate"
+        )
+
+    def example(tokens: int, source: int = 5) -> State:
+        """The state of some rows after so many tokens, and after a source, if there are sources."""
+        x = torch.zeros(_ROWS, tokens, dtype=torch.int64)
+        state = new_state(model, _ROWS, "export")
+        if isinstance(model, EncoderDecoder):
+            state = model.encode(torch.zeros(_ROWS, source, dtype=torch.int64))
+        return widened(model, model(x, state)[1] if tokens else state)
+
+    def shape(read: Tensor, longer: Tensor, wider: Tensor) -> Shape:
+        """Sizes, with names for those that differ between examples."""
+        sizes: list[int | str] = list(read.shape)
+        for i, n in enumerate(read.shape):
+            sizes[i] = ROWS if i == 0 else SEEN if longer.shape[i] != n else SOURCE if wider.shape[i] != n else n
+        return tuple(sizes)
+
+    with evaluating(model), torch.no_grad():
+        # --- the state's tensors: state.00, state.01, … of one length, as torch.export replaces them as text ---
+        new, read = widened(model, new_state(model, 1, "export")), example(2)
+        parts = list(zip(*map(leaves, (read, example(3), example(2, 6))), strict=True))
+        names = [f"state.{i:0{len(str(max(len(parts) - 1, 0)))}}" for i in range(len(parts))]
+        shapes = {name: shape(*examples) for name, examples in zip(names, parts, strict=True)}
+        dims = {size: torch.export.Dim(size, min=int(size != SEEN)) for size in (ROWS, TOKENS, SEEN, SOURCE)}
+        sizes = {name: {i: dims[n] for i, n in enumerate(s) if isinstance(n, str)} for name, s in shapes.items()}
+
+        # --- the graphs ---
+        adapted = adapt(model, form)
+        both, state = _Step(adapted, example(0)), dict(zip(names, map(_dense, leaves(read)), strict=True))
+        rows, tokens = {0: dims[ROWS]}, torch.zeros(_ROWS, 4, dtype=torch.int64)
+        step = _trace(both, adapted, (tokens[:, :1].clone(), state), (rows, sizes))
+        prefill = _trace(both, adapted, (tokens, state), (rows | {1: dims[TOKENS]}, sizes))
+        encode = None
+        if isinstance(adapted, EncoderDecoder):
+            source = rows | {1: dims[SOURCE]}
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+            encode = _trace(_Encode(adapted, names), adapted, (tokens, valid), (source, source))
+    return Programs(step, prefill, encode, shapes, dict(zip(names, map(_dense, leaves(new)), strict=True)))
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _trace(module: nn.Module, model: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
+    forget_control_flow()
+    try:
+        with quiet():  # the exporter prints the graph of a model that fails
+            return torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+    except Exception as error:  # of any class: the exporter passes on what the model's own code raises
+        # --- the innermost module of the model whose code raised it; the model, if it was in none ---
+        names = {id(part): name for name, part in model.named_modules()}
+        part, frame = model, error.__traceback__
+        while frame is not None:
+            owner = frame.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in names:
+                part = owner
+            frame = frame.tb_next
+        name, cls, reason = names[id(part)], type(part).__name__, " ".join(str(error).split())
+        raise InputError(
+            f"export: expected a model whose operations need no sizes or values, found "
+            f"{f'{name} ({cls})' if name else cls} ({reason:.900}); use another part, or this library to run the model"
+        ) from error
+
+
+def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """The graph as a `torch.onnx.ONNXProgram` with these names of its inputs and outputs.
+
+    Raises InputError where the library onnx or onnxscript is missing.
+    """
+    libraries.onnx()
+    script: Any = libraries.onnxscript()
+    op, types = script.opset20, script.ir.DataType
+
+    # --- what ONNX Runtime has no kernel for, or PyTorch no translation ---
+    def where(condition: Any, self: Any, other: Any) -> Any:
+        """ONNX Runtime chooses between numbers, not between truth values."""
+        if self.dtype != types.BOOL:
+            return op.Where(condition, self, other)
+        return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
+
+    def sort(self: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        """`TopK` of all entries: equal ones stay in order. It takes no truth values and no bytes."""
+        count = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+        numbers = self if self.dtype in (types.FLOAT, types.DOUBLE) else op.Cast(self, to=types.INT64)
+        values, indices = op.TopK(numbers, count, axis=dim, largest=int(descending), sorted=1)
+        return op.CastLike(values, self), indices
+
+    # Without gradient: else PyTorch takes the attention apart into views that strides do not allow.
+    with torch.no_grad(), quiet():
+        return torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            custom_translation_table={torch.ops.aten.where.self: where, torch.ops.aten.sort.stable: sort},
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, what PyTorch's exporters write to `sys.stdout` and `sys.stderr` is dropped, for all threads.
+
+    Warnings are ignored, also where a filter makes errors of them.
+    """
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield
