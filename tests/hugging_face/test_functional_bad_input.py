@@ -86,6 +86,7 @@ def test_another_version_of_the_cache(monkeypatch):
     monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
     for name in [name for name in sys.modules if name.startswith("mnemos.hugging_face")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(mnemos), "functional", raising=False)  # imported before
     refused(lambda: mnemos.functional(model), "transformers 5.23", "7.1", "DynamicSlidingWindowLayer")
 
 
