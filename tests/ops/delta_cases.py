@@ -11,7 +11,9 @@ B, SHARED, H, D, M = 2, 2, 4, 5, 3
 KINDS = ["delta", "gated delta", "gated delta per channel", "decayed", "decayed per channel"]
 HERE = mnemos.ops.backends("delta_rule")
 # The type in which a backend is compared with the equations, and how close it is to them.
-EXACT = {name: (torch.float64, 1e-9) for name in HERE if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1).double())}
+EXACT = {
+    name: (torch.float64, 1e-9) for name in HERE if BACKENDS.by_name[name].takes(*torch.zeros(3, 1, 1, 1, 1).double())
+}
 EXACT = {name: EXACT.get(name, (torch.float32, 2e-5)) for name in HERE}
 
 

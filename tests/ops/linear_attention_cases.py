@@ -7,7 +7,11 @@ from mnemos.ops.linear import BACKENDS, LinearState
 
 B, H, D, M = 2, 3, 5, 4
 # Those that run float32 and shorter on this processor: "auto" is the first of them alone.
-HERE = [name for name in mnemos.ops.backends("linear_attention") if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1))]
+HERE = [
+    name
+    for name in mnemos.ops.backends("linear_attention")
+    if BACKENDS.by_name[name].takes(*torch.zeros(3, 1, 1, 1, 1))
+]
 
 
 def inputs(t, n=None, dtype=torch.float64, seed=0, width=M, rows=B):

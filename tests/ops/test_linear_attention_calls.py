@@ -130,29 +130,17 @@ def test_wrong_input_is_refused_in_one_line():
     q, k, v, state = inputs(6)
     wrong = {
         "another length than q's": lambda: linear_attention(q, k[:, :3], v[:, :3]),
-        "expected k": lambda: linear_attention(q, k[..., :3], v),
-        "expected floating": lambda: linear_attention(q, k, v[0]),
-        "found q torch.int64": lambda: linear_attention(q.long(), k, v),
+        "floating q [B, T, H, D], found torch.int64": lambda: linear_attention(q.long(), k, v),
         "did you mean 'elu'": lambda: linear_attention(q, k, v, feature_map="elu1"),
         "known: elu, relu, polynomial": lambda: linear_attention(q, k, v, feature_map="zzz"),
         "with its projection": lambda: linear_attention(q, k, v, feature_map="favor"),
         "did you mean 'chunked'": lambda: linear_attention(q, k, v, backend="chunk"),
-        "mask of booleans": lambda: linear_attention(q, k, v, mask=torch.ones(B, 6)),
-        "mask of booleans (": lambda: linear_attention(q, k, v, mask=torch.ones(B, 5).bool()),
-        "expected a state": lambda: linear_attention(q, k, v, state=(state.s[..., :2], state.z)),
-        "expected a state of s (2, 3, 5, 4)": lambda: linear_attention(q, k, v, state=(state.s[:1], state.z[:1])),
-        "z (2, 3, 5), floating": lambda: linear_attention(q, k, v, state=(state.s, state.z[..., :3])),
-        "found torch.int64": lambda: linear_attention(q, k, v, state=(state.s.long(), state.z)),
+        "state_s [B=2, H=3, D=5, M=4] or None": lambda: linear_attention(q, k, v, state=(state.s[:1], state.z[:1])),
+        "state_z [B=2, H=3, D=5] or None": lambda: linear_attention(q, k, v, state=(state.s, state.z[..., :3])),
         "or None, found Tensor": lambda: linear_attention(q, k, v, state=state.s),
-        "or None, found tuple": lambda: linear_attention(q, k, v, state=(*state, state.z)),
-        "found torch.float64 (2, 3, 5, 4) on meta": lambda: linear_attention(
-            q, k, v, state=(state.s.to("meta"), state.z)
-        ),
-        "on one device, found cpu, meta, cpu": lambda: linear_attention(q, k.to("meta"), v),
-        "expected k (2, 6, 3, 5) and v": lambda: linear_attention(q, k, v[:, :, :2]),
-        "found torch.float32 (2, 6)": lambda: linear_attention(q, k, v, mask=torch.zeros(B, 6)),
+        "on one device, found cpu and for k meta": lambda: linear_attention(q, k.to("meta"), v),
         "keeps all axes": lambda: linear_attention(q, k, v, feature_map=lambda x: x.sum(-1)),
-        "at least 0": lambda: linear_attention(q, k, v, eps=-1.0),
+        "of at least 0": lambda: linear_attention(q, k, v, eps=-1.0),
         "there is one for": lambda: mnemos.ops.backends("softmax"),
     }
     for words, call in wrong.items():

@@ -12,7 +12,11 @@ from mnemos.ops import linear_attention
 from mnemos.ops.linear import BACKENDS
 from mnemos.ops.linear.reference import reference_elu, reference_relu
 
-HERE = [name for name in mnemos.ops.backends("linear_attention") if BACKENDS[name].takes(*torch.zeros(3, 1, 1, 1, 1))]
+HERE = [
+    name
+    for name in mnemos.ops.backends("linear_attention")
+    if BACKENDS.by_name[name].takes(*torch.zeros(3, 1, 1, 1, 1))
+]
 LONG, WIDTH = 65_536, 8
 SCALE = (LONG / 1e6) ** 0.5
 

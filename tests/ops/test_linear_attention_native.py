@@ -15,7 +15,6 @@ from native_kernels import needs_kernels, words
 import mnemos
 from mnemos.native import build as building
 from mnemos.native import library
-from mnemos.ops import kernel_call
 from mnemos.ops.linear import LinearState, linear_attention, native
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
@@ -186,7 +185,7 @@ def test_opcheck(t):
     y, gs, gz, den = torch.ops.mnemos.linear_attention(q, k, v, s, z, None, 1, 0.1)
     given = [x.detach() for x in (q, k, v, s, z)]
     upstream = [x.detach() for x in (den, torch.randn_like(y), gs, gz)]
-    torch.library.opcheck(torch.ops.mnemos.linear_attention_backward, (*given, None, 1, *upstream))
+    torch.library.opcheck(torch.ops.mnemos.linear_attention_backward, (*given, None, 1, 0.1, *upstream))
 
 
 @needs_kernels
@@ -206,8 +205,7 @@ def test_which_backend_runs():
 
 def test_where_it_was_not_built_the_error_says_what_to_do(monkeypatch):
     reason = "the native kernels were not built: install a C++ compiler"
-    monkeypatch.setattr(kernel_call, "library", lambda: None)
-    monkeypatch.setattr(native, "why_not", lambda: reason)
+    monkeypatch.setattr(mnemos.native, "_load", lambda: (None, reason))
     q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
     assert mnemos.ops.which("linear_attention", q, k, v) == "chunked"
     assert mnemos.ops.backends("linear_attention") == ["chunked"]

@@ -157,10 +157,6 @@ def test_goes_back_to_the_state_after_any_token():
         ({"dt": torch.full((B, 7, 5), torch.nan)}, "found nan; see what"),
         ({"A": torch.ones(5, 4)}, "use -A_log.exp()"),
         ({"A": torch.full((5, 4), -torch.inf)}, "found -inf"),
-        ({"C": torch.zeros(B, 7, 3)}, "C (2, 7, 4)"),
-        ({"state": torch.zeros(B, 4, 5)}, "state (2, 5, 4)"),
-        ({"mask": torch.ones(B, 7)}, "mask of booleans"),
-        ({"resets": torch.ones(B, 8, dtype=torch.bool)}, "resets of booleans (2, 7)"),
         ({"backend": "chunk"}, "did you mean 'chunked'?"),
     ],
 )

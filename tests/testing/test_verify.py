@@ -1,11 +1,13 @@
 """`mnemos verify`: right backends pass, wrong numbers and NaN fail, and the exit code says so."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from mnemos import InputError
 from mnemos.lab.cli.verbs import main
-from mnemos.ops.convolution import chunked
+from mnemos.ops.convolution import BACKENDS
 from mnemos.testing import verify
 
 FEW = ["short_convolution", "gated", "linear_attention (both"]
@@ -22,8 +24,12 @@ def test_the_operations_of_this_machine_pass(capsys):
 
 @pytest.mark.parametrize("wrong", [1.001, float("nan")])
 def test_wrong_numbers_and_gradients_fail(wrong, monkeypatch, capsys):
-    right = chunked.convolve
-    monkeypatch.setattr(chunked, "convolve", lambda *given: (wrong * right(*given)[0], right(*given)[1]))
+    right = BACKENDS.by_name["chunked"]
+
+    def replace(run):
+        monkeypatch.setitem(BACKENDS.by_name, "chunked", dataclasses.replace(right, run=run))
+
+    replace(lambda *given: (wrong * right.run(*given)[0], right.run(*given)[1]))
     assert main(["verify", "short"]) == 1
     assert "2 of " in capsys.readouterr().out.splitlines()[-1]
 
@@ -36,7 +42,7 @@ def test_wrong_numbers_and_gradients_fail(wrong, monkeypatch, capsys):
         def backward(ctx, g):
             return wrong * g
 
-    monkeypatch.setattr(chunked, "convolve", lambda *given: (Gradient.apply(right(*given)[0]), right(*given)[1]))
+    replace(lambda *given: (Gradient.apply(right.run(*given)[0]), right.run(*given)[1]))
     failed = [result for result in verify(["short"]) if not result.passed]
     assert {result.backend for result in failed} == {"chunked"}
     assert all(result.values < result.bound for result in failed)

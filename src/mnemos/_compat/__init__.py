@@ -75,7 +75,7 @@ def transformed(*tensors: Tensor) -> bool:
     """
     if _transforms_active is None or _is_batched is None:
         return True
-    return _transforms_active() or any(_is_batched(x) for x in tensors)
+    return _transforms_active() or any([_is_batched(x) for x in tensors])  # a list: for every token that is decoded
 
 
 def outside_transforms() -> contextlib.AbstractContextManager[object]:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
+from mnemos.ops.backend import nearest
 from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
-from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, nearest, random_projection
+from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.ops.padding import count_seen
 from mnemos.ops.rotary import Rotary, rotary_of, rotate
 from mnemos.registry import register
@@ -98,8 +99,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
         self.rotary = rotary_of(rotary, dim // num_heads)
         if feature_map != "favor":
             find(feature_map)
-        if backend not in ("auto", *BACKENDS):
-            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, BACKENDS)}")
+        if backend not in (known := ("auto", *BACKENDS.by_name)):
+            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, known)}")
         self.feature_map, self.eps, self.backend = feature_map, eps, backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mnemos._compat import hooks_of
 from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
-from mnemos.ops.rewind import note
+from mnemos.ops.rewind import record_call
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError, leaves
 
@@ -387,7 +387,7 @@ class Linearised(nn.Module):
         )
         end = LinearisedState(window, turn)
         given = q, k, v, sizes, rotation, state, valid
-        note(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *given, kept)))
+        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *given, kept)))
         return y, end
 
     def read_first(

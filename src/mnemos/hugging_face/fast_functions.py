@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
-from mnemos.ops.rewind import note_as
+from mnemos.ops.rewind import record_view
 
 Function = Callable[..., Any]
 _UNLIMITED = (0.0, float("inf"))
@@ -117,7 +117,7 @@ def mamba2_chunk_scan(
     if not return_final_states:
         return y
     theirs = end.mT.contiguous()
-    note_as(theirs, end, lambda x: x.mT.contiguous())  # so that `rewindable` knows this tensor, too
+    record_view(theirs, end, lambda x: x.mT.contiguous())  # so that `rewindable` knows this tensor, too
     return y, theirs
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mnemos import native as kernels
 from mnemos._compat import is_plain
-from mnemos.ops.kernel_call import PLAIN, eager, loaded_kernels, pointers
+from mnemos.ops.kernel_call import PLAIN, can_skip_dispatcher, loaded_kernels, pointers
 from mnemos.ops.precision import autocasts
 
 CALL = struct.Struct("43q")  # `struct Token` of native/token.h
@@ -161,7 +161,7 @@ def read_token(names: LayerNames, layer: Any, x: Tensor, cache: Any, mask: Tenso
     if cache is None or cache.is_recording_past(layer.layer_idx):  # a past that has to stay as it is
         return None
     window, state = cache.get_conv_state(layer.layer_idx), cache.get_recurrent_state(layer.layer_idx)
-    if window is None or state is None or not eager(x):
+    if window is None or state is None or not can_skip_dispatcher(x):
         return None
     # Transformers reads the convolution's weights, too, and calls accelerate's hooks for that.
     conv, norm = layer.conv1d, getattr(layer, names.norm)
@@ -220,7 +220,12 @@ NORMS |= dict.fromkeys(
 def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
     """x/√(mean x² + ε)·(offset + weight) along the last axis; None: the norm's forward has to run."""
     weight = norm.weight
-    if torch.is_grad_enabled() or not _read_by_kernel(weight) or x.dtype is not torch.float32 or not eager(x):
+    if (
+        torch.is_grad_enabled()
+        or not _read_by_kernel(weight)
+        or x.dtype is not torch.float32
+        or not can_skip_dispatcher(x)
+    ):
         return None
     x, n = x.contiguous(), x.shape[-1]
     if weight.numel() != n:

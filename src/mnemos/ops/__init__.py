@@ -1,4 +1,9 @@
-"""Pure functions of tensors. Each folder holds one algorithm, with its equations in reference.py."""
+"""Pure functions of tensors. Each folder is one operator: read its `__init__.py`, then reference.py, its equations.
+
+An operator's tensors are checked by a `Signature` (signature.py) at its door, once. One of its `BACKENDS` (backend.py)
+computes them: native.py with the C++ kernels, which kernel_call.py makes an operator that PyTorch differentiates, or
+chunked.py in PyTorch's operations, everywhere.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -35,12 +40,17 @@ _WITH_BACKENDS = {
 
 def backends(operation: str) -> list[str]:
     """The backends of an operation that can run on this machine, best first: backends("linear_attention")."""
-    return _module(operation).backends()
+    names: list[str] = _module(operation).BACKENDS.here()
+    return names
 
 
-def which(operation: str, *tensors: object, backend: str = "auto", **options: object) -> str:
+def which(operation: str, *tensors: Any, backend: str = "auto", **options: Any) -> str:
     """The backend that computes an operation on these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
-    return _module(operation).which(*tensors, backend=backend, **options)
+    module = _module(operation)
+    if operation == "linear_attention":
+        tensors = module.features_of_one_token(*tensors, **options)
+    name: str = module.BACKENDS.choose(backend, *tensors).name
+    return name
 
 
 def _module(operation: str) -> Any:

@@ -1,6 +1,12 @@
-"""What the operators with C++ kernels share: how tensors are handed over, and how such an operator is registered."""
+"""What the operators with C++ kernels share: how tensors are handed over, and how such an operator is defined once.
+
+`kernel_operator` makes of an operator's kernels the function that a backend calls: it skips PyTorch's dispatcher, whose
+overhead is the time of many tokens, where nothing but autograd needs to see the call, and elsewhere (compilers,
+counters, transforms) calls the registered operator of the same kernels.
+"""
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +15,13 @@ from torch import Tensor
 
 from mnemos._compat import assume_constant, dispatch_mode_active, is_plain_tensor, transformed
 from mnemos.native import library, why_not
+from mnemos.ops.backward import Gradients, differentiable_once
 
+why_no_kernels = assume_constant(
+    why_not
+)  # why the kernels cannot run on this machine; a compiler does not look into it
 PLAIN = (Tensor, torch.nn.Parameter)
-
-
-@assume_constant
-def runs_here() -> bool:
-    """Whether the kernels are built and loaded."""
-    return library() is not None
+Outputs = tuple[Tensor | None, ...]
 
 
 def loaded_kernels() -> ctypes.CDLL:
@@ -32,10 +37,17 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def address(x: Tensor) -> tuple[int, int, int, int]:
-    """`struct Rows` of native/call.h for x [B, T, H, width]."""
-    b, t, h, _ = x.stride()
-    return x.data_ptr(), b, t, h
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """The tensors without gaps; None stays."""
+    return [x if x is None else x.contiguous() for x in tensors]
+
+
+def address(x: Tensor) -> tuple[int, ...]:
+    """`struct Rows` of native/call.h for x [B, T, H, width], or [B, T, width], whose only head is at any stride."""
+    return x.data_ptr(), *x.stride()[:3]
+
+
+NO_ROWS = (0,) * 4  # `struct Rows` of nothing
 
 
 def mask_address(mask: Tensor | None) -> tuple[int, ...]:
@@ -48,49 +60,127 @@ def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
     return tuple([0 if x is None else x.data_ptr() for x in tensors])
 
 
-def eager(*tensors: Tensor | None) -> bool:
+def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
     """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
     if torch.compiler.is_compiling() or dispatch_mode_active():
         return False
-    given = [x for x in tensors if x is not None]
-    return all([type(x) in PLAIN and is_plain_tensor(x) for x in given]) and not transformed(*given)  # a list: faster
+    present = [x for x in tensors if x is not None]
+    return all([type(x) in PLAIN and is_plain_tensor(x) for x in present]) and not transformed(
+        *present
+    )  # a list: faster
 
 
-def present(inputs: Sequence[object], found: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of the inputs: an operator returns an empty tensor where an input is None."""
-    return [None if x is None else grad for x, grad in zip(inputs, found, strict=True)]
-
-
-def register_pair(
+def kernel_operator(
     name: str,
-    schemas: tuple[str, str],
-    compute: tuple[Callable[..., Any], Callable[..., Any]],
-    like: tuple[Callable[..., Any], Callable[..., Any]],
-    gradients: Callable[..., Any],
-    save: Callable[..., Any],
+    schema: str,
+    allocate: Callable[..., Outputs],
+    fill: Callable[..., None],
+    derive: Callable[..., Gradients],
+    results: int,
+    gradients: int,
+    saves: Sequence[int] = (),
     name_of: Callable[[Sequence[Any]], str] | None = None,
-) -> None:
-    """Register an operator of the CPU and its backward, which has no derivative.
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function of an operator's inputs that returns its results; it is differentiable once.
 
-    Of each pair the first is of `mnemos::NAME`, the second of `mnemos::NAME_backward`: schema, function and fake
-    function. The second function may return None, for which the operator returns an empty tensor. name_of: the name of
-    the operation from the inputs, where it is not NAME.
+    schema: the inputs, tensors first: "Tensor q, Tensor? s, float scale". The first `gradients` have a gradient.
+    allocate(kept, *inputs): the outputs, not filled. The first `results` of them are the function's; others are for the
+    backward, and None unless something is `kept` for it.
+    fill(outputs, *inputs): computes them.
+    derive(needs, *inputs, *saved, *upstream): gradients, None where an input is None. saved: the outputs of the
+    numbers `saves`. upstream: what comes from above for each result, or None. needs: which inputs ask for a gradient.
+    name_of: the operation's name in errors, from the inputs, where it is not NAME.
+
+    It also defines mnemos::NAME (schema, bool kept) and mnemos::NAME_backward on the CPU, whose results are tensors: an
+    empty one for None.
     """
-    forward, backward = compute
+    tensors, count = schema.count("Tensor"), schema.count(",") + 1
+    called = name_of or (lambda inputs: name)
 
-    def filled(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(inputs[0].new_empty(0) if grad is None else grad for grad in backward(*inputs))
+    # --- the registered operators ---
+    def as_tensors(found: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+        return tuple([like.new_empty(0) if x is None else x for x in found])
 
-    def note_name(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-        ctx.called = name if name_of is None else name_of(inputs)
+    def allocate_all(*given: Any) -> Outputs:
+        kept = given[count] if len(given) > count else True  # the dispatcher leaves out what is the default
+        return allocate(kept, *given[:count])
+
+    def compute(*given: Any) -> tuple[Tensor, ...]:
+        found = allocate_all(*given)
+        fill(found, *given[:count])
+        return as_tensors(found, given[0])
+
+    def compute_gradients(*given: Any) -> tuple[Tensor, ...]:
+        return as_tensors(derive([x is not None for x in given[:gradients]], *given), given[0])
+
+    def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+        return as_tensors([x if x is None else x.new_empty(x.shape) for x in given[:gradients]], given[0])
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.settings = inputs[tensors:count]
+        ctx.save_for_backward(*inputs[:tensors], *[output[number] for number in saves])
+        ctx.mark_non_differentiable(*output[results:])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(saved: Sequence[Any], settings: Sequence[Any], upstream: Sequence[Any]) -> Gradients:
+        grads = backward(*saved[:tensors], *settings, *saved[tensors:], *upstream)
+        return tuple([None if x is None else grad for x, grad in zip(saved, grads, strict=False)])
+
+    def differentiate_call(ctx: Any, *upstream: Tensor | None) -> Gradients:
+        return *differentiate(ctx.saved_tensors, ctx.settings, upstream[:results]), *[None] * (count + 1 - gradients)
+
+    def save_name(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        ctx.called = called(inputs)
 
     def refuse(ctx: Any, *_: object) -> None:
         raise RuntimeError(f"{ctx.called} is differentiable once; backend='native' has no derivative of its derivative")
 
-    operators = f"mnemos::{name}", f"mnemos::{name}_backward"
-    for operator, schema, function, fake in zip(operators, schemas, (forward, filled), like, strict=True):
-        torch.library.define(operator, schema)
+    outputs = max([results, *[number + 1 for number in saves]])
+    upstreams = ", ".join([*[f"Tensor saved{i}" for i in saves], *[f"Tensor? grad{i}" for i in range(results)]])
+    for operator, signature, function, fake in (
+        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * outputs)})", compute,
+         lambda *given: as_tensors(allocate_all(*given), given[0])),
+        (f"mnemos::{name}_backward", f"({schema}, {upstreams}) -> ({', '.join(['Tensor'] * gradients)})",
+         compute_gradients, empty_gradients),
+    ):  # fmt: skip
+        torch.library.define(operator, signature)
         torch.library.impl(operator, "CPU", function)
         torch.library.register_fake(operator, fake)
-    torch.library.register_autograd(operators[0], gradients, setup_context=save)
-    torch.library.register_autograd(operators[1], refuse, setup_context=note_name)
+    torch.library.register_autograd(f"mnemos::{name}", differentiate_call, setup_context=save)
+    torch.library.register_autograd(f"mnemos::{name}_backward", refuse, setup_context=save_name)
+    forward, backward = (getattr(torch.ops.mnemos, operator) for operator in (name, f"{name}_backward"))
+
+    # --- the same without the dispatcher ---
+    class Direct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            found = allocate(True, *given)
+            fill(found, *given)
+            ctx.settings = given[tensors:]
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*given[:tensors], *[found[number] for number in saves])
+            return found[:results]
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+            saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
+            if can_skip_dispatcher(*upstream):  # the saved tensors were checked before the forward
+                given = *saved[:tensors], *ctx.settings, *saved[tensors:], *upstream
+                compute = functools.partial(derive, ctx.needs_input_grad, *given)
+            else:
+                compute = functools.partial(differentiate, saved, ctx.settings, upstream)
+            grads = differentiable_once(called(saved), saved, upstream, compute)
+            return *grads, *[None] * (count - gradients)
+
+    def call(*given: Any) -> tuple[Tensor, ...]:
+        given_tensors = given[:tensors]
+        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in given_tensors])
+        if not can_skip_dispatcher(*given_tensors):
+            return forward(*given, kept)[:results]
+        if kept:
+            return Direct.apply(*given)
+        found = allocate(False, *given)
+        fill(found, *given)
+        return found[:results]  # type: ignore[return-value]
+
+    return call

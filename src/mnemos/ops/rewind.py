@@ -19,13 +19,13 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.types import InputError, S
 
-Again = Callable[[int, Tensor | None], Sequence[Tensor]]
+Recompute = Callable[[int, Tensor | None], Sequence[Tensor]]
 
 
 class _Call(NamedTuple):
     ends: Sequence[Tensor]  # held, so that their ids are not used again
     tokens: int
-    again: Again
+    recompute: Recompute
 
 
 class Calls:
@@ -34,25 +34,25 @@ class Calls:
     def __init__(self) -> None:
         self._of: dict[int, tuple[_Call, int]] = {}
 
-    def note(self, ends: Sequence[Tensor], tokens: int, again: Again) -> None:
-        """Keep a call of so many tokens that returned the states `ends`. again: see `note`."""
-        call = _Call(ends, tokens, again)
+    def add(self, ends: Sequence[Tensor], tokens: int, recompute: Recompute) -> None:
+        """Keep a call of so many tokens that returned the states `ends`. recompute: see `record_call`."""
+        call = _Call(ends, tokens, recompute)
         self._of.update({id(end): (call, i) for i, end in enumerate(ends)})
 
     def clear(self) -> None:
         """Forget all calls."""
         self._of.clear()
 
-    def note_as(self, view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
-        """See `note_as`."""
+    def add_view(self, view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
+        """See `record_view`."""
         if id(end) in self._of:
             call, i = self._of[id(end)]
-            self.note((view,), call.tokens, lambda n, valid: (of(call.again(n, valid)[i]),))
+            self.add((view,), call.tokens, lambda n, valid: (of(call.recompute(n, valid)[i]),))
 
     def knows(self, end: object, tokens: int) -> bool:
         """Whether the tensor is itself the state that one of the calls returned, and the call had so many tokens."""
-        found = self._of.get(id(end))
-        return found is not None and found[0].tokens == tokens
+        entry = self._of.get(id(end))
+        return entry is not None and entry[0].tokens == tokens
 
     def rewind(self, state: S, kept: Sequence[int]) -> S:
         """The state after the first `kept[r]` tokens, 0 to T, of each row r, in place of all T tokens of the call.
@@ -77,28 +77,25 @@ class Calls:
                 f"rewind: expected states that operators returned inside the context, found {what}; read the kept "
                 "tokens again"
             )
-        most, new = max(kept, default=0), []
-        found: dict[int, Sequence[Tensor]] = {}
+        most, earlier = max(kept, default=0), []
+        computed: dict[int, Sequence[Tensor]] = {}
         for end in ends:
-            call, place = self._of[id(end)]
+            call, number = self._of[id(end)]
             if len(end) != len(kept) or not 0 <= min(kept, default=0) <= most <= call.tokens:
                 raise InputError(
                     f"rewind: expected for each of {len(end)} rows 0 to {call.tokens} tokens to keep, found {kept}; "
                     "change them"
                 )
-            if id(call) not in found:
-                found[id(call)] = call.again(most, _valid(kept, most, end.device))
-            new.append(found[id(call)][place])
-        rest = iter(new)
-        earlier: S = pytree.tree_unflatten([None if x is None else next(rest) for x in parts], structure)
-        return earlier
-
-
-def _valid(kept: Sequence[int], most: int, device: torch.device) -> Tensor | None:
-    """[B, most]: the tokens that are kept; None if all are."""
-    if min(kept, default=most) == most:
-        return None
-    return torch.arange(most, device=device) < torch.tensor(kept, device=device)[:, None]
+            if id(call) not in computed:
+                valid = None  # all
+                if min(kept, default=most) != most:
+                    counts = torch.tensor(kept, device=end.device)
+                    valid = torch.arange(most, device=end.device) < counts[:, None]
+                computed[id(call)] = call.recompute(most, valid)
+            earlier.append(computed[id(call)][number])
+        rest = iter(earlier)
+        result: S = pytree.tree_unflatten([None if x is None else next(rest) for x in parts], structure)
+        return result
 
 
 class _Innermost(threading.local):
@@ -132,16 +129,26 @@ def rewindable() -> Iterator[Calls]:
         _innermost.calls = outer
 
 
-def note(ends: Sequence[Tensor], tokens: int, again: Again) -> None:
+def record_call(ends: Sequence[Tensor], tokens: int, recompute: Recompute) -> None:
     """An operator says here that a call of so many tokens [B, tokens, ..] returned the states `ends`.
 
-    again(n, valid): the states after the first n tokens instead; valid [B, n] bool: those that count, None: all.
+    recompute(n, valid): the states after the first n tokens instead; valid [B, n] bool: those that count, None: all.
     """
     if not torch.compiler.is_compiling() and (calls := _innermost.calls) is not None:
-        calls.note(ends, tokens, again)
+        calls.add(ends, tokens, recompute)
 
 
-def note_as(view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
+def record_view(view: Tensor, end: Tensor, of: Callable[[Tensor], Tensor]) -> None:
     """A caller of an operator says here that it goes on with view = of(end) in place of the state `end`."""
     if not torch.compiler.is_compiling() and (calls := _innermost.calls) is not None:
-        calls.note_as(view, end, of)
+        calls.add_view(view, end, of)
+
+
+def first_tokens(
+    n: int, valid: Tensor | None, mask: Tensor | None, resets: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The mask and the resets of the first n tokens, of which `valid` [B, n] count, for `recompute`."""
+    mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
+    if resets is not None:
+        resets = resets[:, :n] if valid is None else resets[:, :n] & valid  # one before an invalid token counts too
+    return mask, resets

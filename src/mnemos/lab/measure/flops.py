@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-import mnemos.ops  # noqa: F401 - declares the operators of mnemos that are counted
+import mnemos.ops.linear  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
 from mnemos._compat import flop_mode, is_elementary, operator_of, operators
 from mnemos.lab.tasks.batch import Batch, to_model

@@ -1,35 +1,38 @@
 """Short causal convolutions along the tokens, one a channel, with a window that is the state. See README.md.
 
-A backend is a module of this package, listed in `BACKENDS`, best first. Its functions:
-
-    runs_here()                  whether it can run on this machine; importing it must be cheap
-    takes(x, weight)             whether it can compute these tensors
-    convolve(x, weight, bias, state, mask, resets, activation)     y and the state after the call, in x's dtype
-    why_not()      optional      why it cannot run on this machine
-
-`convolve` gets checked tensors with any strides. "auto" chooses the first backend that runs on this machine and takes
-the tensors.
+A backend computes run(x, weight, bias, state, mask, resets, activation) -> y and the state after the call, in x's
+dtype. It gets checked tensors of any strides.
 """
 
-import functools
-from types import ModuleType
-
-import torch
 from torch import Tensor
 
-from mnemos._compat import forward_differentiated, transformed
-from mnemos.ops import choice
-from mnemos.ops.checks import check_mask
+from mnemos.errors import InputError
+from mnemos.ops.backend import Backend, Backends, on_cpu
+from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.precision import full_precision
-from mnemos.ops.rewind import note
-from mnemos.types import InputError
+from mnemos.ops.rewind import first_tokens, record_call
+from mnemos.ops.signature import Signature
 
 from . import chunked, native, reference
 
-__all__ = ["backends", "short_convolution", "which"]
+__all__ = ["BACKENDS", "short_convolution"]
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "chunked": chunked, "reference": reference}
-ACTIVATIONS = (None, "silu")
+BACKENDS = Backends(
+    "short_convolution",
+    Backend("native", native.convolve, native.takes, why_no_kernels),
+    Backend("chunked", chunked.convolve, differentiable=True),
+    Backend("reference", reference.convolve, on_cpu, differentiable=True),
+)
+CHECK = Signature(
+    "short_convolution",
+    "; the weight of a Conv1d is weight[:, 0], the state has W − 1 inputs",
+    x="B T C",
+    weight="C W",
+    bias="C ?",
+    state="B V C ?",
+    mask="B T bool ?",
+    resets="B T bool ?",
+)
 
 
 def short_convolution(
@@ -60,76 +63,23 @@ def short_convolution(
     Half precision is computed in float32, and y is rounded once. Cost O(B·T·C·W) and kept memory: README.md. Raises
     InputError for shapes, dtypes, an activation or a backend that do not fit.
     """
-    _check(x, weight, bias, state, mask, resets, activation)
-    chosen = BACKENDS[choose(x, weight, backend)]
-    if chosen is not reference and not torch.compiler.is_compiling() and (transformed() or forward_differentiated()):
-        chosen = chunked
+    sizes = CHECK(x=x, weight=weight, bias=bias, state=state, mask=mask, resets=resets)
+    if not sizes["W"] or sizes.get("V", sizes["W"] - 1) != sizes["W"] - 1:
+        raise InputError(
+            f"short_convolution: expected a weight [C, W], W at least 1, and a state [B, W − 1, C], found "
+            f"{list(weight.shape)} and {None if state is None else list(state.shape)}"
+        )
+    if activation not in (None, "silu"):
+        raise InputError(f"short_convolution: expected an activation of None or 'silu', found {activation!r}")
+    run = BACKENDS.for_call(backend, x, weight).run
     state = state if state is None else state.to(x.dtype)
     with full_precision(x.device.type):
-        y, end = chosen.convolve(x, weight, bias, state, mask, resets, activation)
-    note((end,), x.shape[1], functools.partial(_again, x, weight, (state, mask, resets), backend))
+        y, end = run(x, weight, bias, state, mask, resets, activation)
+
+    def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
+        """The window after the first n tokens, for `rewindable`."""
+        marks = first_tokens(n, valid, mask, resets)
+        return (short_convolution(x[:, :n], weight, None, state, *marks, None, backend)[1],)
+
+    record_call((end,), sizes["T"], recompute_state)
     return y, end
-
-
-def _again(
-    x: Tensor,
-    weight: Tensor,
-    rest: tuple[Tensor | None, Tensor | None, Tensor | None],
-    backend: str,
-    n: int,
-    valid: Tensor | None,
-) -> tuple[Tensor]:
-    """The window after the first n tokens; see `mnemos.ops.rewind.note`."""
-    state, mask, resets = rest
-    mask = valid if mask is None else mask[:, :n] if valid is None else mask[:, :n] & valid
-    if resets is not None:
-        resets = resets[:, :n] if valid is None else resets[:, :n] & valid  # one before an invalid token counts too
-    return (short_convolution(x[:, :n], weight, None, state, mask, resets, None, backend)[1],)
-
-
-def backends() -> list[str]:
-    """The backends that can run on this machine, best first, without the slow "reference", which always can."""
-    return choice.runnable(BACKENDS)
-
-
-def which(x: Tensor, weight: Tensor, backend: str = "auto") -> str:
-    """The backend that computes these tensors: the choice of "auto", or the named one.
-
-    Raises InputError for a backend that does not exist, cannot run on this machine or does not take the tensors.
-    """
-    return choose(x, weight, backend)
-
-
-def choose(x: Tensor, weight: Tensor, backend: str) -> str:
-    return choice.choose("short_convolution", BACKENDS, backend, (x, weight))
-
-
-def _check(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    mask: Tensor | None,
-    resets: Tensor | None,
-    activation: str | None,
-) -> None:
-    if x.dim() != 3 or not x.is_floating_point():
-        raise InputError(f"expected a floating x [B, T, C], found {x.dtype} {tuple(x.shape)}")
-    b, t, c = x.shape
-    if weight.dim() != 2 or weight.shape[0] != c or not weight.shape[1] or not weight.is_floating_point():
-        raise InputError(
-            f"expected a floating weight ({c}, W), W at least 1, for x {tuple(x.shape)}, found {weight.dtype} "
-            f"{tuple(weight.shape)}; of a Conv1d it is weight[:, 0]"
-        )
-    for name, given, shape in (("bias", bias, (c,)), ("state", state, (b, weight.shape[1] - 1, c))):
-        if given is not None and (given.shape != shape or not given.is_floating_point()):
-            raise InputError(f"expected a floating {name} {shape}, found {given.dtype} {tuple(given.shape)}")
-    check_mask(mask, (b, t))
-    if resets is not None and (resets.shape != (b, t) or resets.dtype != torch.bool):
-        raise InputError(f"expected resets of booleans {(b, t)}, found {resets.dtype} {tuple(resets.shape)}")
-    if activation not in ACTIVATIONS:
-        raise InputError(f"expected an activation of None or 'silu', found {activation!r}")
-    given_tensors = [x for x in (x, weight, bias, state, mask, resets) if x is not None]
-    if len({x.device for x in given_tensors}) > 1:
-        where = ", ".join(str(x.device) for x in given_tensors)
-        raise InputError(f"expected all tensors on one device, found {where}; move them with .to(device)")

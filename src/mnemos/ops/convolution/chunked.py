@@ -10,16 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def runs_here() -> bool:
-    """True: it needs only PyTorch."""
-    return True
-
-
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """True: any device and floating type."""
-    return True
-
-
 def convolve(
     x: Tensor,
     weight: Tensor,

@@ -50,16 +50,6 @@ def reference_short_convolution(
     return y.reshape(b, t, c), torch.stack(ends).reshape(b, w - 1, c) if ends else x.new_zeros(b, w - 1, c).double()
 
 
-def runs_here() -> bool:
-    """True."""
-    return True
-
-
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether the tensors are on the CPU, where its loops are fastest."""
-    return x.device.type == "cpu"
-
-
 def convolve(
     x: Tensor,
     weight: Tensor,

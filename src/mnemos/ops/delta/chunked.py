@@ -17,9 +17,10 @@ for s = 1, 2, 4 … C/2. So a decay per channel needs log₂ C exponentials per 
 [C, C, D]. The derivative of a decay is a sum over the pairs of tokens that it lies between.
 
 **Memory.** A *slab* is as many chunks as fit the processor's caches. Only the inputs and the state before each slab are
-kept. The backward computes one slab after the other again, with its graph, from the last to the first.
+kept, and the backward computes one slab after the other again (`by_slab`).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,31 +29,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos._compat import forward_differentiated, transformed
-from mnemos.ops.linear.chunked import masked_product
-from mnemos.ops.once import differentiable_once
-from mnemos.ops.precision import full_precision
+from mnemos.ops.backward import by_slab
 
 CHUNK = 64  # a power of two
 SLAB_NUMBERS = {"cpu": 2**18}  # numbers in a tensor of a slab
 SLAB_NUMBERS_ELSEWHERE = 2**25
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, beta, decay
 Decays = tuple[Tensor, Tensor, Tensor]
 
 
 def name_of(inputs: Sequence[Any]) -> str:
     """The operator of q, k, v, beta, …"""
     return "decayed_attention" if inputs[3] is None else "delta_rule"
-
-
-def runs_here() -> bool:
-    """True: it needs only PyTorch."""
-    return True
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True: any device and floating type."""
-    return True
 
 
 def recurrence(
@@ -69,10 +57,12 @@ def recurrence(
         s = v.new_zeros(b, h, d, m, dtype=wide)
     if t == 1:
         return _token(q, k, v, beta, decay, s, scale)
+    tokens = v, q, k, beta, decay
     if torch.compiler.is_compiling() or transformed() or forward_differentiated():
-        return _slab((q, k, v, beta, decay), s, scale) if t else (v.clone(), s.clone())
-    y, end = _Recomputed.apply(q, k, v, beta, decay, s, scale)
-    return y, end
+        return _slab(scale, tokens, (), s) if t else (v.clone(), s.clone())
+    numbers = SLAB_NUMBERS.get(v.device.type, SLAB_NUMBERS_ELSEWHERE)
+    length = CHUNK * max(1, numbers // max(1, b * h * max(d, m) * CHUNK))
+    return by_slab(name_of((q, k, v, beta)), functools.partial(_slab, scale), length, tokens, (), s)
 
 
 def _token(
@@ -92,67 +82,9 @@ def _token(
     return (scale * (query @ state)).reshape(b, 1, h, m).to(v.dtype), state.flatten(1, 2)
 
 
-class _Recomputed(torch.autograd.Function):
-    """See the top of the file."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor | None,
-        decay: Tensor | None,
-        s: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        given = q, k, v, beta, decay
-        y, starts = v.new_empty(v.shape), []
-        length = _slab_length(k, v)
-        for a in range(0, v.shape[1], length):
-            starts.append(s)
-            y[:, a : a + length], s = _slab(_part(given, a, length), s, scale)
-        ctx.save_for_backward(*given, *starts)
-        ctx.scale = scale
-        return y, s if starts else s.clone()
-
-    @staticmethod
-    @differentiable_once(name_of)
-    def backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor) -> tuple[Tensor | None, ...]:
-        given, starts = saved[:5], saved[5:]
-        length = _slab_length(given[1], given[2])
-        found = [x if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
-        # The caller may have autocast on, which would round the float32 products.
-        with full_precision(gy.device.type):
-            for a in reversed(range(0, gy.shape[1], length)):
-                part = _part(given, a, length)
-                *grads, gs = _gradients(part, starts[a // length], ctx.scale, gy[:, a : a + length], gs)
-                for whole, grad in zip([x for x in found if x is not None], grads, strict=True):
-                    whole[:, a : a + length] = grad
-        return *found, gs, None
-
-
-def _gradients(part: Inputs, start: Tensor, scale: float, gy: Tensor, gs: Tensor) -> tuple[Tensor, ...]:
-    """Those of a slab's inputs, without the Nones, and of the state before it. A function, so that its graph ends."""
-    leaves: Any = [x if x is None else x.detach().requires_grad_() for x in (*part, start)]
-    with torch.enable_grad():
-        outputs = _slab((*leaves[:5],), leaves[5], scale)
-    return torch.autograd.grad(outputs, [x for x in leaves if x is not None], (gy, gs))
-
-
-def _part(given: tuple[Any, ...], a: int, length: int) -> Any:
-    return tuple([x if x is None else x[:, a : a + length] for x in given])
-
-
-def _slab_length(k: Tensor, v: Tensor) -> int:
-    b, _, h, m = v.shape
-    numbers = SLAB_NUMBERS.get(v.device.type, SLAB_NUMBERS_ELSEWHERE)
-    return CHUNK * max(1, numbers // max(1, b * h * max(k.shape[3], m) * CHUNK))
-
-
-def _slab(given: Inputs, s: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The recurrence over all tokens of the inputs, in PyTorch's own operations."""
-    q, k, v, beta, decay = given
+def _slab(scale: float, tokens: Sequence[Any], _: object, s: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence over all tokens v, q, k, beta, decay, in PyTorch's own operations."""
+    v, q, k, beta, decay = tokens
     (b, t, shared, _), h = k.shape, v.shape[2]
     c = CHUNK if t >= CHUNK else 1 << (t - 1).bit_length()
     n = -(-t // c)
@@ -226,3 +158,12 @@ def _products(
         size *= 2
     reading, likeness = products.squeeze(-4).select(-2, 0), products.squeeze(-4).select(-2, -1) if delta else None
     return reading, likeness, (inside.exp(), later.exp(), total.mT.exp())
+
+
+def masked_product(weights: Tensor, values: Tensor) -> Tensor:
+    """The product of weights [n, c, c], which are 0 where j > i, with values [n, c, M].
+
+    A product with 0 does not remove a value that is not finite, so such values are added apart, from their token on.
+    """
+    finite = values.nan_to_num(0.0, 0.0, 0.0)
+    return torch.bmm(weights, finite) + (values - finite).cumsum(1)

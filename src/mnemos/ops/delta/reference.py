@@ -61,16 +61,6 @@ def reference_delta_rule(
     return y.reshape(b, t, h, m), (torch.stack(ends) if ends else v.double()).reshape(b, h, d, m)
 
 
-def runs_here() -> bool:
-    """True."""
-    return True
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the tensors are on the CPU, where its loops are fastest."""
-    return v.device.type == "cpu"
-
-
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, s: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:

@@ -16,17 +16,20 @@ and, with ĝ = g/den, γ = −(ĝ·o), g' = [ĝ, γ] and R' = Σ_{i after the ch
 half precision would not let them.
 
 A *slab* is as many chunks as fit the processor's caches. Memory: the inputs, one denominator per token and head, one
-S' per slab, and the temporaries of one slab. Sums start from zero in each slab, and the forward carries their
-rounding errors from slab to slab (Kahan), so errors do not grow with the number of slabs.
+S' per slab, and the temporaries of one slab. Sums start from zero in each slab.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.ops.once import differentiable_once
+from mnemos._compat import forward_differentiated, transformed
+from mnemos.ops.backward import Gradients, differentiable_once
+from mnemos.ops.delta.chunked import masked_product
 from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 
@@ -39,41 +42,58 @@ SLAB_NUMBERS = {"cpu": 2**18}
 SLAB_NUMBERS_ELSEWHERE = 2**25
 
 
-def runs_here() -> bool:
-    """True: it needs only PyTorch."""
-    return True
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True: any device and floating type."""
-    return True
-
-
-def causal(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [B, T, H, D] (before `phi`, if that is not None), v [B, T, H, M], s [B, H, D, M], z [B, H, D] -> y, s, z.
+    """q [B, T, H, D], k [B, N, H, D] (before `phi`, if that is not None), v [B, N, H, M], s [B, H, D, M], z -> y, s, z.
 
-    Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens.
+    s and z may be None: zeros. Cost: O(B·H·T·(C·(D + M) + D·M)) for chunks of C tokens.
     """
-    return _Causal.apply(q, k, v, s, z, mask, phi, eps)
+    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+    b, _, h, d = k.shape
+    # One expanded number: the backward keeps no memory for it.
+    s = v.new_zeros((), dtype=wide).expand(b, h, d, v.shape[-1]) if s is None else s
+    z = v.new_zeros((), dtype=wide).expand(b, h, d) if z is None else z
+    rewritten = not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
+    if causal and q.shape[1] > 1 and k.numel() and not rewritten:
+        return _Causal.apply(q, k, v, s, z, mask, phi, eps)
+
+    # --- in PyTorch's own operations ---
+    q, k, values = q.to(wide), zero_invalid(k.to(wide), mask), zero_invalid(v.to(wide), mask)
+    if phi is not None:
+        q, k = phi(q), zero_invalid(phi(k), mask)
+    if causal and q.shape[1] > 1 and k.numel():
+        y, s, z = _transformable(q, k, values, s, z, eps)
+    elif causal and k.numel():  # one token, eq. 18 to 20, in few operations: their number is the time of decoding
+        s = torch.addcmul(s, k.transpose(1, 2).mT, values.transpose(1, 2))
+        z, q = z + k[:, 0], q.transpose(1, 2)  # [B, H, 1, D]
+        y = ((q @ s) / (q @ z[..., None] + eps)).transpose(1, 2)
+    else:  # all queries read all keys, eq. 5 and 6
+        s, z = s + torch.einsum("bnhd,bnhm->bhdm", k, values), z + k.sum(1)
+        y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
+    return y.to(v.dtype), s, z
 
 
-def transformable(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, mask: Tensor | None, phi: Pointwise | None, eps: float
+def _transformable(
+    queries: Tensor, keys: Tensor, values: Tensor, s: Tensor, z: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`causal` in PyTorch's own operations, for `torch.func` (grad, vjp, jvp, vmap) and forward-mode AD.
+    """`_Causal` after φ in PyTorch's own operations, for `torch.func` (grad, vjp, jvp, vmap) and forward-mode AD.
 
     These transforms rewrite operations, which they cannot do to a compiled kernel or a hand-written backward: a
     kernel's tangent would silently be zero. One slab; autograd keeps O(T·(C + D·M/C)) numbers per row and head, and
     may differentiate it any number of times.
     """
-    (b, t, h, d), m, wide = q.shape, v.shape[-1], s.dtype
+    (b, t, h, d), m = queries.shape, values.shape[-1]
     c = CHUNK_NARROW if max(d, m) <= NARROW else CHUNK_WIDE
     n = -(-t // c)
-    queries, keys, values = q.to(wide), zero_invalid(k.to(wide), mask), zero_invalid(v.to(wide), mask)
-    if phi is not None:
-        queries, keys = phi(queries), zero_invalid(phi(keys), mask)
     values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
     def split(x: Tensor) -> Tensor:
@@ -87,10 +107,10 @@ def transformable(
     num = masked_product(torch.bmm(queries, keys.mT).tril(), values) + torch.bmm(queries, before)
     num = num.unflatten(0, (b, h, n)).flatten(2, 3)[:, :, :t].transpose(1, 2)
     end = (start + sums[:, :, -1:]).squeeze(2)
-    return (num[..., :m] / (num[..., m:] + eps)).to(v.dtype), end[..., :m], end[..., m]
+    return num[..., :m] / (num[..., m:] + eps), end[..., :m], end[..., m]
 
 
-def plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
+def _plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
     """Tokens per chunk and per slab."""
     chunk = CHUNK_NARROW if width <= NARROW else CHUNK_WIDE
     numbers = SLAB_NUMBERS.get(device, SLAB_NUMBERS_ELSEWHERE)
@@ -101,8 +121,6 @@ def plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:
 
 
 class _Causal(torch.autograd.Function):
-    """See the top of the file."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -115,22 +133,17 @@ class _Causal(torch.autograd.Function):
         phi: Pointwise | None,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        b, t, h, d = q.shape
-        m = v.shape[-1]
-        c, length = plan(b, t, h, max(d, m), q.device.type)
+        (b, t, h, d), m = q.shape, v.shape[-1]
+        c, length = _plan(b, t, h, max(d, m), q.device.type)
         state = torch.cat([s, z.unsqueeze(-1)], -1).flatten(0, 1)
-        low = torch.zeros_like(state)
-        y, den = v.new_empty(b, t, h, m), s.new_empty(b, t, h, 1)
-        starts = []
+        y, den, starts = v.new_empty(b, t, h, m), s.new_empty(b, t, h, 1), []
         for a in range(0, t, length):
             here = slice(a, min(a + length, t))
             rows = _Rows(b, here.stop - a, h, c, s.dtype)
-            qs, ks, vs = rows.inputs(q[:, here], k[:, here], v[:, here], _part(mask, here), phi)
+            qs, ks, vs = rows.inputs(q, k, v, here, mask, phi)
             starts.append(state)
             before, added = _sums(ks, vs, state)
-            added, start = low + added, state
-            state = start + added
-            low = added - (state - start)
+            state = state + added
             num = rows.back(masked_product(torch.bmm(qs, ks.mT).tril_(), vs).baddbmm_(qs, before))
             den[:, here] = num[..., m:] + eps
             y[:, here] = num[..., :m] / den[:, here]
@@ -140,52 +153,50 @@ class _Causal(torch.autograd.Function):
         return y, state[..., :m].contiguous(), state[..., m].contiguous()
 
     @staticmethod
-    @differentiable_once("linear_attention")
-    def backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor, gs: Tensor, gz: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, den, *starts = saved
-        # The caller may have autocast on, which would round the float32 products.
-        with full_precision(q.device.type):
-            return (*_backward(q, k, v, mask, den, starts, ctx.phi, (gy, gs, gz)), None, None, None)
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
+        compute = functools.partial(_backward, ctx.phi, *saved[:5], starts=saved[5:], upstream=upstream)
+        return *differentiable_once("linear_attention", saved, upstream, compute), None, None, None
 
 
 def _backward(
+    phi: Pointwise | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
     den: Tensor,
-    starts: list[Tensor],
-    phi: Pointwise | None,
-    upstream: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, ...]:
+    starts: Sequence[Tensor],
+    upstream: Sequence[Tensor],
+) -> Gradients:
+    """The gradients of q, k, v, s and z, from the last slab to the first."""
     gy, gs, gz = upstream
-    b, t, h, d = q.shape
-    m = v.shape[-1]
-    c, length = plan(b, t, h, max(d, m), q.device.type)
+    (b, t, h, d), m = q.shape, v.shape[-1]
+    c, length = _plan(b, t, h, max(d, m), q.device.type)
     state = torch.cat([gs, gz.unsqueeze(-1)], -1).flatten(0, 1).to(den.dtype)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    for index in reversed(range(len(starts))):
-        here = slice(index * length, min((index + 1) * length, t))
-        valid = _part(mask, here)
-        rows = _Rows(b, here.stop - here.start, h, c, den.dtype)
-        qs, ks, vs = rows.inputs(q[:, here], k[:, here], v[:, here], valid, phi)
-        gs = rows.split(gy[:, here] / den[:, here], ones=1)
-        before, _ = _sums(ks, vs, starts[index])
-        weights = torch.bmm(gs[..., :m], vs[..., :m].mT).tril_()
-        grad = torch.bmm(weights, ks).baddbmm_(gs[..., :m], before[..., :m].mT)
-        gamma = (grad * qs).sum(-1, keepdim=True).neg_().mul_(rows.split(den[:, here].reciprocal()))
-        grad = rows.back(grad.addcmul_(gamma, ks.cumsum(1).add_(before[..., m].unsqueeze(1))))
-        gs[..., m:] = gamma
-        weights = (weights + gamma).tril_()
-        after, added = _sums(qs, gs, state, backwards=True)
-        state = state + added
-        dq[:, here] = grad if phi is None else grad * phi.slope(rows.back(qs))
-        grad = rows.back(torch.bmm(weights.mT, qs).baddbmm_(vs, after.mT))
-        if phi is not None:
-            grad = grad * phi.slope(rows.back(ks))
-        dk[:, here] = grad if valid is None else grad.masked_fill(~valid[..., None, None], 0)
-        weights = torch.bmm(qs, ks.mT).tril_()
-        dv[:, here] = rows.back(torch.bmm(weights.mT, gs[..., :m]).baddbmm_(ks, after[..., :m]))
+    with full_precision(q.device.type):  # the caller may have autocast on, which would round the float32 products
+        for index in reversed(range(len(starts))):
+            here = slice(index * length, min((index + 1) * length, t))
+            rows = _Rows(b, here.stop - here.start, h, c, den.dtype)
+            qs, ks, vs = rows.inputs(q, k, v, here, mask, phi)
+            gs = rows.split(gy[:, here] / den[:, here], ones=1)
+            before, _ = _sums(ks, vs, starts[index])
+            weights = torch.bmm(gs[..., :m], vs[..., :m].mT).tril_()
+            grad = torch.bmm(weights, ks).baddbmm_(gs[..., :m], before[..., :m].mT)
+            gamma = (grad * qs).sum(-1, keepdim=True).neg_().mul_(rows.split(den[:, here].reciprocal()))
+            grad = rows.back(grad.addcmul_(gamma, ks.cumsum(1).add_(before[..., m].unsqueeze(1))))
+            gs[..., m:] = gamma
+            weights = (weights + gamma).tril_()
+            after, added = _sums(qs, gs, state, backwards=True)
+            state = state + added
+            dq[:, here] = grad if phi is None else grad * phi.slope(rows.back(qs))
+            grad = rows.back(torch.bmm(weights.mT, qs).baddbmm_(vs, after.mT))
+            if phi is not None:
+                grad = grad * phi.slope(rows.back(ks))
+            dk[:, here] = zero_invalid(grad, None if mask is None else mask[:, here])
+            weights = torch.bmm(qs, ks.mT).tril_()
+            dv[:, here] = rows.back(torch.bmm(weights.mT, gs[..., :m]).baddbmm_(ks, after[..., :m]))
     state = state.unflatten(0, (b, h))
     return dq, dk, dv, state[..., :m], state[..., m]
 
@@ -212,23 +223,19 @@ class _Rows:
         return out.view(-1, self.c, d + ones)
 
     def inputs(
-        self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, phi: Pointwise | None
+        self, q: Tensor, k: Tensor, v: Tensor, here: slice, mask: Tensor | None, phi: Pointwise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """φ(q), φ(k) and v'. Invalid values are set to zero too, because 0·NaN is NaN."""
-        return self.split(q, phi), self.split(k, phi, valid), self.split(v, None, valid, ones=1)
+        """φ(q), φ(k) and v' of a slab. Invalid values are set to zero too, because 0·NaN is NaN."""
+        valid = None if mask is None else mask[:, here]
+        return (
+            self.split(q[:, here], phi),
+            self.split(k[:, here], phi, valid),
+            self.split(v[:, here], None, valid, ones=1),
+        )
 
     def back(self, x: Tensor) -> Tensor:
         """Chunks [B·H·n, c, ·] as [B, T, H, ·], without a copy."""
         return x.view(self.b, self.h, self.n * self.c, -1)[:, :, : self.t].transpose(1, 2)
-
-
-def masked_product(weights: Tensor, values: Tensor) -> Tensor:
-    """The product of weights [n, c, c], which are 0 where j > i, with values [n, c, M].
-
-    A product with 0 does not remove a value that is not finite, so such values are added apart, from their token on.
-    """
-    finite = values.nan_to_num(0.0, 0.0, 0.0)
-    return torch.bmm(weights, finite) + (values - finite).cumsum(1)
 
 
 def _sums(a: Tensor, b: Tensor, start: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
@@ -248,7 +255,3 @@ def _sums(a: Tensor, b: Tensor, start: Tensor, backwards: bool = False) -> tuple
         stacked = torch.cat([torch.zeros_like(scan[:, :1]), scan[:, :-1]], 1)
         stacked = stacked.flip(1) if backwards else stacked
     return stacked.add_(start[:, None]).flatten(0, 1), last
-
-
-def _part(mask: Tensor | None, here: slice) -> Tensor | None:
-    return None if mask is None else mask[:, here]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.ops.choice import nearest
+from mnemos.errors import InputError
+from mnemos.ops.backend import nearest
 from mnemos.ops.precision import full_precision
-from mnemos.types import InputError
 
 FeatureMap = Callable[[Tensor], Tensor]
 

@@ -48,16 +48,6 @@ def reference_selective_scan(
     return y.reshape(b, t, c), (torch.stack(ends) if ends else x.double()).reshape(b, *A.shape)
 
 
-def runs_here() -> bool:
-    """True."""
-    return True
-
-
-def takes(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> bool:
-    """Whether the tensors are on the CPU, where its loops are fastest."""
-    return x.device.type == "cpu"
-
-
 def scan(
     x: Tensor,
     dt: Tensor,

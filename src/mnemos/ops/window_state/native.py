@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mnemos import native as kernels
 from mnemos._compat import forward_differentiated
-from mnemos.ops.kernel_call import eager, loaded_kernels, pointers, runs_here
+from mnemos.ops.kernel_call import can_skip_dispatcher, loaded_kernels, pointers, why_no_kernels
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 
 from .state import Far
@@ -33,7 +33,7 @@ def step(
     built, for float64, other devices than a CPU, other feature maps than `Hedgehog` and `elu`, gradients, shapes that
     PyTorch may broadcast or refuse, and where a compiler or tracer has to see the operations.
     """
-    if ring.s.dtype is not torch.float32 or not runs_here():
+    if ring.s.dtype is not torch.float32 or why_no_kernels():
         return None
     features: int = NO_STATE
     maps: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -81,4 +81,4 @@ def _is_computed_here(given: list[Tensor | None]) -> bool:
         return False
     if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in given]):
         return False
-    return eager(*given[:4])
+    return can_skip_dispatcher(*given[:4])

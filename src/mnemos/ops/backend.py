@@ -1,0 +1,75 @@
+"""The backends of an operator, and the rules by which one of them computes a call."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemos._compat import forward_differentiated, transformed
+from mnemos.errors import InputError
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute an operator. `run` has the same arguments in all of them.
+
+    takes: whether it computes tensors like these. why_not: why it cannot run on this machine, or "" if it can: a
+    constant of the process. differentiable: in PyTorch's own operations where torch.func or forward-mode AD is active;
+    other backends hand such a call on.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    takes: Callable[..., bool] = lambda *tensors: True
+    why_not: Callable[[], str] = lambda: ""
+    differentiable: bool = False
+
+
+class Backends:
+    """Those of one operator, the best first. The last but "reference" takes every tensor on every machine."""
+
+    def __init__(self, operator: str, *backends: Backend) -> None:
+        self.operator, self.by_name = operator, {one.name: one for one in backends}
+
+    def here(self) -> list[str]:
+        """Those that can run on this machine, best first, without the slow "reference", which always can."""
+        return [one.name for one in self.by_name.values() if not one.why_not() and one.name != "reference"]
+
+    def choose(self, name: str, *tensors: Tensor) -> Backend:
+        """The named one, or for "auto" the first that runs here and takes the tensors. Raises InputError for others."""
+        if name == "auto":
+            for one in self.by_name.values():
+                if not one.why_not() and one.takes(*tensors):
+                    return one
+        if name not in self.by_name:
+            raise InputError(
+                f"{self.operator}: expected a known backend, found {name!r}; {nearest(name, ('auto', *self.by_name))}"
+            )
+        one = self.by_name[name]
+        if why := one.why_not():
+            raise InputError(f"{self.operator}: backend {name!r} cannot run on this machine; {why}")
+        if not one.takes(*tensors):
+            found = ", ".join(f"{x.dtype} {list(x.shape)} on {x.device.type}" for x in tensors)
+            raise InputError(f"{self.operator}: backend {name!r} does not take {found}; use 'auto'")
+        return one
+
+    def for_call(self, name: str, *tensors: Tensor) -> Backend:
+        """`choose`, but where a transform of PyTorch rewrites the call one in PyTorch's own operations."""
+        one = self.choose(name, *tensors)
+        if one.differentiable or torch.compiler.is_compiling() or not (transformed() or forward_differentiated()):
+            return one
+        return next(other for other in self.by_name.values() if other.differentiable)
+
+
+def on_cpu(*tensors: Tensor) -> bool:
+    """Whether the tensors are on the CPU, where the loops of a reference are fastest."""
+    return tensors[0].device.type == "cpu"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest known one, or all."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
