@@ -39,9 +39,9 @@ def test_eval_is_all_that_is_needed(name, mode):
         for _ in range(3):
             close(run(model, inputs).clone(), expected)
     assert calls == [(2 if name == "hf_reformer" else 4) * len(caches(model))], "projected once"
-    assert all(branch._memo for branch in caches(model))
+    assert all(branch._frozen for branch in caches(model))
     run(model.train(), inputs)
-    assert not any(branch._memo for branch in caches(model)), "training keeps nothing"
+    assert not any(branch._frozen for branch in caches(model)), "training keeps nothing"
 
 
 def step(optimizer: str, **options):
@@ -139,7 +139,7 @@ def test_a_change_is_seen(name, change):
         after = run(model, inputs)
         assert not torch.equal(after, before)
         for branch in caches(model):
-            branch._memo.clear()
+            branch._frozen = None
         assert torch.equal(run(model, inputs), after)
 
 

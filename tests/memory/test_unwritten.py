@@ -66,7 +66,7 @@ def test_a_causal_block_reads_the_block_before_it_and_no_older_one(scope):
         here = slice(block * TM, (block + 1) * TM)
         before = x[:, (block - 1) * TM : block * TM, : module.cache_dim]
         read = module.update(before, module.cache) if block else module.cache[None]
-        expected = module.read(module.queries(x[:, here, : module.cache_dim]), read)
+        expected = module.answer(x[:, here, : module.cache_dim], read)
         torch.testing.assert_close(whole[:, here], expected, rtol=1e-12, atol=1e-12)
     first, state = module.heads(x[:, :5])
     rest, _ = module.heads(x[:, 5:], state)

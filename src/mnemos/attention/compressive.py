@@ -163,7 +163,6 @@ class Compressor(nn.Module):
         self.dim, self.ratio = dim, ratio
 
     def forward(self, x: Tensor, valid: Tensor, usage: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class."""
         valid = valid.unflatten(1, (-1, self.ratio))
         return self.slots(x.unflatten(1, (-1, self.ratio)), valid[..., None]), valid.any(-1)
 
@@ -176,7 +175,6 @@ class Mean(Compressor):
     """The mean of the valid inputs: mean pooling with kernel and stride of the ratio."""
 
     def slots(self, x: Tensor, valid: Tensor) -> Tensor:
-        """See `Compressor`."""
         return (x * valid).sum(2) / valid.sum(2).clamp(min=1)
 
 
@@ -184,7 +182,6 @@ class Max(Compressor):
     """The largest value of each channel among the valid inputs: max pooling with kernel and stride of the ratio."""
 
     def slots(self, x: Tensor, valid: Tensor) -> Tensor:
-        """See `Compressor`."""
         return x.masked_fill(~valid, -torch.inf).amax(2).masked_fill(~valid.any(2), 0)
 
 
@@ -202,7 +199,6 @@ class Convolution(Compressor):
         self.linear = nn.Linear(ratio * dim, dim)
 
     def slots(self, x: Tensor, valid: Tensor) -> Tensor:
-        """See `Compressor`."""
         return self.linear((x * valid).flatten(2))
 
 
@@ -221,7 +217,6 @@ class Dilated(Compressor):
         self.levels = nn.ModuleList(nn.Linear(2 * dim, dim) for _ in range(max(1, (ratio - 1).bit_length())))
 
     def slots(self, x: Tensor, valid: Tensor) -> Tensor:
-        """See `Compressor`."""
         x = F.pad(x * valid, (0, 0, 2 ** len(self.levels) - self.ratio, 0))
         for level, convolution in enumerate(self.levels):
             x = convolution((F.gelu(x) if level else x).unflatten(2, (-1, 2)).flatten(3))
@@ -241,7 +236,6 @@ class MostUsed(Compressor):
         self.block = block
 
     def forward(self, x: Tensor, valid: Tensor, usage: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Compressor`."""
         ranked = usage.masked_fill(~valid, -1).unflatten(1, (-1, self.block))
         kept = ranked.topk(self.block // self.ratio, -1).indices.sort(-1).values
         rows = torch.arange(x.shape[0], device=x.device)[:, None]
@@ -340,7 +334,30 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     ) -> None:
         c = config or CompressiveConfig()
         block = c.block or c.ratio
-        _check(c, block, causal)
+        check_fields(c, "attention")
+        if not causal:
+            raise InputError(
+                "compressive attention: expected causal=True, its only mode, found causal=False; use RelativeConfig"
+            )
+        if c.ratio < 1 or c.block < 0 or block % c.ratio:
+            raise InputError(
+                f"expected a ratio of at least 1 and a block that is a multiple of it, or 0; found ratio {c.ratio}, "
+                f"block {c.block}; change one"
+            )
+        if c.memory < block or c.compressed < block // c.ratio:
+            raise InputError(
+                f"expected a memory of at least one block, {block} tokens, and {block // c.ratio} compressed slots for "
+                f"it; found memory {c.memory}, compressed {c.compressed}; raise them"
+            )
+        if c.reconstruction < 0:
+            raise InputError(
+                f"reconstruction: expected a weight of at least 0, found {c.reconstruction}; use 0 for none"
+            )
+        if c.compression in ("convolution", "dilated") and c.detached and not c.reconstruction:
+            raise InputError(
+                f"compression {c.compression!r}: expected something that trains it, found reconstruction 0 and a "
+                "detached memory; set one of them, or use another compression"
+            )
         reach = c.memory + c.compressed
         window = reach + 1 if c.same_length else None
         super().__init__(dim, num_heads, causal, dropout, "segments", reach, c.clamp, c.detached, window)
@@ -348,12 +365,10 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         self.compressor = compressor(c.compression, dim, c.ratio, block)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> CompressedSegments:
-        """No tokens."""
         sizes = self.config.compressed, self.config.memory, self.dim
         return CompressedSegments.empty(batch_size, sizes, self.compressor.needs_usage, device, dtype)
 
     def check_state(self, state: CompressedSegments, batch_size: int) -> None:
-        """Raise InputError unless the state holds slots [B, K, D] and inputs [B, N, D] of this layer's sizes."""
         c, found = self.config, type(state).__name__
         slots, inputs = (batch_size, c.compressed, self.dim), (batch_size, c.memory, self.dim)
         if isinstance(state, CompressedSegments):
@@ -367,7 +382,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
     def compute_heads(
         self, x: Tensor, state: CompressedSegments | None, mask: Tensor | None
     ) -> tuple[Tensor, CompressedSegments | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
+        # --- what is read: slots, memory and segment, without what no row can attend to ---
         b, t, _ = x.shape
         order: Tensor | None = None
         count: Tensor | int = t
@@ -377,10 +392,8 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         before = self.empty(b, x.device, x.dtype) if state is None else state
         before = before.detach() if self.config.detached else before
-        whole, whole_valid = (
-            torch.cat([before.slots, before.x, x], 1),
-            torch.cat([before.filled, before.valid, valid], 1),
-        )
+        whole = torch.cat([before.slots, before.x, x], 1)
+        whole_valid = torch.cat([before.filled, before.valid, valid], 1)
         usage = before.usage
         if self.compressor.needs_usage:
             usage = F.pad(usage, (self.config.compressed, t))
@@ -388,61 +401,46 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             front = padding_first(whole.shape[1] - t, mask)
             whole, whole_valid = take(whole, front), take(whole_valid, front)
             usage = take(usage, front) if self.compressor.needs_usage else usage
-        first = whole.shape[1] - t if state is None else _unused(whole_valid, t)
+        first = whole.shape[1] - t
+        if state is not None:
+            read = whole_valid[:, :first].any(0)
+            if not reads_without_waiting(read):
+                first = 0
+            elif bool(read.any()):
+                first = int(read.int().argmax())
         context, seen = whole[:, first:], whole_valid[:, first:] if mask is not None or state is not None else None
         heads = self.read(x, context, seen)
-        k = self.config.compressed
+
+        # --- blocks that are older than the memory become slots ---
+        c, k = self.config, self.config.compressed
         if self.compressor.needs_usage:
             new_usage = F.pad(self.measure_attention(x, context, seen, valid), (first, 0))
             usage = (usage + new_usage.to(usage.dtype))[:, k:]
-        most = -(-k // (self.grid.block // self.config.ratio))
+        most = -(-k // (self.grid.block // c.ratio))
         if state is None:  # known without reading a tensor
-            most = min(most, max(0, -(-(t - self.config.memory) // self.grid.block)))
+            most = min(most, max(0, -(-(t - c.memory) // self.grid.block)))
         inputs, kept = whole[:, k:], whole_valid[:, k:]
         if mask is not None and state is not None:  # padding in front has moved slots here
             kept = kept & (torch.arange(kept.shape[1], device=x.device) >= (~mask).sum(1, keepdim=True))
-        after = self._move_blocks(before, inputs, kept, usage, x, valid, count, most)
-        heads = heads if order is None else take(heads, order.argsort(1))
-        return heads, after.detach() if self.config.detached else after
-
-    def _move_blocks(
-        self,
-        before: CompressedSegments,
-        inputs: Tensor,
-        valid: Tensor,
-        usage: Tensor,
-        x: Tensor,
-        asking: Tensor,
-        count: int | Tensor,
-        most: int,
-    ) -> CompressedSegments:
-        """The state after the segment x: blocks that are older than the memory become slots, the last `most` at most.
-
-        inputs [B, memory + T, D], valid and usage: memory and segment; asking [B, T] bool: the valid tokens of x;
-        count: their number, of each row [B] if they differ.
-        """
-        c = self.config
-        slots, filled, seen = before.slots, before.filled, before.seen + count
-        blocks = self.grid.leaving(inputs, valid, usage, before.seen, seen, x.shape[1], most)
+        slots, filled, tokens = before.slots, before.filled, before.seen + count
+        blocks = self.grid.leaving(inputs, kept, usage, before.seen, tokens, t, most)
         if blocks is not None:
-            new, new_valid = self._compress(blocks, x, asking)
+            old = blocks.x.detach()
+            new, new_filled = self.compressor(old if c.detached else blocks.x, blocks.valid, blocks.usage)
+            if self.training and self.compressor.learned and c.reconstruction:  # without gradient too: replay compares
+                # Through time the task's loss trains the compression too; this loss must not go on into the inputs.
+                alone = new if c.detached else self.compressor(old, blocks.valid, blocks.usage)[0]
+                loss = self._reconstruction(x, valid, old, blocks.valid, alone, new_filled)
+                add_auxiliary_loss(c.reconstruction * loss)
             moved = blocks.moved * (self.grid.block // c.ratio)
-            slots, filled = push(slots, new, moved), push(filled, new_valid, moved)
-        n = inputs.shape[1] - c.memory
-        kept = valid[:, n:] & self.grid.uncompressed(seen)
-        # A copy, because a view would keep the keys' inputs of the whole call alive.
-        return CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, usage[:, n:], seen)
+            slots, filled = push(slots, new, moved), push(filled, new_filled, moved)
 
-    def _compress(self, blocks: Blocks, x: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots and which are valid; adds the loss that trains a learned compression."""
-        c, old = self.config, blocks.x.detach()
-        slots, valid = self.compressor(old if c.detached else blocks.x, blocks.valid, blocks.usage)
-        if self.training and self.compressor.learned and c.reconstruction:  # without gradient too: replay compares
-            # Through time the task's loss trains the compression too; this loss must not go on into the inputs.
-            alone = slots if c.detached else self.compressor(old, blocks.valid, blocks.usage)[0]
-            loss = self._reconstruction(x, asking, old, blocks.valid, alone, valid)
-            add_auxiliary_loss(c.reconstruction * loss)
-        return slots, valid
+        # --- what is kept: a copy, because a view would keep the keys' inputs of the whole call alive ---
+        n = inputs.shape[1] - c.memory
+        kept = kept[:, n:] & self.grid.uncompressed(tokens)
+        after = CompressedSegments(slots, filled, inputs[:, n:].clone(), kept, usage[:, n:], tokens)
+        heads = heads if order is None else take(heads, order.argsort(1))
+        return heads, after.detach() if c.detached else after
 
     def _reconstruction(
         self, x: Tensor, asking: Tensor, old: Tensor, old_valid: Tensor, slots: Tensor, slots_valid: Tensor
@@ -473,37 +471,3 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         r = self.position(self.distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
         weights = relative_weights(q, k, r, self.content_bias, self.position_bias, True, mask, self.window)
         return (weights.mean(0) * asking[..., None]).sum(1)
-
-
-def _unused(valid: Tensor, t: int) -> int:
-    """How many positions at the front no row can attend to, of all but the last T; 0 where reading would wait."""
-    n = valid.shape[1] - t
-    if not reads_without_waiting(valid):
-        return 0
-    some_row = valid[:, :n].any(0)
-    return int(some_row.int().argmax()) if bool(some_row.any()) else n
-
-
-def _check(c: CompressiveConfig, block: int, causal: bool) -> None:
-    check_fields(c, "attention")
-    if not causal:
-        raise InputError(
-            "compressive attention: expected causal=True, its only mode, found causal=False; use RelativeConfig"
-        )
-    if c.ratio < 1 or c.block < 0 or block % c.ratio:
-        raise InputError(
-            f"expected a ratio of at least 1 and a block that is a multiple of it, or 0; found ratio {c.ratio}, block "
-            f"{c.block}; change one"
-        )
-    if c.memory < block or c.compressed < block // c.ratio:
-        raise InputError(
-            f"expected a memory of at least one block, {block} tokens, and {block // c.ratio} compressed slots for it; "
-            f"found memory {c.memory}, compressed {c.compressed}; raise them"
-        )
-    if c.reconstruction < 0:
-        raise InputError(f"reconstruction: expected a weight of at least 0, found {c.reconstruction}; use 0 for none")
-    if c.compression in ("convolution", "dilated") and c.detached and not c.reconstruction:
-        raise InputError(
-            f"compression {c.compression!r}: expected something that trains it, found reconstruction 0 and a detached "
-            "memory; set one of them, or use another compression"
-        )

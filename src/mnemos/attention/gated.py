@@ -1,8 +1,13 @@
-"""GRC attention (Cached Transformers, eq. 2 to 5): an attention of this library mixed with a gated recurrent cache."""
+"""GRC attention (Cached Transformers, eq. 2 to 5): an attention of this library mixed with a gated recurrent cache.
 
-from collections.abc import Callable, Sequence
+`GatedBranch` reads a cache, that of a layer here or of a model of others (`mnemos.hosts`). `GatedCacheAttention` mixes
+what it reads into an attention; causal, it goes through the tokens in blocks (`update_in_blocks`). What the cache is
+and when it is stored: `mnemos.memory.gated_cache`.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,18 +70,30 @@ class GatedBranch(GatedCache):
     ) -> None:
         super().__init__(dim, num_heads, grc)
         self.dim, self.num_heads, self.grid, self.prefix = dim, num_heads, grid, prefix
-        _check_grid(self)
+        d, grc = self.cache_dim, self.grc
+        if grc.resample == "grid":
+            grid_shape(grid, self.cache.shape[0])
+        if grc.convolution and (grid is None or dim % d):
+            raise InputError(
+                f"convolution=True: expected a grid and a dim divisible by the cache's width, found {grid=}, {dim=} "
+                f"and cache width {d}; give a grid, or ratio 1/n"
+            )
+        if grc.convolution is None and grid is not None and dim % d:
+            raise InputError(
+                f"the official preset's convolution: expected a dim divisible by the cache's width, found {dim=} and "
+                f"cache width {d}; use ratio 1/n or convolution=False"
+            )
         if inner is not None:
             self.inner = inner
-        d = self.cache_dim
-        pads = self.grc.lift == "pad"
+        pads = grc.lift == "pad"
         for name, width in zip(self.maps, (d, d, d if pads or out_dim else heads_dim or dim), strict=True):
             self.add_module(name, self.linear(d, width))
         self.lift = self.linear(d, d) if pads else self.linear(d, out_dim) if out_dim else None
         self.pad = ((out_dim or dim) - d) // num_heads if pads else 0
-        on = self.grc.convolution if self.grc.convolution is not None else grid is not None
+        on = grc.convolution if grc.convolution is not None else grid is not None
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=d) if on else None
-        self._memo: dict[str, tuple[torch.dtype | None, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        # Of a frozen cache: the precision and the weights with which its keys and values were projected, and these.
+        self._frozen: tuple[torch.dtype | None, list[Tensor], tuple[Tensor, Tensor]] | None = None
 
     @property
     def moves(self) -> bool:
@@ -122,20 +139,15 @@ class GatedBranch(GatedCache):
         own [B, T, H, M]: the attention's own heads. On the CPU in float32 one kernel projects, attends and mixes.
         """
         linears = [self.map(role) for role in GatedBranch.maps]
-        if self._calls_kernel(x) and all(map(is_plain_linear, linears)):
+        composed = torch.compiler.is_compiling() or self.grc.branch != "softmax" or autocasts(x.device.type)
+        if not composed and all(map(is_plain_linear, linears)):
             weights = [w for one in linears for w in (one.weight, one.bias)]
             given = (x, cache, own, None if own is None else self.mix, *weights)
             kernel = native.Reading(self._compose, self.num_heads)
             if native.takes(*given) and kernel.fits(*given):
                 return native.fused(kernel, *given)
-        o_mem = self.read(self.queries(x), cache)
+        o_mem = self._attend(self.queries(x), self._split("key", cache), self._split("value", cache))
         return o_mem if own is None else self.mix_heads(own, o_mem)
-
-    def _calls_kernel(self, x: Tensor) -> bool:
-        """Whether a kernel may read the cache for these inputs, as far as the branch's own modules allow it."""
-        if torch.compiler.is_compiling() or self.grc.branch != "softmax":
-            return False
-        return not autocasts(x.device.type)
 
     def mix_heads(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""
@@ -149,10 +161,6 @@ class GatedBranch(GatedCache):
         parts = (F.linear(a, w, b) for a, w, b in ((x, w_q, b_q), (cache, w_k, b_k), (cache, w_v, b_v)))
         o_mem = self._attend(*(part.unflatten(-1, (self.num_heads, -1)) for part in parts))
         return (o_mem if own is None or mix is None else torch.lerp(own, o_mem, torch.sigmoid(mix)[:, None]),)
-
-    def read(self, query: Tensor, cache: Tensor) -> Tensor:
-        """o_mem [B, T, H, M] of queries [B, T, H, Dm/H] over a cache [B or 1, Tm, Dm]."""
-        return self._attend(query, self._split("key", cache), self._split("value", cache))
 
     def _split(self, role: str, cache: Tensor) -> Tensor:
         projection = self.map(role)
@@ -174,7 +182,7 @@ class GatedBranch(GatedCache):
 
     def train(self, mode: bool = True) -> Self:
         """Like `nn.Module.train`; also drops the projected keys and values of a frozen cache."""
-        self._memo.clear()
+        self._frozen = None
         return super().train(mode)
 
     def lifted(self, o_mem: Tensor) -> Tensor:
@@ -184,38 +192,36 @@ class GatedBranch(GatedCache):
         return F.pad(self.lift(o_mem.flatten(2)).unflatten(-1, (self.num_heads, -1)), (0, self.pad))
 
     def frozen(self, query: Tensor) -> Tensor:
-        """o_mem from the stored cache, or the learned constant, as it is; its keys and values are projected once."""
-        projected = self.memoise(
-            "projected",
-            (self.cache, *self.map("key").parameters(), *self.map("value").parameters()),
-            lambda: (self._split("key", self.cache[None]), self._split("value", self.cache[None])),
-        )
-        found = self._attend(query, *projected)
-        return self.beside_gates(found) if self.learned else found
+        """o_mem from the stored cache, or the learned constant, as it is.
 
-    def memoise(
-        self, name: str, tensors: Sequence[Tensor], compute: Callable[[], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """The result of `compute`, a function of `tensors`, kept in eval without gradient until a value changes.
-
-        The values are compared with copies, which costs one pass over them: addresses and versions do not show writes
-        through `.data`, by which libraries exchange weights for averaged ones. On devices other than the CPU a
-        comparison would wait for the device, so `compute` runs at every call.
+        In eval without gradient its keys and values are projected once, until a value changes. The values are compared
+        with copies, which costs one pass over them: addresses and versions do not show writes through `.data`, by which
+        libraries exchange weights for averaged ones. Devices other than the CPU would have to be waited for.
         """
-        changing = self.training or torch.is_grad_enabled() or tensors[0].device.type != "cpu"
-        if changing or in_graph():
-            if self._memo:  # torch.compile counts clearing an empty dict as a side effect, too
-                self._memo.clear()
-            return compute()
-        precision = torch.get_autocast_dtype("cpu") if autocasts("cpu") else None
-        kept = self._memo.get(name)
-        try:
-            if kept is None or kept[0] != precision or not all(map(_equal, kept[1], tensors)):
-                kept = precision, tuple(t.detach().clone() for t in tensors), compute()
-        except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no values
-            return compute()
-        self._memo[name] = kept
-        return kept[2]
+        weights = [self.cache, *self.map("key").parameters(), *self.map("value").parameters()]
+
+        def project() -> tuple[Tensor, Tensor]:
+            return self._split("key", self.cache[None]), self._split("value", self.cache[None])
+
+        if self.training or torch.is_grad_enabled() or self.cache.device.type != "cpu" or in_graph():
+            if self._frozen is not None:  # torch.compile counts every write as a side effect
+                self._frozen = None
+            keys_values = project()
+        else:
+            precision = torch.get_autocast_dtype("cpu") if autocasts("cpu") else None
+            kept = self._frozen
+            try:
+                if (
+                    kept is None
+                    or kept[0] != precision
+                    or not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(kept[1], weights, strict=True))
+                ):
+                    kept = precision, [w.detach().clone() for w in weights], project()
+                self._frozen, keys_values = kept, kept[2]
+            except RuntimeError:  # tensors inside a transform (vmap) and fake tensors have no values
+                keys_values = project()
+        o_mem = self._attend(query, *keys_values)
+        return self.beside_gates(o_mem) if self.learned else o_mem
 
     def convolve(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """The positional term [B, T, D]: a grouped 3×3 convolution of the grid of tokens; zero for class tokens.
@@ -231,26 +237,6 @@ class GatedBranch(GatedCache):
             )
         image = self.convolution(tokens.transpose(1, 2).unflatten(2, grid))
         return F.pad(image.flatten(2).transpose(1, 2), (0, 0, self.prefix, 0))
-
-
-def _equal(kept: Tensor, present: Tensor) -> bool:
-    return kept.dtype == present.dtype and torch.equal(kept, present)
-
-
-def _check_grid(branch: GatedBranch) -> None:
-    grc, grid = branch.grc, branch.grid
-    if grc.resample == "grid":
-        grid_shape(grid, branch.cache.shape[0])
-    if grc.convolution and (grid is None or branch.dim % branch.cache_dim):
-        raise InputError(
-            f"convolution=True: expected a grid and a dim divisible by the cache's width, found grid={grid}, "
-            f"dim {branch.dim} and cache width {branch.cache_dim}; give a grid, or ratio 1/n"
-        )
-    if grc.convolution is None and grid is not None and branch.dim % branch.cache_dim:
-        raise InputError(
-            f"the official preset's convolution: expected a dim divisible by the cache's width, found dim "
-            f"{branch.dim} and cache width {branch.cache_dim}; use ratio 1/n or convolution=False"
-        )
 
 
 def is_plain_linear(module: Any) -> bool:
@@ -371,13 +357,26 @@ class GatedCacheAttention(GatedBranch):
         prefix: int = 0,
     ) -> None:
         inner = SoftmaxAttention(dim, num_heads, causal) if inner is None else inner
-        _check(inner, dim, num_heads, causal, prefix or grid)
+        if not isinstance(inner, HeadAttention):
+            raise InputError(
+                f"inner: expected an attention with the methods and declarations of mnemos.types.HeadAttention, found "
+                f"{type(inner).__name__}; add what it lacks, such as `heads` and `project`, or leave the cache out"
+            )
+        if (inner.dim, inner.num_heads, inner.causal) != (dim, num_heads, causal):
+            raise InputError(
+                f"inner: expected an attention of dim {dim}, {num_heads} heads, causal={causal}; found dim "
+                f"{inner.dim}, {inner.num_heads} heads, causal={inner.causal}; build both alike"
+            )
+        if causal and (prefix or grid):
+            raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
         super().__init__(dim, num_heads, grc or GRC(), inner, grid=grid, prefix=prefix)
         if self.grc.mix == "channels" and self.lift is None:
             raise InputError(
                 'GRC.mix: a layer of mnemos with lift="project" mixes its "heads", found "channels"; leave mix out'
             )
         self.causal = causal
+
+    # --- What the layer declares of itself ---
 
     @property
     def splits(self) -> Splits:
@@ -394,23 +393,23 @@ class GatedCacheAttention(GatedBranch):
 
     @property
     def rows_independent(self) -> bool:
-        """Whether a row's output depends on that row alone; reading the batch mean makes it depend on all rows."""
+        """Reading the batch mean makes a row depend on all rows."""
         return (self.grc.constant or self.grc.read == "sample") and self.inner.rows_independent
 
     @property
     def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and outgoing state."""
+        """Through the caches of rows, where these are carried."""
         carried = self.causal or self.grc.write
         return self.grc.scope == "stream" and carried and self.inner.state_gradient
 
     @property
     def future_free(self) -> bool:
-        """Whether later tokens leave the outputs of earlier ones unchanged: where they do so in the inner attention."""
+        """As the inner attention: a block reads what earlier ones wrote."""
         return is_future_free(self.inner)
 
     @property
     def padding_free(self) -> bool:
-        """Whether outputs are independent of the number of padded tokens: where they are in the inner attention."""
+        """As the inner attention: padding takes no part in a block or an update."""
         return is_padding_free(self.inner)
 
     @property
@@ -423,6 +422,8 @@ class GatedCacheAttention(GatedBranch):
         """Causal: the number of tokens between two updates."""
         return self.grc.block or self.cache.shape[0]
 
+    # --- The call ---
+
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> GatedState | None:
@@ -430,13 +431,11 @@ class GatedCacheAttention(GatedBranch):
         inner = self.inner.initial_state(batch_size, device, dtype)
         if not self.causal and self.grc.scope == "shared":
             return None if inner is None else GatedState(inner, None)
-        slots, d = self.cache.shape
         device = self.cache.device if device is None else device
         block = self.block if self.causal else 0
-        return GatedState(inner, Walk.fresh(batch_size, slots, d, block, device, self.cache.dtype))
+        return GatedState(inner, Walk.fresh(batch_size, *self.cache.shape, block, device, self.cache.dtype))
 
     def widened(self, state: GatedState) -> GatedState:
-        """The same state with that of the inner attention `widened`."""
         return GatedState(widened(self.inner, state.inner), state.walk)
 
     def heads(
@@ -447,7 +446,16 @@ class GatedCacheAttention(GatedBranch):
         x = zero_invalid(x, mask)
         check_stateful(self.state_kind, state)
         if state is not None:
-            _check_state(state, (x.shape[0], *self.cache.shape))
+            wanted, shape = [x.shape[0], *self.cache.shape], None
+            if isinstance(state, GatedState):
+                shape = wanted if state.walk is None else list(state.walk.cache.shape)
+            if shape != wanted:
+                raise InputError(
+                    f"expected a state with caches {wanted}, found {shape or type(state).__name__}; use the layer's "
+                    "own initial_state, and select or reset to change its rows"
+                )
+
+        # --- the attention itself, and what the cache summarises ---
         inner_state, walk = (None, None) if state is None else state
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
@@ -455,27 +463,77 @@ class GatedCacheAttention(GatedBranch):
             projected = self.inner.project(o_self)
         x = x[..., : self.cache_dim]
         source = x if projected is None or self.grc.source == "input" else projected[..., : self.cache_dim]
+
+        # --- the cache: its next contents, and what is read of it ---
         own = o_self if self.lift is None else None  # what is mixed where it is read
         if not self.moves:
-            found = self.frozen(self.queries(x))
-            found = found if own is None else self.mix_heads(own, found)
+            y = self.frozen(self.queries(x))
+            y = y if own is None else self.mix_heads(own, y)
             if self.causal and walk is None:  # a state has the same structure with and without updates
-                slots, d = self.cache.shape
-                walk = Walk.fresh(x.shape[0], slots, d, self.block, x.device, self.cache.dtype)
+                walk = Walk.fresh(x.shape[0], *self.cache.shape, self.block, x.device, self.cache.dtype)
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:
-                found, walk = self.read_in_blocks(x, own, summary, walk, valid)
-            elif self.grc.scope == "stream":
-                cache, walk = self._carried(summary, walk, valid)
-                found = self.answer(x, cache, own)
+                y, walk = self.read_in_blocks(x, own, summary, walk, valid)
+            elif self.grc.scope == "stream":  # all tokens of a row update its cache, and read it
+                seen, before = None if walk is None else walk.seen, self.contents()
+                if walk is not None:
+                    before = torch.where((walk.seen == 0)[:, None, None], before, walk.cache)
+                new = self.update(summary, before, valid, self.grid)
+                y = self.answer(x, new, own)
+                no_block = new[:, :0], new.new_zeros(len(new), 0, dtype=torch.bool)
+                after = new if self.grc.write else before.expand_as(new)
+                walk = Walk(after, *no_block, count_seen(summary, seen, valid))
             else:
-                found = self.answer(x, self.current(summary, valid), own)
+                y = self.answer(x, self.current(summary, valid), own)
+
         if self.lift is not None:  # "pad": each branch has its own projection; groups of D/H channels are mixed
             assert projected is not None
-            found = self.mix_heads(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(found))
-        keeps = inner_state is not None or walk is not None
-        return found, GatedState(inner_state, walk) if keeps else None
+            y = self.mix_heads(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(y))
+        return y, None if inner_state is None and walk is None else GatedState(inner_state, walk)
+
+    def read_in_blocks(
+        self, x: Tensor, own: Tensor | None, summary: Tensor, walk: Walk | None, mask: Tensor | None
+    ) -> tuple[Tensor, Walk]:
+        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
+
+        Programs have another form of it.
+        """
+        shared = self.grc.scope == "shared"
+        start = self.contents()
+        order = None
+        if mask is not None:  # blocks count valid tokens: padding goes behind those of its row
+            order = valid_first(mask)
+            x, summary, mask = (take(part, order) for part in (x, summary, mask))
+            own = own if own is None else take(own, order)
+        pieces, after, written = update_in_blocks(
+            summary.to(start.dtype),
+            mask,
+            walk,
+            start,
+            self.block,
+            lambda tokens, cache: self.update(tokens, cache if self.grc.write else start),
+        )
+        if shared:
+            if self.training:
+                self.stage(*self.batch_mean(after.cache, written))
+                if self.grc.read == "mean":
+                    rows_read = None if mask is None else mask.any(1)
+                    means = [self.read_mean(*self.batch_mean(cache, rows_read)) for _, cache in pieces]
+                    pieces = [
+                        (n, torch.where(rows > 0, mean, start)[None])
+                        for (n, _), (mean, rows) in zip(pieces, means, strict=True)
+                    ]
+            after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
+        if not pieces:  # a call of no tokens
+            width = self.map("value").out_features // self.num_heads
+            return x.new_zeros(*x.shape[:2], self.num_heads, width), after
+        lengths = [n for n, _ in pieces]
+        parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
+        read = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]
+        # Of one piece, no block was completed before the last token: no gate has a gradient.
+        y = self.beside_gates(read[0]) if len(read) == 1 else torch.cat(read, 1)
+        return y if order is None else take(y, order.argsort(1)), after
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]: the inner attention's projection, which both branches share."""
@@ -484,7 +542,6 @@ class GatedCacheAttention(GatedBranch):
     def forward(
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, GatedState | None]:
-        """See the class."""
         began = self.training and not self.owned and begin_forward([self])
         heads, state = self.heads(x, state, mask)
         y = self.project(heads)
@@ -497,93 +554,11 @@ class GatedCacheAttention(GatedBranch):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _carried(self, summary: Tensor, walk: Walk | None, mask: Tensor | None) -> tuple[Tensor, Walk]:
-        """Not causal, a cache per row: the C_t that all tokens of a row update and read, and the new state."""
-        before = self.contents()
-        if walk is not None:
-            before = torch.where((walk.seen == 0)[:, None, None], before, walk.cache)
-        new = self.update(summary, before, mask, self.grid)
-        empty = summary[:, :0].to(new.dtype), torch.zeros(summary.shape[0], 0, dtype=torch.bool, device=new.device)
-        after = new if self.grc.write else before.expand_as(new)
-        return new, Walk(after, *empty, count_seen(summary, None if walk is None else walk.seen, mask))
 
-    def read_in_blocks(
-        self, x: Tensor, own: Tensor | None, summary: Tensor, walk: Walk | None, mask: Tensor | None
-    ) -> tuple[Tensor, Walk]:
-        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
-
-        Programs have another form of it.
-        """
-        shared = self.grc.scope == "shared"
-        start = self.contents()
-
-        def update(tokens: Tensor, cache: Tensor) -> Tensor:
-            return self.update(tokens, cache if self.grc.write else start)
-
-        order = None
-        if mask is not None:  # blocks count valid tokens: padding goes behind those of its row
-            order = valid_first(mask)
-            x, summary, mask = (take(part, order) for part in (x, summary, mask))
-            own = own if own is None else take(own, order)
-        pieces, after, written = update_in_blocks(summary.to(start.dtype), mask, walk, start, self.block, update)
-        if shared and self.training:
-            self.stage(*self.batch_mean(after.cache, written))
-        if shared and self.grc.read == "mean" and self.training:
-            counted = None if mask is None else mask.any(1)
-            means = [self.read_mean(*self.batch_mean(cache, counted)) for _, cache in pieces]
-            pieces = [
-                (n, torch.where(rows > 0, mean, start)[None])
-                for (n, _), (mean, rows) in zip(pieces, means, strict=True)
-            ]
-        if shared:
-            after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
-        if not pieces:  # a call of no tokens
-            width = self.map("value").out_features // self.num_heads
-            return x.new_zeros(*x.shape[:2], self.num_heads, width), after
-        lengths = [n for n, _ in pieces]
-        parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
-        found = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]
-        # Of one piece, no block was completed before the last token.
-        y = self.beside_gates(found[0]) if len(found) == 1 else torch.cat(found, 1)
-        return y if order is None else take(y, order.argsort(1)), after
-
-
-def _check(inner: object, dim: int, num_heads: int, causal: bool, placed: object) -> None:
-    if not isinstance(inner, HeadAttention):
-        raise InputError(
-            f"inner: expected an attention with the methods and declarations of mnemos.types.HeadAttention, found "
-            f"{type(inner).__name__}; add what it lacks, such as `heads` and `project`, or leave the cache out"
-        )
-    if (inner.dim, inner.num_heads, inner.causal) != (dim, num_heads, causal):
-        raise InputError(
-            f"inner: expected an attention of dim {dim}, {num_heads} heads, causal={causal}; found dim {inner.dim}, "
-            f"{inner.num_heads} heads, causal={inner.causal}; build both alike"
-        )
-    if causal and placed:
-        raise InputError("causal=True: expected no grid and no class token, found one; use causal=False for images")
-
-
-def _check_state(state: GatedState, caches: tuple[int, ...]) -> None:
-    found: object = type(state).__name__
-    if isinstance(state, GatedState):
-        if state.walk is None or state.walk.cache.shape == caches:
-            return
-        found = list(state.walk.cache.shape)
-    raise InputError(
-        f"expected a state with caches {list(caches)}, found {found}; use the layer's own initial_state, and select or "
-        "reset to change its rows"
-    )
-
-
-class ImageTokens(TypedDict, total=False):
-    """Where an attention's tokens come from: the (height, width) of an image's tokens, and its class tokens."""
-
-    grid: tuple[int, int] | None
-    prefix: int
-
-
-def gated(attention: HeadAttention, grc: GRC, length: int, **where: Unpack[ImageTokens]) -> GatedCacheAttention:
+def gated(
+    attention: HeadAttention, grc: GRC, length: int, grid: tuple[int, int] | None = None, prefix: int = 0
+) -> GatedCacheAttention:
     """Put a gated cache around an attention; `length` is the number of slots that "auto" and "paper" stand for."""
     if isinstance(grc.length, str):
         grc = replace(grc, length=length)
-    return GatedCacheAttention(attention.dim, attention.num_heads, attention, grc, attention.causal, **where)
+    return GatedCacheAttention(attention.dim, attention.num_heads, attention, grc, attention.causal, grid, prefix)

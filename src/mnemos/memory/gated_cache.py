@@ -1,9 +1,10 @@
-"""The gated recurrent cache: its settings (`GRC`), the stored cache and its two phases, and the gates around it.
+"""The gated recurrent cache of Cached Transformers: what a training forward writes, the next one reads.
 
-A training forward reads `cache` and writes its successor to `pending`; the next training forward of the whole model,
-`eval()` or a save promotes `pending` to `cache`. A forward that fails therefore changes nothing, and no tensor that
-autograd saved is written. A forward that activation checkpointing repeats reads what it read the first time, also if
-other forwards have promoted since (see `Reads`), and writes nothing.
+Three ideas, in this order. `GRC`, the switches. `StoredCache`, a buffer that outlives the forward and is updated in two
+phases: a training forward reads `cache` and writes its successor to `pending`; the next training forward of the whole
+model, `eval()` or a save promotes `pending` to `cache`. A forward that fails therefore changes nothing, and no tensor
+that autograd saved is written. A forward that activation checkpointing repeats reads what it read the first time, also
+if other forwards have promoted since (`Reads`), and writes nothing. `GatedCache`, the gates that compute the successor.
 """
 
 import contextlib
@@ -200,14 +201,12 @@ class Projection(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         return F.linear(x, self.weight, self.bias)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def extra_repr(self) -> str:
-        """Both widths."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -257,8 +256,8 @@ class StoredCache(Moving):
         self.accumulates = False
         self.before: tuple[Tensor, Tensor] | None = None  # accumulating: `pending` and its rows before this forward
         self.reads = Reads()
-        self.register_load_state_dict_post_hook(_after_load)
-        self.register_state_dict_pre_hook(_before_save)
+        self.register_load_state_dict_post_hook(_drop_pending)
+        self.register_state_dict_pre_hook(_promote_before_save)
 
     def moved(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move what is pending with the cache."""
@@ -315,55 +314,55 @@ def recomputing() -> bool:
     return not torch.compiler.is_compiling() and in_backward()
 
 
-def begin_forward(found: Sequence[StoredCache]) -> bool:
+def begin_forward(group: Sequence[StoredCache]) -> bool:
     """Start a training forward of the whole model: promote `pending`, if the forward that wrote it ended.
 
     True if the caller must call `end_forward`: not in a recomputed forward, and not inside `hold_caches`.
     """
-    if recomputing() or not any(cache.writes for cache in found):
+    if recomputing() or not any(cache.writes for cache in group):
         return False
-    if not found[0].accumulates:
-        promote(found)
-    elif not found[0].complete:
-        _discard(found)
+    if not group[0].accumulates:
+        promote(group)
+    elif not group[0].complete:
+        _discard(group)
     with outside_transforms():
-        for cache in found:
+        for cache in group:
             cache.complete = False
             if cache.accumulates:
                 cache.before = cache.pending.clone(), cache.pending_rows.clone()
     return True
 
 
-def end_forward(found: Sequence[StoredCache]) -> None:
+def end_forward(group: Sequence[StoredCache]) -> None:
     """The forward ended without an error: its `pending` may be promoted."""
-    if not found[0].accumulates:
-        _reduce(found)
-    for cache in found:
+    if not group[0].accumulates:
+        _reduce(group)
+    for cache in group:
         cache.complete = True
 
 
 @torch.no_grad()
-def promote(found: Sequence[StoredCache]) -> None:
+def promote(group: Sequence[StoredCache]) -> None:
     """Copy the `pending` of complete forwards to the stored caches; a second call changes nothing.
 
     An entry that is not finite is not copied. An overflow then affects its own batch only; in the cache, every later
     batch would read it.
     """
-    if any(cache.accumulates for cache in found):
+    if any(cache.accumulates for cache in group):
         return  # `pending` is part of an unfinished update
-    if not all(cache.complete for cache in found):
-        _discard(found)
+    if not all(cache.complete for cache in group):
+        _discard(group)
     with outside_transforms():
-        for cache in (one for one in found if not one.learned):
+        for cache in (one for one in group if not one.learned):
             content = _plain(cache.cache)
             taken = (cache.pending_rows > 0) & cache.pending.isfinite()
             content.copy_(torch.where(taken, cache.pending, content))
             cache.pending_rows.zero_()
 
 
-def _discard(found: Sequence[StoredCache]) -> None:
+def _discard(group: Sequence[StoredCache]) -> None:
     with outside_transforms():
-        for cache in found:
+        for cache in group:
             cache.pending_rows.zero_()
             cache.complete = True
 
@@ -385,35 +384,35 @@ def several_processes() -> bool:
 
 
 @torch.no_grad()
-def _reduce(found: Sequence[StoredCache]) -> None:
+def _reduce(group: Sequence[StoredCache]) -> None:
     """Replace `pending` by its mean over all processes, weighted by rows, in one reduction for the whole model.
 
     This runs at the end of a forward, which every process reaches, and not at the promotion: `eval()` and a save
     promote too, and often only the first process calls them.
     """
-    found = [cache for cache in found if cache.writes]
-    if not found or not several_processes():
+    group = [cache for cache in group if cache.writes]
+    if not group or not several_processes():
         return
     with outside_transforms():
-        sums = [cache.pending * cache.pending_rows for cache in found]
-        flat = torch.cat([*(cache.pending_rows for cache in found), *(s.flatten() for s in sums)])
+        sums = [cache.pending * cache.pending_rows for cache in group]
+        flat = torch.cat([*(cache.pending_rows for cache in group), *(s.flatten() for s in sums)])
         dist.all_reduce(flat)
-        rows, rest = flat[: len(found)], flat[len(found) :]
-        for cache, count, total in zip(found, rows, rest.split([s.numel() for s in sums]), strict=True):
+        rows, rest = flat[: len(group)], flat[len(group) :]
+        for cache, count, total in zip(group, rows, rest.split([s.numel() for s in sums]), strict=True):
             cache.pending.copy_(total.view_as(cache.pending) / count.clamp(min=1))
             cache.pending_rows.copy_(count)
 
 
-def _after_load(module: nn.Module, _: object) -> None:
-    # A loaded cache makes `pending` obsolete; load_state_dict(assign=True) may also have changed the device.
+def _promote_before_save(module: nn.Module, *_: object) -> None:  # a lambda could not be pickled with the model
+    assert isinstance(module, StoredCache)
+    promote([module])
+
+
+def _drop_pending(module: nn.Module, _: object) -> None:
+    # After a load, which makes `pending` obsolete; load_state_dict(assign=True) may also have changed the device.
     assert isinstance(module, StoredCache)
     module.pending = torch.zeros_like(module.cache)
     module.pending_rows = module.pending.new_zeros(1)
-
-
-def _before_save(module: nn.Module, *_: object) -> None:
-    assert isinstance(module, StoredCache)
-    promote([module])
 
 
 def clear_caches(model: nn.Module) -> None:
@@ -440,29 +439,29 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
 
     If one of them fails, the update of all is dropped, even if the error is caught inside.
     """
-    found = stored(model)
-    promote(found)
+    group = stored(model)
+    promote(group)
     try:
-        with _switch(found, "accumulates", True):
+        with _switch(group, "accumulates", True):
             yield
     except BaseException:
-        _discard(found)  # a partial update must not be promoted
+        _discard(group)  # a partial update must not be promoted
         raise
     finally:
-        for cache in found:
+        for cache in group:
             cache.before = None
-    _reduce(found)
+    _reduce(group)
 
 
 @contextlib.contextmanager
-def _switch(found: Sequence[StoredCache], name: str, value: bool) -> Iterator[None]:
-    before = [getattr(cache, name) for cache in found]
+def _switch(group: Sequence[StoredCache], name: str, value: bool) -> Iterator[None]:
+    before = [getattr(cache, name) for cache in group]
     try:
-        for cache in found:
+        for cache in group:
             setattr(cache, name, value)
         yield
     finally:
-        for cache, old in zip(found, before, strict=True):
+        for cache, old in zip(group, before, strict=True):
             setattr(cache, name, old)
 
 
@@ -505,7 +504,8 @@ class Reads:
         if any(read.repeated for read in self._kept):
             self._drop([read for read in self._kept if read.repeated])
         if to_be_repeated():
-            self._append(content, _writes(cache))
+            # Inference mode, which has no backward, counts no writes.
+            self._append(content, None if cache.is_inference() else write_count(cache))
 
     def again(self, cache: Tensor) -> Tensor:
         """The content that the forward read which is being repeated; a copy of `cache` if no forward was kept.
@@ -553,14 +553,6 @@ class Reads:
     def _drop(self, reads: list[_Read]) -> None:
         self._forgotten = max(self._forgotten, *(read.last for read in reads))
         self._kept = [read for read in self._kept if not any(read is one for one in reads)]
-
-
-def _writes(cache: Tensor) -> int | None:
-    """The number of writes to a cache; None in inference mode, which has no backward."""
-    try:
-        return write_count(cache)
-    except RuntimeError:
-        return None
 
 
 class GatedCache(StoredCache):
@@ -664,20 +656,20 @@ def caches(model: nn.Module) -> list[GatedCache]:
 @contextlib.contextmanager
 def traced(model: nn.Module) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
     """Forwards inside record the gates of each cache, one value per update: {module name: {"update_mean": […], …}}."""
-    found = {name: m for name, m in model.named_modules() if isinstance(m, GatedCache)}
-    records: dict[str, dict[str, list[Tensor]]] = {name: {} for name in found}
+    observed = {name: m for name, m in model.named_modules() if isinstance(m, GatedCache)}
+    records: dict[str, dict[str, list[Tensor]]] = {name: {} for name in observed}
+
+    def record(name: str, gates: GateValues) -> None:
+        for gate, values in gates._asdict().items():
+            values = values.detach()
+            saturated = ((values < 0.05) | (values > 0.95)).to(values.dtype)
+            records[name].setdefault(f"{gate}_mean", []).append(values.mean())
+            records[name].setdefault(f"{gate}_saturated", []).append(saturated.mean())
+
     try:
-        for name, cache in found.items():
-            cache.observer_of_gates = partial(_record, records[name])
+        for name, cache in observed.items():
+            cache.observer_of_gates = partial(record, name)
         yield records
     finally:
-        for cache in found.values():
+        for cache in observed.values():
             cache.observer_of_gates = None
-
-
-def _record(record: dict[str, list[Tensor]], gates: GateValues) -> None:
-    for name, gate in gates._asdict().items():
-        gate = gate.detach()
-        record.setdefault(f"{name}_mean", []).append(gate.mean())
-        saturated = ((gate < 0.05) | (gate > 0.95)).to(gate.dtype).mean()
-        record.setdefault(f"{name}_saturated", []).append(saturated)
