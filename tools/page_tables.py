@@ -442,7 +442,7 @@ def which() -> str:
     names = {
         "softmax": ("softmax", ""), "window": ("window", "window"), "linear": ("linear", "linear"),
         "mamba2": ("Mamba-2", "mamba2"), "gated-delta": ("gated delta (Qwen3-Next)", "gated-delta"),
-        "kimi-delta": ("Kimi Delta Attention", "kimi-delta"), "transformer-xl": ("Transformer-XL", "xl"),
+        "delta": ("delta rule", "delta"), "kimi-delta": ("Kimi Delta Attention", "kimi-delta"), "transformer-xl": ("Transformer-XL", "xl"),
         "gated-cache": ("gated cache per stream, window", "cached"), "memformer": ("Memformer", "memformer"),
         "rmt": ("memory tokens (RMT)", "rmt"),
     }  # fmt: skip
@@ -461,9 +461,9 @@ def which() -> str:
     best = [max((s[1][i][0] * s[1][i][1] for s in rows if s[1][i]), default=0.0) for i in range(4)]
     heads = (
         "a told fact, 512 words later",
-        "pairs in a row",
-        "pairs, rewritten",
-        "text, bits a byte beside Transformer-XL",
+        "eight pairs of key and value",
+        "eight pairs, four rewritten",
+        "novels, bits a byte over Transformer-XL's (less is better)",
     )
     lines = [f"| memory | {' | '.join(heads)} | state, KiB |\n"]
     lines.append("|---|---|---|---|---|---|\n")
@@ -478,26 +478,26 @@ def which() -> str:
 
 def fast_models() -> str:
     """The table of docs/speed.md: whole models of Transformers, as they come and with mnemos.fast."""
-    lines = [
-        "| model | processor | training step, ms | times | prefill | token, one row | token, two rows |\n",
-        "|---|---|---|---|---|---|---|\n",
-    ]
-    titles = {"Qwen3Next": "Qwen3-Next", "Mamba2": "Mamba-2", "KimiLinear": "Kimi Linear", "Mamba": "Mamba"}
-    for file in ("fast_models", "fast_models_epyc", "fast_models_more"):
-        if not (ROOT / "results" / f"{file}.json").exists():
-            continue
-        found = _load(file)
-        for row in found["rows"]:
-            times = [
-                row.get(kind, {}).get("times as fast")
-                for kind in ("training step", "prefill", "token, batch 1", "token, batch 2")
-            ]
-            step = row.get("training step", {}).get("ms", {})
-            ms = f"{step['transformers']:,.0f} → {step['mnemos']:,.0f}" if "transformers" in step else "not timed"
-            usual = row["tokens"] == 1024 and row["width"] == 64
-            title = titles[row["model"]] + ("" if usual else f", {row['tokens']:,} tokens, heads of {row['width']}")
-            cells = [title, _processor(found), ms, *(f"{x['median']:.1f}" if x else "" for x in times)]
-            lines.append("| " + " | ".join(cells) + " |\n")
+    parts = ("training step", "prefill", "token, batch 1")
+    lines = ["| model | processor | training step, ms | prefill, ms | one token, ms |\n", "|---|---|---|---|---|\n"]
+    titles = {"Mamba2": "Mamba-2", "Qwen3Next": "Qwen3-Next", "KimiLinear": "Kimi Linear", "Mamba": "Mamba"}
+    files = [_load(file) for file in ("fast_models", "fast_models_epyc")]
+    rows = [(row, found) for model in titles for found in files for row in found["rows"] if row["model"] == model]
+    more = _load("fast_models_more")
+    for row, found in [*rows, *((row, more) for row in more["rows"])]:
+        usual = row["tokens"] == 1024 and row["width"] == 64
+        cells = [titles[row["model"]] + ("" if usual else f", {row['tokens']:,} tokens, heads of {row['width']}")]
+        cells.append(_processor(found))
+        for part in parts:
+            ms = row.get(part, {}).get("ms", {})
+            digits = 0 if part == "training step" else 1
+            cells.append(
+                f"{ms['transformers']:,.{digits}f} → {ms['mnemos']:,.{digits}f}: "
+                f"**{row[part]['times as fast']['median']:.1f}**"
+                if "transformers" in ms
+                else ""
+            )
+        lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
@@ -559,11 +559,12 @@ def rollout_cost() -> str:
 def claims(paper: str = "") -> str:
     """The table of a page of claims, or of docs/claims.md: the rows of all papers without their numbers."""
     if not paper:
-        lines = ["| | paper | item | in one line |\n", "|---|---|---|---|\n"]
+        lines = []
         for name, page, title in _PAPERS:
+            lines += [f"\n## [{title}]({page}.md)\n\n", "| | item | in one line |\n", "|---|---|---|\n"]
             rows = (row for row in verdicts(name) if not row.item.startswith("Not in the paper"))
-            lines += [f"| {row.symbol} | [{title}]({page}.md) | {row.item} | {row.line} |\n" for row in rows]
-        return "".join(lines)
+            lines += [f"| {row.symbol} | {row.item} | {row.line} |\n" for row in rows]
+        return "".join(lines)[1:]
     lines = ["| | item | paper | here | in one line |\n", "|---|---|---|---|---|\n"]
     for row in verdicts(paper):
         here = re.sub(r"<([^|>]*)\|([^|>]*)\|([^|>]*)>", lambda found: _number(*found.groups()), row.here)

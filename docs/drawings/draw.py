@@ -245,8 +245,9 @@ def comparison() -> None:
 def fast() -> None:
     """How long a training step takes in Transformers and with mnemos.fast."""
     found = _load("fast_models")
-    rows = [(row["model"], row["training step"]) for row in found["rows"]]
-    names = {"Qwen3Next": "Qwen3-Next", "Mamba2": "Mamba-2", "KimiLinear": "Kimi Linear"}
+    names = {"Mamba2": "Mamba-2", "Qwen3Next": "Qwen3-Next", "KimiLinear": "Kimi Linear"}
+    steps = {row["model"]: row["training step"] for row in found["rows"]}
+    rows = [(model, steps[model]) for model in names]
     d = Drawing(720, 92 + 62 * len(rows), "A training step on a CPU: Transformers, and with mnemos.fast")
     d.text(20, 30, "A training step on a CPU, seconds", size=15, bold=True)
     cpu = "Intel Xeon" if "Xeon" in found["provenance"]["cpu"] else "AMD EPYC"

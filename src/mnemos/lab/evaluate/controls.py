@@ -46,7 +46,7 @@ CONTROLS = {
 }
 ROWS = 8  # rows of the split that are read together
 SEGMENTS = 8  # segments with counted targets; a batch that has begun is read to its end
-READ = 256  # segments at most, where few have counted targets
+READ = 256  # segments at most, but for a first one with counted targets
 PIECES = 4  # segments per row, where the task's rows are read in one call and the model can be cut anywhere
 WHOLE = "whole state"  # the name of all memories together
 STATE_CONTROLS = {
@@ -187,6 +187,8 @@ def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterato
                 group = []
             group.append(part)
             read, scored = read + 1, scored + (task.count(part) > 0)
+            if scored and read >= READ:  # a rollout may have thousands
+                break
         if scored >= SEGMENTS or read >= READ:
             break
     if group:
