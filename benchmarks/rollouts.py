@@ -111,8 +111,8 @@ def ways(model: Any, count: int) -> dict[str, Callable[[], Tensor]]:
         )
 
     def replayed() -> Tensor:
-        rows = RowStates(batches)
-        return rows.backward(RolloutEngine(module=model), lambda s, state: reader(s, state, total), batch)
+        rows = RowStates(batches, RolloutEngine(module=model))
+        return rows.backward(lambda s, state: reader(s, state, total), batch)
 
     return {
         "back-propagation": through_time,

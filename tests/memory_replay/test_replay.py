@@ -273,12 +273,10 @@ def test_losses_of_several_types():
         ({"truncate_every": 0}, "truncate_every"),
         ({"slide": 0}, "slide from 1 to 7.*found 0"),
         ({"slide": 8}, "slide from 1 to 7.*found 8"),
-        ({"offload": "no such folder"}, "found 'no such folder'"),
         ({"weights": [1.0]}, "weights for 7 segments, found 1"),
-        ({"weights": [1.0] * 6 + [None]}, "a number as the weight of each segment"),
         ({"truncate_every": True}, "truncate_every of at least 1, found True"),
         ({"resets": [None]}, "resets for 7 segments, found 1"),
-        ({"weights": torch.ones(7, requires_grad=True)}, "weights without gradient, .* inside the step"),
+        ({"weights": torch.ones(7, requires_grad=True)}, "weights without gradient; multiply the loss"),
         ({"scaler": 1, "backward": print}, "scaler or a backward"),
     ],
 )

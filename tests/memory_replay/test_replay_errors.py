@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from replay_standins import agree, begin, cell, gradients, segments
+from replay_standins import begin, cell, gradients, segments
 from torch import nn
 
 from mnemos import InputError, Transformer, replay
@@ -22,16 +22,11 @@ def wrapped(model, at, change):
 
 
 BAD = {
-    "structure": (lambda loss, s: (loss, (s["h"], s["seen"])), r"step 2: .* same structure"),
-    "less": (lambda loss, s: (loss, {"h": s["h"]}), r"step 2: .* same structure"),
     "detached": (lambda loss, s: (loss, {**s, "h": s["h"].detach()}), r"step 2: .* found it detached"),
     "rows": (lambda loss, s: (loss, {"h": s["h"][:2], "seen": (s["seen"][0][:2], "rows")}), None),
     "several losses": (lambda loss, s: (loss.expand(2), s), r"step 2: .* scalar tensor"),
-    "a number": (lambda loss, s: (float(loss), s), r"step 2: .* found float"),
-    "no state": (lambda loss, s: loss, r"step 2: expected \(loss, state\) or \(loss, state, aux\), found Tensor"),
-    "more": (lambda loss, s: (loss, s, 1, 2), r"step 2: expected \(loss, state\) or .*, found 4 values"),
-    "None": (lambda loss, s: (loss, {**s, "h": None}), r"step 2: .* found None for a tensor of shape \(3, 5\)"),
-    "one number": (lambda loss, s: (loss, {**s, "h": 2.5}), r"step 2: .* found 2.5 for a tensor of shape \(3, 5\)"),
+    "a number": (lambda loss, s: (float(loss), s), r"step 2: .* a scalar tensor of floats, found \d"),
+    "no state": (lambda loss, s: loss, r"step 2: expected \(loss, state\) or .*, found Tensor"),
     "an object": (lambda loss, s: (loss, {**s, "h": {1, 2}}), r"step 2: .* found a set in it"),
     "a random state": (
         lambda loss, s: (loss, {**s, "h": s["h"] + _other()}),
@@ -62,10 +57,6 @@ def test_a_wrong_step_is_named_and_leaves_nothing_behind(name, checkpoints):
     change, said = BAD[name]
     model = nn.Sequential(cell())
     model.register_buffer("count", torch.zeros(()))
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 3.0)
-    model[0].head.bias.grad = None
-    kept = model[0].read.weight.grad
 
     def step(x, state):
         model.count += 1
@@ -74,23 +65,8 @@ def test_a_wrong_step_is_named_and_leaves_nothing_behind(name, checkpoints):
     before = torch.get_rng_state()
     with pytest.raises((InputError, RuntimeError, IndexError), match=said):
         replay(step, segments(), begin(), module=model, checkpoints=checkpoints)
-    assert model[0].read.weight.grad is kept
-    assert model[0].head.bias.grad is None
-    assert all((g == 3).all() for g in gradients(model).values() if g is not None)
     assert model.count == 0
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_batch_that_changes():
-    model, pieces = cell(), segments()
-    with pytest.raises(InputError, match="step 0: expected a batch of 1 rows, as the state has, found 3"):
-        replay(model, pieces, {"h": begin()["h"][:1], "seen": (torch.zeros(1, dtype=torch.int64), "rows")})
-
-    def cut(x, state):
-        return model(x, {"h": state["h"][: len(x)], "seen": (state["seen"][0][: len(x)], "rows")})
-
-    with pytest.raises(InputError, match="step 4: expected a batch of 3 rows, as the state has, found 2"):
-        replay(cut, [*pieces[:4], *(x[:2] for x in pieces[4:])], begin())
 
 
 def test_a_state_changed_in_place():
@@ -183,14 +159,12 @@ def test_an_error_of_a_backward_pass_names_the_step():
     said = "a second time(.|\n)*backward pass of step 4 (.|\n)*make a segment's tensors inside the step"
     with pytest.raises(RuntimeError, match=said):
         replay(model, shared, begin(), module=model)
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_an_advance_that_is_another_model():
     model = cell()
     for wrong, said in (
         (lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.01}, r"step 5: .* the state of the"),
-        (lambda x, s: {"h": model.advance(x, s)["h"]}, r"step 0: .* same structure"),
         (lambda x, s: {**s, "h": s["h"].float()}, r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"),
     ):
         with pytest.raises(InputError, match=said):
@@ -207,10 +181,7 @@ def test_an_advance_that_is_another_model():
         ((cell(), None), {}, "segments to go through, as in replay.step, segments., found None"),
         ((cell(), cell().forward), {}, "segments to go through"),
         ((cell(), segments()), {"advance": 3}, "advance to be a function"),
-        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found method"),
-        ((cell(), segments()), {"verify": "first"}, "verify to be True or False, found 'first'"),
-        ((cell(), segments()), {"tolerance": -1.0}, "a tolerance from 0 on, found -1.0"),
-        ((cell(), segments()), {"tolerance": True}, "a tolerance from 0 on, found True"),
+        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found <bound method"),
     ],
 )
 def test_arguments_of_the_wrong_kind(arguments, named, said):
@@ -222,7 +193,7 @@ def test_arguments_of_the_wrong_kind(arguments, named, said):
     ("returned", "said"),
     [
         (lambda x, state: cell()(x, state), r"advance to return the new state alone, found \(loss, state\)"),
-        (lambda x, state: None, "advance to return the new state, found None"),
+        (lambda x, state: None, "advance to return the new state alone, found None"),
     ],
 )
 @pytest.mark.parametrize("state", [None, begin()])
@@ -316,30 +287,10 @@ def test_an_interrupt_puts_back_too():
             raise KeyboardInterrupt
         return model(x, state)
 
+    before = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
         replay(step, segments(), begin(), module=model)
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_the_models_own_gradients_are_found_by_its_method():
-    model = cell()
-    state = begin()
-    state["h"].requires_grad_()
-    with pytest.raises(InputError, match="step 6"):
-        replay(wrapped_method(model), segments(), state)
-    assert all(p.grad is None for p in model.parameters())
-    assert state["h"].grad is None
-    agree(replay(model.forward, segments(), state).loss, replay(model.forward, segments(), begin()).loss, 1)
-
-
-def wrapped_method(model):
-    forward = type(model).forward
-
-    def bad(self, x, state):
-        loss, state = forward(self, x, state)
-        return loss, ({**state, "h": state["h"].detach()} if x.shape[1] == 3 else state)
-
-    return bad.__get__(model)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -359,7 +310,8 @@ def test_a_segment_of_other_rows_than_the_state_is_refused(rows):
             replay(step, given, state, module=layer)
     with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
         replay(step, [*segments[:2], few[2]], module=layer)
-    with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
+    hint = r" of the state \(one that all rows share as x\.expand\(4, -1, -1\)\)" if rows == 1 else " of the state,"
+    with pytest.raises(InputError, match=f"step 2: expected a segment of 4 rows.*{hint}"):
         replay(step, [*segments[:2], few[2]], module=layer, batch_axis=0)
 
 

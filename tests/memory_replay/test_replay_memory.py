@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mnemos import Transformer, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
-from mnemos.memory_replay.step_start import Store
+from mnemos.memory_replay import rollout
 
 
 def most_saved(run):
@@ -51,15 +51,15 @@ def test_how_many_states_are_kept(monkeypatch, checkpoints, limit):
         __hash__ = object.__hash__
 
     alive, most = weakref.WeakSet(), [0]
-    original = Store.keep
+    original = rollout.compact
 
-    def keep(self, leaves):
-        kept = Kept(original(self, leaves))
+    def compact(*given):
+        kept = Kept(original(*given))
         alive.add(kept)
         most[0] = max(most[0], len(alive))
         return kept
 
-    monkeypatch.setattr(Store, "keep", keep)
+    monkeypatch.setattr(rollout, "compact", compact)
     gc.disable()  # nothing here may wait for the collector
     try:
         replay(cell(), segments(64), begin(), checkpoints=checkpoints)
@@ -74,11 +74,11 @@ def test_how_many_states_are_kept(monkeypatch, checkpoints, limit):
 def test_states_lie_side_by_side(monkeypatch):
     """On the heap, holes between small ones that stay fit nothing: 512 states once took twice their size."""
     stored = []
-    original = Store.keep
-    monkeypatch.setattr(Store, "keep", lambda self, leaves: stored.append(leaves) or original(self, leaves))
+    original = rollout.compact
+    monkeypatch.setattr(rollout, "compact", lambda *given: stored.append(original(*given)) or stored[-1])
     replay(cell(), segments(9), begin())
-    assert len(stored) == 8
-    for leaves in zip(*stored, strict=True):
+    assert len(stored) == 9
+    for leaves in zip(*stored[:8], strict=True):
         if isinstance(leaves[0], str):
             continue
         assert len({x.untyped_storage().data_ptr() for x in leaves}) == 1

@@ -1,12 +1,17 @@
-"""Exact gradients through arbitrarily long sequences at the memory of one step, for any recurrent model."""
+"""Exact gradients through arbitrarily long sequences at the memory of one step, for any recurrent model.
+
+Three ideas. `rollout.py` is Algorithm 1 as one loop: read it first. A step must run twice in the same way, so
+`start.py` keeps what it starts from: the state, random generators, and what the model keeps by itself. `steps.py` joins
+one step's backward pass to that of the later ones, and compares the two runs. Then `distributed.py`, what several
+processes need; `engine.py`, the rollouts of all trainers here; `transformers_caches.py`, states of Transformers.
+"""
 
 from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
 if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
-    from .passes import ReplayResult as ReplayResult
-    from .rollout import ReplayOptions as ReplayOptions
+    from .rollout import ReplayResult as ReplayResult
     from .rollout import replay as replay
     from .transformers_caches import register_transformers_caches as register_transformers_caches
 else:

@@ -1,4 +1,4 @@
-"""The loop of every trainer here: the gradients of one update through the segments of its rollout.
+"""The loop of every trainer here: the gradients of one update through its segments, and the states that are carried on.
 
     Σ_t loss_t,  loss_t, s_t = read(x_t, s_{t−1})        t = 1 … S, gradients through at most `horizon` states
 
@@ -6,18 +6,17 @@ Memory replay and plain back-propagation through time give the same gradients. T
 keep: of one segment, or of `horizon` segments.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import State, collect_auxiliary_losses, detach, map_state, reset
+from mnemos._compat import pytree
+from mnemos.types import InputError, State, collect_auxiliary_losses, detach, map_state, reset
 
-from .passes import add_auxiliary
 from .rollout import replay
 
 Segment = TypeVar("Segment")
@@ -43,14 +42,6 @@ def read_in_turn(
         losses.append(loss)
         states.append(state)
     return losses, states
-
-
-def detach_contiguous(state: State) -> State:
-    """The state as it goes from one rollout to the next, without gradient.
-
-    A checkpoint restores contiguous tensors, and kernels may round other strides differently.
-    """
-    return map_state(lambda x: x.detach().contiguous(), state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,62 +86,43 @@ class RolloutEngine:
         in the order of the segments, detached. advance(segment, state) -> state, for replay. last: whether gradients
         are reduced over processes after this rollout.
         """
-        run = self._replay if self.replays(len(segments)) else self._truncate
-        losses, following = run(read, segments, state, advance, last)
-        return losses, detach_contiguous(following)
-
-    def _replay(
-        self,
-        read: Read,
-        segments: Sequence[Any],
-        state: State,
-        advance: Callable[[Any, State], State] | None,
-        last: bool,
-    ) -> tuple[Tensor, State]:
-        """Memory replay: the graph of one segment at a time."""
-        # Around the whole rollout if another one follows in the update; else replay enters it, in all steps but one.
-        around, inside = (nullcontext, self.no_sync) if last or self.no_sync is None else (self.no_sync, nullcontext)
-        with around():
-            out = replay(
-                functools.partial(self._step, read),
-                segments,
-                state,
-                advance=advance,
-                weights=[1.0] * len(segments),
-                truncate_every=self.horizon or None,
-                slide=self.slide or None,
-                checkpoints=self.checkpoints,
-                offload=self.offload,
-                verify=self.verify,
-                tolerance=self.tolerance,
-                module=self.module,
-                backward=self.backward,
-                no_sync=inside,
-            )
-        return out.losses, out.next_state
-
-    def _step(self, read: Read, segment: Any, state: State) -> tuple[Tensor, State]:
-        loss, states = read([segment], state)
-        return loss, states[-1]
-
-    def _truncate(
-        self,
-        read: Read,
-        segments: Sequence[Any],
-        state: State,
-        advance: Callable[[Any, State], State] | None,
-        last: bool,
-    ) -> tuple[Tensor, State]:
-        """Plain back-propagation through time: one graph per `horizon` segments."""
-        count = len(segments)
+        count, no_sync = len(segments), self.no_sync or nullcontext
         horizon, slide = self.horizon or count, self.slide or count
-        losses, following, no_sync = [], None, self.no_sync or nullcontext
+        losses, following = [], None
+
+        # --- the graph of one segment at a time ---
+        if self.replays(count):
+
+            def step(segment: Any, state: State) -> tuple[Tensor, State]:
+                loss, states = read([segment], state)
+                return loss, states[-1]
+
+            with nullcontext() if last else no_sync():
+                out = replay(
+                    step,
+                    segments,
+                    state,
+                    advance=advance,
+                    weights=[1.0] * count,
+                    truncate_every=horizon,
+                    slide=slide,
+                    checkpoints=self.checkpoints,
+                    offload=self.offload,
+                    verify=self.verify,
+                    tolerance=self.tolerance,
+                    module=self.module,
+                    backward=self.backward,
+                    no_sync=self.no_sync if last else nullcontext,  # entered in all steps but the last
+                )
+            return out.losses, _as_stored(out.next_state)
+
+        # --- the graph of `horizon` segments ---
         for first in range(0, count, horizon):
             stop = min(first + horizon, count)
             with nullcontext() if last and stop == count else no_sync():
                 with collect_auxiliary_losses() as auxiliary:
                     loss, states = read(segments[first:stop], state)
-                loss = add_auxiliary(loss, auxiliary)
+                loss = sum((x.to(loss.device) for x in auxiliary), loss)
                 if loss.requires_grad:
                     self.backward(loss)
             losses.append(loss.detach())
@@ -158,4 +130,75 @@ class RolloutEngine:
                 following = states[slide - first - 1]
             state = detach(states[-1])
             del loss, states
-        return torch.stack(losses), following
+        return torch.stack(losses), _as_stored(following)
+
+
+def _as_stored(state: State) -> State:
+    """Without gradient, and contiguous: a checkpoint restores such tensors, and others may be rounded differently."""
+    return map_state(lambda x: x.detach().contiguous(), state)
+
+
+class CarriedStates:
+    """The states that go on from one rollout to the next, without gradient: one for each set of rows, or micro-batch.
+
+    The trainers' first replayed rollout is compared with its first pass, where `engine.verify` says so, and no other:
+    a step that repeats itself once does so again, and comparing takes time.
+    """
+
+    def __init__(self, engine: RolloutEngine, sets: int = 1) -> None:
+        self.engine = engine
+        self.states: list[State] = [None] * sets
+
+    def backward(
+        self,
+        number: int,
+        read: Read,
+        segments: Sequence[Any],
+        advance: Callable[[Any, State], State] | None = None,
+        last: bool = True,
+    ) -> Tensor:
+        """Add the gradients of a rollout of set `number`, whose state goes on; its losses. See `RolloutEngine.run`."""
+        losses, self.states[number] = self.engine.run(read, segments, self.states[number], advance, last)
+        if self.engine.verify and self.engine.replays(len(segments)):
+            self.engine = replace(self.engine, verify=False)
+        return losses
+
+    def read(
+        self,
+        number: int,
+        step: Callable[[Any, State], tuple[Tensor, State]],
+        segments: Iterable[tuple[Any, Tensor | None]],
+    ) -> list[Tensor]:
+        """The losses of segments that are read in turn, without gradient."""
+        with torch.no_grad():
+            losses, states = read_in_turn(step, segments, self.states[number])
+        self.states[number] = _as_stored(states[-1])
+        return losses
+
+    def state_dict(self) -> list[list[Any]]:
+        """The leaves of each state, tensors on the CPU; [] of none. Their structure is the model's to know."""
+        every = [[] if state is None else pytree.tree_leaves(state) for state in self.states]
+        return [[x.cpu() if isinstance(x, Tensor) else x for x in one] for one in every]
+
+    def load_state_dict(
+        self, saved: Sequence[Sequence[Any]], fresh: Callable[[], State], device: torch.device | str
+    ) -> None:
+        """Go on from a `state_dict`. fresh(): a state with the model's structure. Raises InputError for another's."""
+        like, structure = pytree.tree_flatten(fresh()) if any(map(len, saved)) else ([], None)
+        if len(saved) != len(self.states):
+            raise InputError(f"expected {len(self.states)} carried states, found {len(saved)}; use another checkpoint")
+        for number, found in enumerate(saved):
+            if found and (len(found) != len(like) or any(map(_differ, found, like))):
+                raise InputError(
+                    f"expected a state of this model ({len(like)} tensors), found one of another in the checkpoint "
+                    f"({len(found)}); resume with the model that was trained"
+                )
+            on = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in found]
+            self.states[number] = pytree.tree_unflatten(on, structure) if found else None
+
+
+def _differ(saved: Any, own: Any) -> bool:
+    """Whether a leaf cannot be one of this model: states may differ in rows and tokens alone."""
+    if not isinstance(saved, Tensor) or not isinstance(own, Tensor):
+        return type(saved) is not type(own)
+    return (saved.dtype, saved.dim(), saved.shape[2:]) != (own.dtype, own.dim(), own.shape[2:])

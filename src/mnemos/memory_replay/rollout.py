@@ -1,49 +1,53 @@
-"""`replay`, its options, and the checks of its arguments."""
+"""Memory replay back-propagation (Memformer, Algorithm 1): exact gradients through all segments, a graph at a time."""
 
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypedDict, TypeVar, Unpack
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import InputError, State
+from mnemos._compat import pytree, write_count
+from mnemos.types import InputError, State, collect_auxiliary_losses
 
-from .passes import Gradients, Plan, ReplayPasses, ReplayResult, find_no_sync
-from .step_start import Generators, Store
-from .step_states import Axes, BatchRows, one_per_step
+from .distributed import broadcast_buffers, find_no_sync
+from .start import (
+    HiddenInputs,
+    Pool,
+    Rows,
+    Start,
+    check_untouched,
+    compact,
+    cut,
+    describe,
+    differentiable,
+    fetch,
+    flatten,
+)
+from .steps import check_attached, compare, differentiate, keep_outputs, named
 
 Segment = TypeVar("Segment")
 
 
-class ReplayOptions(TypedDict, total=False):
-    """Further options of `replay`; each is a keyword argument of it.
+@dataclass(frozen=True)
+class ReplayResult:
+    """The result of `replay`, detached; the gradients are in the parameters' .grad.
 
-    batch_axis: the axis of the state's tensors that is the batch, as one number or as a pytree of the state's structure
-    with a number per tensor, or None for a tensor without a batch. [layers, B, D] of LSTM and GRU and [M, B, D] have 1.
-    Without it the first axis is taken; `resets` raise an error if that may be wrong.
-    reset_to: what rows begin again with, instead of zeros: a state whose tensors broadcast to those of the state (such
-    as [D] parameters), or a function without arguments that computes one. Parameters of either receive gradient.
-    generators: random generators that `step` draws from besides the global ones (torch.Generator, random.Random,
-    numpy.random.Generator or RandomState). Each replayed step draws from them what it drew in the first pass.
-    tolerance: the difference, relative to a tensor's norm, that `verify` allows. None: that of rounding in the tensor's
-    dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
-    offload: store states in the host's memory (for a GPU), at the cost of one transfer each way per state.
-    scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
-    loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
-    `module` has another wrapper than DistributedDataParallel or `fully_shard`.
+    loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
+    state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
+    None. A scaler scales it like every .grad. next_state: the state after step `slide`; by default `state`.
+    aux: per step what it returned beside loss and state, or None.
     """
 
-    batch_axis: Axes
-    reset_to: State | Callable[[], State]
-    generators: Iterable[object] | None
-    tolerance: float | None
-    offload: bool
-    scaler: torch.amp.GradScaler | None
-    backward: Callable[[Tensor], object] | None
-    no_sync: Callable[[], AbstractContextManager[object]] | None
+    loss: Tensor
+    losses: Tensor
+    state: State
+    state_grad: State
+    next_state: State
+    aux: list[Any]
 
 
 def replay(
@@ -53,13 +57,20 @@ def replay(
     *,
     advance: Callable[[Segment, State], State] | None = None,
     weights: Sequence[float] | Tensor | None = None,
-    resets: Sequence[Tensor | None] | Tensor | None = None,
+    resets: Iterable[Tensor | None] | Tensor | None = None,
+    reset_to: State | Callable[[], State] = None,
+    batch_axis: Any = None,
     truncate_every: int | None = None,
     slide: int | None = None,
     checkpoints: int | str = "all",
     verify: bool = True,
+    tolerance: float | None = None,
     module: nn.Module | None = None,
-    **options: Unpack[ReplayOptions],
+    generators: Iterable[object] | None = None,
+    offload: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
+    backward: Callable[[Tensor], object] | None = None,
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> ReplayResult:
     """Exact gradients of Σ_t weights[t] · loss_t through all segments, with the graph of one step in memory at a time.
 
@@ -76,8 +87,7 @@ def replay(
     state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
     was computed from parameters, receives its gradient. Lists in it may grow from step to step.
     aux: a pytree such as logits or an accuracy. The result's `aux` has one per step, detached, from the run with
-    gradient. All of them stay in memory; a view of a larger tensor is copied. An object that is no pytree, but holds
-    a tensor with its graph, is an error.
+    gradient. All of them stay in memory; a view of a larger tensor is copied.
     Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
     those added inside `advance` are dropped.
     advance(segment, state) -> state: computes the state alone, for a faster first pass. It must return the same state
@@ -86,7 +96,11 @@ def replay(
     a plain loop.
     weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
     resets: per step None or a mask [B]: rows of the incoming state that are set to zeros, or to `reset_to`, before the
-    step, so that no gradient crosses.
+    step, so that no gradient crosses. reset_to: a state whose tensors broadcast to those of the state (such as [D]
+    parameters), or a function without arguments that computes one. Parameters of either receive gradient.
+    batch_axis: the axis of the state's tensors that is the batch, as one number or as a pytree of the state's structure
+    with a number per tensor, or None for a tensor without a batch. [layers, B, D] of LSTM and GRU and [M, B, D] have 1.
+    Without it the first axis is taken; `resets` raise an error if that may be wrong.
     truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation. Each k
     steps are then a replay of their own.
     slide=n: the result's `next_state` is the state after n steps. A rollout of segments n … S + n − 1 that starts from
@@ -97,12 +111,18 @@ def replay(
     verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
     notice. A tensor that is about zero because its summands cancel may differ by their rounding: then switch it off.
-    Cost: a comparison of the state per step.
+    tolerance: the difference, relative to a tensor's norm, that `verify` allows. None: that of rounding in the tensor's
+    dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
-    replayed step, compared as the state is, and updated once. Its gradients are restored after an error.
-    DistributedDataParallel or `fully_shard` in it reduce gradients once per rollout. It is found automatically if
-    `step` is a module, a module's method, or a `functools.partial` of one.
-    options: see `ReplayOptions`.
+    replayed step, compared as the state is, and updated once. DistributedDataParallel or `fully_shard` in it reduce
+    gradients once per rollout. It is found automatically if `step` is a module, a module's method, or a
+    `functools.partial` of one.
+    generators: random generators that `step` draws from besides the global ones (torch.Generator, random.Random,
+    numpy.random.Generator or RandomState). Each replayed step draws from them what it drew in the first pass.
+    offload: store states in the host's memory (for a GPU), at the cost of one transfer each way per state.
+    scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
+    loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
+    `module` has another wrapper than DistributedDataParallel or `fully_shard`.
 
     Hooks of parameters and tensors (`register_hook`, `register_post_accumulate_grad_hook`) run in every step's backward
     pass, on that step's part of the gradient. A hook that is linear in the gradient gives what it gives in a plain
@@ -112,154 +132,178 @@ def replay(
     3S + f·(S − 1) if `advance` costs a fraction f of a forward. Memory: the graph of one step, and the stored states,
     each with copies of the buffers of `module` that the step changed, and 5 kB per random generator that it used.
 
-    Raises InputError, with the number of the step, for a state whose structure or batch size changes, that is detached
-    or changed in place, for a replayed step that differs from the first pass, for a loss that is no scalar, and for
-    impossible arguments. Errors of `step` or of its backward pass get a note with the step's number. After an error the
-    generators, and the buffers and gradients of `module`, are as before the call; gradients that `fully_shard` has not
-    reduced are lost. A loss that is not finite raises no error, because GradScaler handles it.
+    Raises InputError, with the number of the step, for a state that is detached or changed in place, for a replayed
+    step that differs from the first pass, for a loss that is no scalar, and for impossible arguments. Errors of `step`
+    or of its backward pass get a note with the step's number. After an error the generators, and the buffers of
+    `module`, are as before the call; .grad may have the gradients of some steps. A loss that is not finite raises no
+    error, because GradScaler handles it.
     """
-    unknown = options.keys() - ReplayOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(
-            f"replay() got an unexpected keyword argument {min(unknown)!r}; see mnemos.memory_replay.ReplayOptions"
-        )
-    _check_types(step, advance, module)
-    tolerance, offload = options.get("tolerance"), options.get("offload", False)
-    for name, value in (("verify", verify), ("offload", offload)):
-        if not isinstance(value, bool):
-            raise InputError(f"replay: expected {name} to be True or False, found {value!r:.60}")
-    if tolerance is not None and (not isinstance(tolerance, int | float) or tolerance is True or not tolerance >= 0):
-        raise InputError(f"replay: expected a tolerance from 0 on, found {tolerance!r:.60}")
-    found = _as_sequence(segments)
-    count = len(found)
-    horizon = _read_horizon(truncate_every, count)
-    module = _find_owner(step) if module is None else module
-    no_sync = options.get("no_sync") or find_no_sync(module)
-    plan = Plan(
-        step=step,
-        advance=advance,
-        segments=found,
-        weights=_read_weights(weights, count),
-        rows=BatchRows(options.get("batch_axis"), resets, options.get("reset_to"), count),
-        limit_of=_read_checkpoints(checkpoints),
-        horizon=horizon,
-        slide=_read_slide(slide, count),
-        compares=verify and min(horizon, count) > 1,
-        tolerance=None if tolerance is None else float(tolerance),
-        module=module,
-        backward=_choose_backward(options.get("scaler"), options.get("backward")),
-        reduces=no_sync is not None,
-        no_sync=no_sync or nullcontext,
-        generators=Generators(options.get("generators")),
-    )
-    passes = ReplayPasses(plan, state)
-    leaves = [*passes.given, *plan.rows.given_starts()]
-    before = Gradients(module, [x for x in leaves if isinstance(x, Tensor) and x.is_leaf and x.requires_grad])
-    passes.store = Store(offload)
+    # ---- the arguments ----------------------------------------------------------------------------------------------
+    pieces: Any = segments
+    if isinstance(segments, Iterable) and not (hasattr(segments, "__getitem__") and hasattr(segments, "__len__")):
+        pieces = list(segments)
+    count = len(pieces) if hasattr(pieces, "__len__") else -1
+    numbers: list[Any] = [1 / max(1, count)] * count if weights is None else list(weights)
+    masks = [None] * count if resets is None else list(resets)
+    horizon = count if truncate_every is None else truncate_every
+    slide = count if slide is None else slide
+    limits = {"all": max(2, count), "sqrt": max(2, math.isqrt(max(0, count - 1)) + 1)}
+    limit: Any = limits.get(checkpoints, checkpoints) if isinstance(checkpoints, str) else checkpoints
+    both = scaler is not None and backward is not None
+    graph = any(isinstance(x, Tensor) and x.grad_fn is not None for x in pytree.tree_leaves(reset_to))
+    enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    for fits, expected, found in (
+        (callable(step), "step to be a function of (segment, state)", step),
+        (advance is None or callable(advance), "advance to be a function of (segment, state)", advance),
+        (module is None or isinstance(module, nn.Module), "module to be a torch.nn.Module", module),
+        (count >= 0, "segments to go through, as in replay(step, segments)", segments),
+        (count > 0, "at least one segment", count),
+        (len(numbers) == count, f"weights for {count} segments", len(numbers)),
+        (
+            not any(isinstance(w, Tensor) and w.requires_grad for w in numbers),
+            "weights without gradient; multiply the loss",
+            weights,
+        ),
+        (len(masks) == count, f"resets for {count} segments", len(masks)),
+        (reset_to is None or resets is not None, "resets with reset_to", resets),
+        (callable(reset_to) or not graph, "reset_to without a graph, or a function that computes it", reset_to),
+        (type(horizon) is int and horizon > 0, "truncate_every of at least 1", truncate_every),
+        (type(slide) is int and 0 < slide <= count, f"slide from 1 to {count}, the number of segments", slide),
+        (type(limit) is int and limit > 1, 'checkpoints "all", "sqrt" or an integer from 2 on', checkpoints),
+        (not both, "a scaler or a backward, as a backward can scale", "both"),
+        (enabled, "gradient to be enabled", "it switched off"),
+    ):
+        if not fits:
+            raise InputError(f"replay: expected {expected}, found {found!r:.60}")
+    numbers = list(map(float, numbers))
+    if scaler is not None:
+        backward = lambda root: scaler.scale(root).backward()  # noqa: E731
+    module = module_of(step) if module is None else module
+    no_sync = no_sync or find_no_sync(module)
+    rows, hidden = Rows(masks, reset_to, batch_axis), HiddenInputs(module, () if generators is None else generators)
+    broadcast_buffers(module)
+    remedies = ["draw from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...]"]
+    remedies += ["let advance do to state and buffers what step does"] if advance is not None else []
+    remedies += ["name the module whose buffers change"] if module is None else []
+    with named(0):
+        given, structure = flatten(state)
+    begin = end = Start(given, structure, hidden.take())
+    losses: list[Any] = [None] * count
+    first_losses: list[Any] = [None] * count
+    aux: list[Any] = [None] * count
+    scalars = Pool(2 * count)  # of both
+    state_grad = next_state = None
+    any_gradient = False
+
+    def run(function: Callable[..., Any], t: int, leaves: list[Any], structure: Any) -> tuple[Any, list[Any], Any, Any]:
+        """Call step or advance on segment t: (loss with auxiliary losses, leaves, their structure, aux)."""
+        hidden.current = []
+        writes = [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
+        state, begun = rows.restart(t, leaves, structure)
+        rows.check_segment(pieces[t], begun)
+        try:
+            with collect_auxiliary_losses() as auxiliary:
+                result = function(pieces[t], state)
+        except RuntimeError as error:
+            rows.check_segment(pieces[t], begun, error)
+            raise
+        several = isinstance(result, tuple) and len(result) in (2, 3)
+        loss = result[0] if several else None
+        scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+        if function is advance and (result is None or (scalar and not loss.dim())):
+            found = "None" if result is None else "(loss, state)"
+            raise InputError(f"expected advance to return the new state alone, found {found}")
+        if function is not advance and not scalar:
+            found = describe(loss) if several else type(result).__name__
+            raise InputError(
+                f"expected (loss, state) or (loss, state, aux), with loss a scalar tensor of floats, found {found}"
+            )
+        outgoing, structure = flatten(result if function is advance else result[1])
+        check_untouched(leaves, writes, outgoing)
+        if torch.is_grad_enabled():
+            check_attached(begun, outgoing)
+        if function is advance:
+            return None, outgoing, structure, None
+        loss = loss.reshape(())
+        for x in auxiliary:
+            loss = loss + x.to(loss.device)
+        return loss, outgoing, structure, keep_outputs(result[2]) if len(result) == 3 else None
+
+    # ---- Algorithm 1 ------------------------------------------------------------------------------------------------
     try:
-        passes.run()
-        return passes.result()
+        for first in range(0, count, horizon):  # no gradient crosses from part to part: each is a replay of its own
+            kept, t, later, expected = [(first, end)], min(first + horizon, count) - 1, None, None
+            while kept:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
+                at, start = kept[-1]
+                hidden.put(start.hidden)
+
+                # First pass: forward from there without gradient, keeping up to `limit` states on the way to step t. If
+                # these are all, it happens once; with fewer, again for the steps between each two of them.
+                if at < t:
+                    width = -(-(t + 1 - at) // limit)
+                    leaves, structure, pool = fetch(start.leaves), start.structure, Pool((t - at) // width)
+                    for i in range(at, at + (t - at) // width * width):
+                        with named(i), torch.no_grad():
+                            incoming, like = leaves, structure
+                            loss, leaves, structure, _ = run(advance or step, i, leaves, structure)
+                            first_losses[i] = None if loss is None else scalars.copy(0, loss.detach())
+                            if (i + 1 - at) % width == 0:
+                                stored = compact(leaves, incoming, pool if like == structure else None, offload)
+                                kept.append((i + 1, Start(stored, structure, hidden.take(kept[-1][1].hidden))))
+                    del leaves, incoming, loss, stored, pool
+                    continue
+
+                # Step t again, from the same state and with the same random numbers, now with its graph. The state is
+                # cut from step t − 1: the gradient that reaches it here is carried there by hand, in `later`.
+                kept.pop()
+                torch.clear_autocast_cache()  # it holds weights that the pass without gradient has cast
+                source = given if t == 0 else fetch(start.leaves)
+                leaves = cut(source, wanted=t == 0 or t > first, own=t == 0)
+                final = t == first and first + horizon >= count
+                # Gradients are reduced over processes once: in the last backward pass of all.
+                with nullcontext() if final or no_sync is None else no_sync():
+                    with named(t):
+                        loss, outgoing, structure, aux[t] = run(step, t, leaves, start.structure)
+                        losses[t] = scalars.copy(0, loss.detach())
+                        if t + 1 == slide < count:
+                            next_state = pytree.tree_unflatten(compact(outgoing, leaves), structure)
+                        if later is None:  # the last step of the part: no gradient comes from behind it
+                            end = Start(compact(outgoing, leaves), structure, hidden.take(start.hidden))
+                            later = [None] * len(outgoing)
+                        elif verify:
+                            now = Start(outgoing, structure, hidden.take(expected.hidden))
+                            compare(hidden, now, expected, losses[t], first_losses[t], tolerance, remedies)
+                    # One backward pass of weight · loss, and of the new state with the gradient that later steps have
+                    # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
+                    with named(t, "the backward pass of "):
+                        reduces = final and no_sync is not None
+                        any_gradient |= differentiate(numbers[t], loss, outgoing, later, backward, reduces)
+                    del loss, outgoing  # the graph goes before the next one is made
+                torch.clear_autocast_cache()
+                later = [x.grad if differentiable(x) else None for x in leaves]
+                expected = start._replace(leaves=leaves)
+                t -= 1
+            if first == 0:
+                state_grad = pytree.tree_unflatten(later, begin.structure)
+            hidden.put(end.hidden)
+        if not any_gradient:
+            raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
     except BaseException:
-        before.put_back()
-        passes.undo()
+        hidden.take()  # the step that failed may have added an attribute
+        hidden.put(begin.hidden)
         raise
 
-
-def _check_types(step: object, advance: object, module: object) -> None:
-    """Raise InputError for arguments of the wrong type."""
-    for name, value in (("step", step), ("advance", advance)):
-        if not callable(value) and not (name == "advance" and value is None):
-            raise InputError(f"replay: expected {name} to be a function of (segment, state), found {value!r:.60}")
-    if module is not None and not isinstance(module, nn.Module):
-        raise InputError(f"replay: expected module to be a torch.nn.Module, found {_kind(module)}")
+    # ---- the result -------------------------------------------------------------------------------------------------
+    wide = functools.reduce(torch.promote_types, (x.dtype for x in losses))
+    found_losses = torch.stack([x.to(wide) for x in losses])
+    weighted = found_losses * found_losses.new_tensor(numbers, dtype=torch.promote_types(wide, torch.float32))
+    state = pytree.tree_unflatten(end.leaves, end.structure)
+    return ReplayResult(weighted.sum(), found_losses, state, state_grad, state if slide == count else next_state, aux)
 
 
-def _as_sequence(segments: object) -> Any:
-    """The segments as a sequence."""
-    if hasattr(segments, "__getitem__") and hasattr(segments, "__len__"):
-        found = segments
-    elif isinstance(segments, Iterable):
-        found = list(segments)
-    else:
-        raise InputError(
-            f"replay: expected segments to go through, as in replay(step, segments), found {_kind(segments)}"
-        )
-    if not len(found):
-        raise InputError("replay: expected at least one segment, found none")
-    return found
-
-
-def _read_checkpoints(checkpoints: int | str) -> Callable[[int], int]:
-    """The number of states that a pass over so many steps stores."""
-    if checkpoints == "all":
-        return lambda steps: steps
-    if checkpoints == "sqrt":
-        return lambda steps: max(2, math.isqrt(steps - 1) + 1)
-    if not isinstance(checkpoints, int) or checkpoints < 2:  # True is 1
-        raise InputError(f'replay: expected checkpoints "all", "sqrt" or an integer from 2 on, found {checkpoints!r}')
-    return lambda steps: checkpoints
-
-
-def _read_horizon(truncate_every: int | None, steps: int) -> int:
-    """The number of steps that gradient flows through."""
-    if truncate_every is None:
-        return steps
-    if not isinstance(truncate_every, int) or isinstance(truncate_every, bool) or truncate_every < 1:
-        raise InputError(f"replay: expected truncate_every of at least 1, found {truncate_every!r}")
-    return truncate_every
-
-
-def _read_slide(slide: int | None, steps: int) -> int:
-    """The number of steps from the start of this rollout to that of the next one."""
-    if slide is None:
-        return steps
-    if not isinstance(slide, int) or isinstance(slide, bool) or not 1 <= slide <= steps:
-        raise InputError(
-            f"replay: expected slide from 1 to {steps}, the number of segments, found {slide!r}; use None for rollouts "
-            "that share no segment"
-        )
-    return slide
-
-
-def _choose_backward(
-    scaler: torch.amp.GradScaler | None, backward: Callable[[Tensor], object] | None
-) -> Callable[[Tensor], object] | None:
-    """The function that runs a backward pass; None is PyTorch's own."""
-    if scaler is not None and backward is not None:
-        raise InputError("replay: expected a scaler or a backward, found both; let the backward scale")
-    if scaler is not None:
-        return lambda root: scaler.scale(root).backward()
-    return backward
-
-
-def _read_weights(weights: Iterable[float | Tensor] | None, count: int) -> list[float]:
-    """The weights of the losses, as numbers."""
-    found = one_per_step("weights", [1 / count] * count if weights is None else weights, count)
-    if any(isinstance(weight, Tensor) and weight.requires_grad for weight in found):
-        raise InputError(
-            "replay: expected weights without gradient, found some that require it; "
-            "multiply the loss by them inside the step"
-        )
-    try:
-        return [float(weight) for weight in found]  # type: ignore[arg-type]  # None raises the error
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"replay: expected a number as the weight of each segment, found {found!r:.60}") from None
-
-
-def _find_owner(step: Callable[..., object]) -> nn.Module | None:
-    """The module that `step` belongs to, or None."""
-    called = _innermost(step)
-    found = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
-    return found if isinstance(found, nn.Module) else None
-
-
-def _innermost(function: Callable[..., object]) -> Callable[..., object]:
-    """The function inside of `functools.partial`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _kind(value: object) -> str:
-    """The name of a value's type."""
-    return "None" if value is None else type(value).__name__
+def module_of(step: Any) -> nn.Module | None:
+    """The module that `step` is, or is a method of, also inside functools.partial; None: none."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    owner = step if isinstance(step, nn.Module) else getattr(step, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None

@@ -18,13 +18,13 @@ class _Rest:
     Layers of a cache that was never written hold no dtype and no tensor: they become those of a written one.
     """
 
-    kind: type
+    cls: type
     names: tuple[str, ...] = field(compare=False)
     fixed: dict[str, Any] = field(compare=False)
 
 
 def register_transformers_caches() -> None:
-    """Let states of `replay` contain a `DynamicCache` of Transformers, with its layers of any dynamic kind.
+    """Let states of `replay` contain a `DynamicCache` of Transformers, with its layers of any dynamic type.
 
         mnemos.memory_replay.register_transformers_caches()
 
@@ -36,23 +36,15 @@ def register_transformers_caches() -> None:
     `DynamicCache` and the layer classes of `transformers.cache_utils` become nodes of torch.utils._pytree, for the
     whole process. Keys and values are leaves, carry gradient from step to step and grow by the tokens of a segment.
     A step gets a cache of its own, so that a model may replace its tensors. Layers that write into tensors in place
-    (static caches, Mamba's) raise the error for a state that was changed in place. A class that is registered already
-    (Transformers does so for torch.export) keeps that registration.
-    Raises InputError if Transformers is not installed.
+    (static caches, Mamba's) raise an error. A class that is registered already (Transformers does so for torch.export)
+    keeps that registration. Raises InputError if Transformers is not installed.
     """
-    cache_utils = libraries.transformers().cache_utils
-    for kind in vars(cache_utils).values():
-        if isinstance(kind, type) and _dynamic(kind, cache_utils) and kind not in pytree.SUPPORTED_NODES:
-            pytree.register_pytree_node(kind, _flatten, _unflatten)
-
-
-def _dynamic(kind: type, cache_utils: Any) -> bool:
-    layers = tuple(
-        getattr(cache_utils, name)
-        for name in ("CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer")
-        if hasattr(cache_utils, name)
-    )
-    return issubclass(kind, (cache_utils.DynamicCache, *layers))
+    library = libraries.transformers().cache_utils
+    names = ("DynamicCache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer")
+    bases = tuple(getattr(library, name) for name in names if hasattr(library, name))
+    for cls in vars(library).values():
+        if isinstance(cls, type) and issubclass(cls, bases) and cls not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(cls, _flatten, _unflatten)
 
 
 def _flatten(cache: Any) -> tuple[list[Any], _Rest]:
@@ -65,7 +57,7 @@ def _flatten(cache: Any) -> tuple[list[Any], _Rest]:
 
 
 def _unflatten(children: Any, rest: _Rest) -> Any:
-    cache: Any = object.__new__(rest.kind)
+    cache: Any = object.__new__(rest.cls)
     vars(cache).update(rest.fixed)
     vars(cache).update(zip(rest.names, next(iter(children)), strict=True))
     return cache

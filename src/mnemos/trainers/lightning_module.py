@@ -1,7 +1,7 @@
 """`RolloutModule`: rollouts of segments in Lightning, as a base class beside LightningModule."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
+from mnemos.memory_replay.distributed import average_gradients
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.types import InputError, JSONObject, State
 
 from .batches import RolloutBatch, RolloutBatches
-from .row_states import RowStates, Segment, average_gradients
+from .row_states import RowStates, Segment
 
 if TYPE_CHECKING:
     from .reader import Reader
@@ -57,6 +58,7 @@ class RolloutModule:
     manual_backward: Callable[[Tensor], object]
     log: Callable[..., object]
     device: torch.device
+    parameters: Callable[[], Iterator[nn.Parameter]]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -104,7 +106,8 @@ class RolloutModule:
         if self.trainer.world_size > 1 and not isinstance(strategy.model, nn.parallel.DistributedDataParallel):
             raise InputError(f'RolloutModule: expected the strategy "ddp", found {type(strategy).__name__}')
         if self._rows is None or self._rows.batches is not batches:
-            self._rows = RowStates(batches)
+            module: Any = self
+            self._rows = RowStates(batches, RolloutEngine(self.manual_backward, module, verify=self.verify))
         if self.trainer.ckpt_path is None:  # a checkpoint that was read for its weights alone
             self._restored = None
         if self._restored is not None:
@@ -137,15 +140,9 @@ class RolloutModule:
         count = self._sum(own).clamp(min=1) / self.trainer.world_size
         optimizer.zero_grad()
         apart = wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext()
-        module: Any = self
         with apart:
-            loss = self._rows.backward(
-                RolloutEngine(self.manual_backward, module=module, verify=self.verify),
-                lambda segment, state: self.segment_loss(segment, state, count),
-                batch,
-            )
-        self.verify = False  # the first update alone is compared
-        average_gradients(module.parameters())
+            loss = self._rows.backward(lambda segment, state: self.segment_loss(segment, state, count), batch)
+        average_gradients(self.parameters())
         optimizer.step()
         self._step_schedulers("step")
         # Each process divides by the mean count, so the mean of their losses is the mean over all targets.

@@ -1,13 +1,12 @@
-"""The states of rows from rollout to rollout, and the gradients of a rollout that starts from them."""
+"""The rows of `RolloutBatches`: where they are, the states that they go on from, and the gradients of a rollout."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mnemos._compat import pytree
-from mnemos.memory_replay.engine import RolloutEngine, detach_contiguous, read_in_turn
+from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 from mnemos.types import InputError, JSONObject, State
 
 from .batches import RolloutBatch, RolloutBatches, check_description
@@ -28,19 +27,15 @@ Piece = tuple[Segment, Tensor | None]  # a segment, and the rows [B] that begin 
 class RowStates:
     """Where the rows of `RolloutBatches` are: the number of the next batch, and the states, one per set of rows.
 
-    Batch 0, with which documents without a seed begin again, begins all rows.
+    Batch 0, with which documents without a seed begin again, begins all rows. engine: adds the gradients.
     """
 
-    def __init__(self, batches: RolloutBatches) -> None:
+    def __init__(self, batches: RolloutBatches, engine: RolloutEngine | None = None) -> None:
         self.batches, self._next = batches, 0
-        self._states: list[State] = [None] * batches.sets
+        self._carried = CarriedStates(engine or RolloutEngine(), batches.sets)
 
     def backward(
-        self,
-        engine: RolloutEngine,
-        step: SegmentStep,
-        batch: RolloutBatch,
-        advance: Callable[[Segment, State], State] | None = None,
+        self, step: SegmentStep, batch: RolloutBatch, advance: Callable[[Segment, State], State] | None = None
     ) -> Tensor:
         """Add the gradients of Σ_t loss_t through the segments of a batch; returns the sum of the losses.
 
@@ -48,45 +43,39 @@ class RowStates:
         last batch of their set left, without gradient to it. Raises InputError for a batch that does not follow the
         last one.
         """
-        own, given = self._split(batch)
 
-        def read(given: Sequence[Piece], state: State) -> tuple[Tensor, list[State]]:
-            losses, states = read_in_turn(step, given, state)
+        def read(pieces: Sequence[Piece], state: State) -> tuple[Tensor, list[State]]:
+            losses, states = read_in_turn(step, pieces, state)
             return torch.stack(losses).sum(), states
 
-        def skip(one: Piece, state: State) -> State:
+        def skip(piece: Piece, state: State) -> State:
             assert advance is not None
-            return read_in_turn(lambda segment, state: (None, advance(segment, state)), [one], state)[1][0]
+            return read_in_turn(lambda segment, state: (None, advance(segment, state)), [piece], state)[1][0]
 
-        losses, state = engine.run(read, given, self._states[own], None if advance is None else skip)
-        self._go_on(own, state)
+        number, pieces = self._split(batch)
+        losses = self._carried.backward(number, read, pieces, None if advance is None else skip)
+        self._next += 1
         return losses.to(torch.promote_types(losses.dtype, torch.float32)).sum()
 
     def read(self, step: SegmentStep, batch: RolloutBatch) -> Tensor:
         """The sum of the losses of a batch, without gradient; the rows go on."""
-        own, given = self._split(batch)
-        with torch.no_grad():
-            losses, states = read_in_turn(step, given, self._states[own])
-        self._go_on(own, detach_contiguous(states[-1]))
+        number, pieces = self._split(batch)
+        losses = self._carried.read(number, step, pieces)
+        self._next += 1
         return torch.stack(losses).sum()
 
     def _split(self, batch: RolloutBatch) -> tuple[int, list[Piece]]:
         """The number of the batch's set of rows, and its segments with the rows that begin a document."""
         index = int(batch["index"])
         if index == 0:
-            self._next, self._states = 0, [None] * self.batches.sets
+            self._next, self._carried.states = 0, [None] * self.batches.sets
         if index != self._next:
             raise InputError(
                 f"expected batch {self._next} of the rows, which follows the last one, found batch {index}; rows go on "
                 "from batch to batch, so none can be left out or repeated"
             )
         begins = [mask if bool(mask.any()) else None for mask in batch["resets"].unbind(1)]
-        found = segments(batch, self.batches.segment)
-        return index % self.batches.sets, list(zip(found, begins, strict=True))
-
-    def _go_on(self, own: int, state: State) -> None:
-        self._states[own] = state
-        self._next += 1
+        return index % self.batches.sets, list(zip(segments(batch, self.batches.segment), begins, strict=True))
 
     def follow(self) -> None:
         """Let the next iteration of the batches begin where the rows are."""
@@ -94,8 +83,7 @@ class RowStates:
 
     def state_dict(self) -> JSONObject:
         """What `restore` reads: plain values and tensors."""
-        states = [pytree.tree_leaves(state) for state in self._states]
-        return {"next": self._next, "data": self.batches.describe(), "states": states}
+        return {"next": self._next, "data": self.batches.describe(), "states": self._carried.state_dict()}
 
     def restore(self, saved: JSONObject, fresh: Callable[[], State], device: torch.device) -> None:
         """Go on from a `state_dict`. fresh(): a state with the model's structure.
@@ -103,55 +91,13 @@ class RowStates:
         Raises InputError if it is of other data, other rows or another model.
         """
         check_description(self.batches, saved["data"])
-        like, structure = pytree.tree_flatten(fresh())
-        for found in saved["states"] if saved["next"] else ():
-            same = len(found) == len(like) and all(_kind(a) == _kind(b) for a, b in zip(found, like, strict=True))
-            if not same:
-                raise InputError(
-                    f"expected a state of this model ({len(like)} tensors), found one of another in the checkpoint "
-                    f"({len(found)}); resume with the model that was trained"
-                )
+        self._carried.load_state_dict(saved["states"], fresh, device)
         self._next = int(saved["next"])
-        self._states = [
-            pytree.tree_unflatten([x.to(device) if isinstance(x, Tensor) else x for x in found], structure)
-            if found
-            else None
-            for found in saved["states"]
-        ]
 
 
 def segments(batch: RolloutBatch, length: int) -> list[Segment]:
     """The segments of a rollout; a segment without padding has no mask."""
     ids, targets = batch["input_ids"].split(length, 1), batch["targets"].split(length, 1)
-    if "mask" not in batch:
-        return [Segment(x, y) for x, y in zip(ids, targets, strict=True)]
-    masks = batch["mask"].split(length, 1)
-    return [Segment(x, y, None if bool(m.all()) else m) for x, y, m in zip(ids, targets, masks, strict=True)]
-
-
-def _kind(x: object) -> Any:
-    """What must agree in a saved state and one of the model: its rows and tokens may differ in number."""
-    return (x.dtype, x.dim(), tuple(x.shape[2:])) if isinstance(x, Tensor) else type(x)
-
-
-def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Average the gradients over the processes, with one all-reduce per type of number.
-
-    A parameter without a gradient in every process keeps none. One process: nothing happens.
-    """
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return
-    world = torch.distributed.get_world_size()
-    if world == 1:
-        return
-    groups: dict[Any, list[Tensor]] = {}
-    for x in parameters:
-        if x.requires_grad:
-            groups.setdefault((x.dtype, x.device), []).append(x)
-    for (dtype, device), found in groups.items():
-        used = torch.tensor([x.grad is not None for x in found], dtype=dtype, device=device)
-        flat = torch.cat([used, *((torch.zeros_like(x) if x.grad is None else x.grad).flatten() for x in found)])
-        torch.distributed.all_reduce(flat)
-        used, rest = flat[: len(found)], flat[len(found) :] / world
-        for x, some, mean in zip(found, used.tolist(), rest.split([x.numel() for x in found]), strict=True):
-            x.grad = mean.view_as(x).clone() if some else None
+    masks = batch["mask"].split(length, 1) if "mask" in batch else [None] * len(ids)
+    masks = [None if m is None or bool(m.all()) else m for m in masks]
+    return [Segment(*each) for each in zip(ids, targets, masks, strict=True)]

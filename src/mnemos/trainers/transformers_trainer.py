@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 from mnemos import libraries, tree_file
 from mnemos.atomic import read_text
 from mnemos.errors import InputError, install_command
+from mnemos.memory_replay.distributed import average_gradients
 from mnemos.memory_replay.engine import RolloutEngine
 
 from .batches import RolloutBatches
 from .reader import Reader
-from .row_states import RowStates, average_gradients
+from .row_states import RowStates
 
 libraries.transformers()
 libraries.accelerate()
@@ -122,7 +123,8 @@ class RolloutTrainer(Trainer):
             seed,
             self.args.gradient_accumulation_steps,
         )
-        self._rows = RowStates(batches)
+        backward = lambda loss: self.accelerator.backward(loss)  # noqa: E731
+        self._rows = RowStates(batches, RolloutEngine(backward, self.model, verify=self.verify))
         if self._resumed is not None:
             saved = tree_file.read(self._resumed / self._files()[0])
             rows = self._train_batch_size
@@ -191,15 +193,12 @@ class RolloutTrainer(Trainer):
         reader, batch = self._reader(), self._prepare_inputs(inputs)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         count = num_items_in_batch.clamp(min=1) / scale
-        engine = RolloutEngine(self.accelerator.backward, module=self.model, verify=self.verify)
         with self.accelerator.no_sync(model=model), self.accelerator.autocast():
             loss = self._rows.backward(
-                engine,
                 lambda segment, state: reader(segment, state, count),
                 batch,
                 reader.advance if reader.advances else None,
             )
-        self.verify = False  # the first update alone is compared
         if self.accelerator.sync_gradients:
             average_gradients(self.model.parameters())
         return loss.detach()

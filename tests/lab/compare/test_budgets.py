@@ -237,17 +237,17 @@ def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
         learner = Learner(devices.connect(recipe.train), recipe, task)
         learner.update()
         weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
-        carried, drawn = [leaf.clone() for leaf in leaves(learner._states)], torch.get_rng_state()
+        carried, drawn = [leaf.clone() for leaf in leaves(learner._rollout.carried.states)], torch.get_rng_state()
         found[replayed] = learner.update_flops()
         assert torch.equal(drawn, torch.get_rng_state())
-        assert all(map(torch.equal, leaves(learner._states), carried))
+        assert all(map(torch.equal, leaves(learner._rollout.carried.states), carried))
         assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
         assert all(p.grad is None for p in learner.model.parameters())
     forward = task_flops(learner.model, task, task.example()) * 2 * 4  # of rows × segments, without a state
     assert found[False] / forward == pytest.approx(3, rel=0.2)
     batch = task.train_batch(4, 2, 0)
     with torch.no_grad():
-        again = count_flops(lambda: task.advance(learner.model, batch, learner._states[0]))
+        again = count_flops(lambda: task.advance(learner.model, batch, learner._rollout.carried.states[0]))
     assert found[True] - found[False] == 3 * again
 
 

@@ -21,7 +21,7 @@ from mnemos.lab.run.rollout import Carry, ModelWithLoss
 from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SUPERVISED
-from mnemos.memory_replay.verification import StateComparison
+from mnemos.memory_replay import rollout as replaying
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError, detach, map_state, reset
 
@@ -123,7 +123,7 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
         found = learner.update()
         assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
         assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
-        torch.testing.assert_close(learner._states[0].hidden, start.hidden, rtol=1e-12, atol=0)
+        torch.testing.assert_close(learner._rollout.carried.states[0].hidden, start.hidden, rtol=1e-12, atol=0)
 
 
 @pytest.mark.slow
@@ -346,8 +346,8 @@ def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precisi
 
 @pytest.mark.parametrize("cached", [True, False])  # whose buffers name the module, or do not
 def test_the_first_update_is_verified(monkeypatch, cached):
-    compared, original = [], StateComparison.add
-    monkeypatch.setattr(StateComparison, "add", lambda self, t, *rest: compared.append(t) or original(self, t, *rest))
+    compared, original = [], replaying.compare
+    monkeypatch.setattr(replaying, "compare", lambda *given: compared.append(None) or original(*given))
     found = {}
     for verify in (True, False):
         recipe = toys(True, {"cached": cached}, segment_length=3, verify=verify).recipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import time
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos._compat import pytree
 from mnemos.config import to_dict
 from mnemos.errors import TrainingFailed
 from mnemos.lab.measure.flops import count_flops
@@ -171,7 +171,6 @@ class Learner:
         if recipe.train.compile:
             # Compiled for training only: each mode, mask and shape compiles separately, which takes seconds.
             with_loss.model = torch.compile(self.model)  # type: ignore[assignment]
-        self._states: list[State] = [None] * recipe.train.accumulate  # of each micro-batch's rows
         generators.seed_process(recipe.train.seed, fabric.global_rank)  # each process draws its own dropout
 
     def update(self) -> dict[str, float]:
@@ -186,8 +185,7 @@ class Learner:
         batches = self._rollout.batches(step - 1, config)
         for batch in batches:
             self.task.check(batch, f"training batch {step - 1}")
-        sums, self._states = self._gradients(batches)
-        total: Any = fabric.all_reduce(torch.stack(sums).sum(0), reduce_op="sum")
+        total: Any = fabric.all_reduce(torch.stack(self._gradients(batches)).sum(0), reduce_op="sum")
         loss_mean, auxiliary, auxiliaries, *metric_sums = total.tolist()
         loss_mean /= fabric.world_size
         norm: Any = fabric.clip_gradients(
@@ -207,23 +205,19 @@ class Learner:
         self.tally = self.tally.plus(loss_mean, auxiliary / fabric.world_size, auxiliaries, metric_sums)
         return {"loss": loss_mean, "lr": rate, "grad_norm": norm}
 
-    def _gradients(self, batches: list[Any]) -> tuple[list[Tensor], list[State]]:
-        """Add the gradients of an update's batches; (sums of each micro-batch, the states that are carried on)."""
+    def _gradients(self, batches: list[Any]) -> list[Tensor]:
+        """Add the gradients of an update's batches; the sums of each micro-batch."""
         fabric, config = self.fabric, self.recipe.train
         targets = sum(self.task.count(batch) for batch in batches)
         rows = [[to_device(part, fabric.device) for part in self._micro_batches(batch)] for batch in batches]
         # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
         # auxiliary losses are averaged.
         weights = fabric.world_size / max(1, targets), 1 / self._rollout.forwards(rows)
-        sums, states = [], list(self._states)
         with self._rollout.accumulating_caches():
-            for i, steps in enumerate(zip(*rows, strict=True)):
-                carried = states[i] if self.task.carries_state else None
-                found, state = self._rollout.backward(list(steps), carried, weights, last=i + 1 == config.accumulate)
-                if self.task.carries_state:
-                    states[i] = state
-                sums.append(found)
-        return sums, states
+            return [
+                self._rollout.backward(i, list(steps), weights, last=i + 1 == config.accumulate)
+                for i, steps in enumerate(zip(*rows, strict=True))
+            ]
 
     def update_flops(self) -> float | None:
         """FLOPs of an update, the mean over the next `_READ` ones, or as many as the run has (`measure.flops`).
@@ -267,7 +261,13 @@ class Learner:
         chosen = np.linspace(0, len(distinct) - 1, min(_COUNTED, len(distinct))).round().astype(int)
         counted = {}
         for shape in (distinct[i] for i in chosen):
-            counted[shape] = count_flops(partial(self._gradients, first[shape]))
+            own, trial = self._rollout.carried, copy.copy(self._rollout.carried)
+            trial.states = list(own.states)
+            self._rollout.carried = trial
+            try:
+                counted[shape] = count_flops(partial(self._gradients, first[shape]))
+            finally:
+                self._rollout.carried = own
         x, y = [sizes[shape] for shape in counted], list(counted.values())
         return float(np.mean([counted[s] if s in counted else np.interp(sizes[s], x, y) for s in shapes]))
 
@@ -338,7 +338,7 @@ class Learner:
 
     def snapshot(self) -> JSONObject:
         """Everything that the next update depends on. Collective: every process must call it; all get the result."""
-        carried = [_on(pytree.tree_leaves(x), "cpu") for x in self._states] if self.task.carries_state else []
+        carried = self._rollout.carried.state_dict() if self.task.carries_state else []
         own = {"generators": generators.take(), "states": carried}
         everyone = devices.gather(self.fabric, own)
         return {
@@ -383,31 +383,24 @@ class Learner:
             self.ema.restore(saved["ema"])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
         if saved["states"] or (self.task.carries_state and self.count.step):
-            self._states = self._rebuilt(saved["states"])
+            self._restore_states(saved["states"])
         generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers
 
-    def _rebuilt(self, everyone: list[list[Tensor | None]]) -> list[State]:
-        """The states of this process's micro-batches, rebuilt from the leaves of all micro-batches."""
-        config = self.recipe.train
-        first = self._micro_batches(self._rollout.batches(self.count.step, config)[0])[0]
-        # A checkpoint stores the leaves without their structure. The structure of every state is that of the state
-        # that the model returns for fresh rows, in training mode and eval mode alike.
-        with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
-            _, fresh = self.task.forward(self.model, to_device(first, self.fabric.device), None)
-        structure = pytree.tree_structure(fresh)
-        if len(everyone) != self.fabric.world_size * config.accumulate:
-            count = self.fabric.world_size * config.accumulate
-            raise InputError(f"expected {count} carried states, found {len(everyone)}; use an earlier checkpoint")
-        states, offset = [], self.fabric.global_rank * config.accumulate
-        for found in everyone[offset : offset + config.accumulate]:
-            if structure.num_leaves != len(found):
-                wanted = f"{structure.num_leaves} tensors"
-                raise InputError(
-                    f"expected a carried state of {wanted}, found {len(found)} in the checkpoint; resume with the "
-                    "recipe that the run was started with"
-                )
-            states.append(pytree.tree_unflatten(_on(found, self.fabric.device), structure))
-        return states
+    def _restore_states(self, everyone: list[list[Tensor | None]]) -> None:
+        """The states of this process's micro-batches, from the leaves of all micro-batches."""
+        config, world = self.recipe.train, self.fabric.world_size
+
+        def fresh() -> State:  # its structure is that of every state: a checkpoint stores the leaves alone
+            first = self._micro_batches(self._rollout.batches(self.count.step, config)[0])[0]
+            with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
+                return self.task.forward(self.model, to_device(first, self.fabric.device), None)[1]
+
+        if len(everyone) != world * config.accumulate:
+            raise InputError(
+                f"expected {world * config.accumulate} carried states, found {len(everyone)}; use an earlier checkpoint"
+            )
+        first = self.fabric.global_rank * config.accumulate
+        self._rollout.carried.load_state_dict(everyone[first : first + config.accumulate], fresh, self.fabric.device)
 
 
 def _shapes(batches: list[Any]) -> tuple[torch.Size, ...]:
@@ -418,8 +411,3 @@ def _shapes(batches: list[Any]) -> tuple[torch.Size, ...]:
 def _size(batches: list[Any]) -> int:
     """The elements of batches without masks, which only batches of unequal rows have."""
     return sum(leaf.numel() for batch in batches for leaf in leaves(batch) if leaf.dtype != torch.bool)
-
-
-def _on(tensors: list[Tensor | None], device: torch.device | str) -> list[Tensor | None]:
-    """Copies on a device."""
-    return [x if x is None else x.to(device, copy=True) for x in tensors]

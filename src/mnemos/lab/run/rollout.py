@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from mnemos.lab.tasks.metrics import called, sum_functions
 from mnemos.lab.tasks.task import Task
 from mnemos.memory.gated_cache import accumulate_caches, stored
-from mnemos.memory_replay.engine import RolloutEngine, read_in_turn
-from mnemos.memory_replay.verification import HALF
+from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
+from mnemos.memory_replay.steps import HALF
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, leaves
 
 from .recipe import RolloutConfig, TrainConfig
@@ -117,7 +116,10 @@ class ModelWithLoss(nn.Module):
 
 
 class RolloutGradients:
-    """Forward and backward of updates. wrapped: `with_loss` (the model with its loss) as Fabric wraps it."""
+    """Forward and backward of updates. wrapped: `with_loss` (the model with its loss) as Fabric wraps it.
+
+    carried: the states that each micro-batch's rows go on from, where the task carries them.
+    """
 
     def __init__(
         self, fabric: Fabric, wrapped: Any, with_loss: ModelWithLoss, model: nn.Module, task: Task, config: TrainConfig
@@ -126,7 +128,7 @@ class RolloutGradients:
         self._config: RolloutConfig = config.rollout
         self._splits = config.accumulate > 1 or config.rollout.segments > 1 or config.rollout.segment_length > 0
         self._caches = bool(stored(model))
-        self._engine = RolloutEngine(
+        engine = RolloutEngine(
             lambda loss: fabric.backward(loss),
             module=model if any(True for _ in model.buffers()) else None,
             replay=config.rollout.replay,
@@ -139,6 +141,7 @@ class RolloutGradients:
             tolerance=HALF if config.precision.endswith("mixed") else None,
             no_sync=lambda: fabric.no_backward_sync(wrapped),
         )
+        self.carried = CarriedStates(engine, config.accumulate)
         self._kept: dict[int, object] = {}  # batches of the last update, by index
 
     def forwards(self, micro_batches: Sequence[Sequence[object]]) -> int:
@@ -165,24 +168,22 @@ class RolloutGradients:
         """Context of an update: stored caches are written once, from all of its micro-batches and segments."""
         return accumulate_caches(self._model) if self._caches and self._splits else contextlib.nullcontext()
 
-    def backward(
-        self, batches: list[object], state: State, weights: tuple[float, float], last: bool
-    ) -> tuple[Tensor, State]:
-        """Add the gradients of a micro-batch's segments; `weights` are those of the losses and auxiliary losses.
+    def backward(self, number: int, batches: list[object], weights: tuple[float, float], last: bool) -> Tensor:
+        """Add the gradients of the segments of micro-batch `number`.
 
-        Returns ([weight × Σ losses, then the sums of `ModelWithLoss`], the state that the next update starts from,
-        detached and contiguous: the last one, or with `rollout.slide` the one after so many segments). last: the
-        update's last micro-batch, after which gradients are summed over processes. Raises InputError for a model
-        without state.
+        weights: of the losses and of the auxiliary losses. Returns [weight × Σ losses, then the sums of
+        `ModelWithLoss`]. The micro-batch's next update starts from the last state, or with `rollout.slide` from the one
+        after so many segments. last: the update's last micro-batch, after which gradients are summed over processes.
+        Raises InputError for a model without state.
         """
-        replayed = self._engine.replays(len(batches))
-        found: list[Tensor] = []
+        replayed = self.carried.engine.replays(len(batches))
+        all_sums: list[Tensor] = []
 
         def read(batches: Sequence[object], state: State) -> tuple[Tensor, list[State]]:
             carry = Carry(state)
             loss, sums, *_ = self._wrapped(batches, carry, weights, visible=replayed and torch.is_grad_enabled())
             if torch.is_grad_enabled():  # each segment is read exactly once with gradient
-                found.append(sums)
+                all_sums.append(sums)
             return loss, carry.after
 
         def advance(batch: object, state: State) -> State:
@@ -190,19 +191,19 @@ class RolloutGradients:
             self._wrapped([batch], carry, advance=True)
             return carry.after[-1]
 
-        advances = isinstance(self._model, Advances)
-        losses, state = self._engine.run(read, batches, state, advance if advances else None, last)
-        if len(batches) > 1 and not leaves(state):
+        losses = self.carried.backward(
+            number, read, batches, advance if isinstance(self._model, Advances) else None, last
+        )
+        if len(batches) > 1 and not leaves(self.carried.states[number]):
             raise InputError(
                 "train.rollout: expected a model that keeps a state between segments, found one that keeps none; "
                 "use another attention or model, or one segment per update"
             )
+        if not self._task.carries_state:
+            self.carried.states[number] = None
         if replayed:
-            self._engine = replace(self._engine, verify=False)  # the first one alone is compared
-            return _split_losses(losses.sum(), torch.stack(found).sum(0)), state
-        return torch.stack(list(map(_split_losses, losses, found))).sum(0), state
-
-
-def _split_losses(loss: Tensor, sums: Tensor) -> Tensor:
-    """[the losses without the auxiliary losses, *sums]."""
-    return torch.cat([(loss - sums[0]).reshape(1), sums])
+            losses, all_sums = losses.sum()[None], [torch.stack(all_sums).sum(0)]
+        # the losses without the auxiliary losses, which are the first of the sums
+        return torch.stack(
+            [torch.cat([(loss - sums[0])[None], sums]) for loss, sums in zip(losses, all_sums, strict=True)]
+        ).sum(0)
