@@ -442,7 +442,8 @@ def which() -> str:
     names = {
         "softmax": ("softmax", ""), "window": ("window", "window"), "linear": ("linear", "linear"),
         "mamba2": ("Mamba-2", "mamba2"), "gated-delta": ("gated delta (Qwen3-Next)", "gated-delta"),
-        "delta": ("delta rule", "delta"), "kimi-delta": ("Kimi Delta Attention", "kimi-delta"), "transformer-xl": ("Transformer-XL", "xl"),
+        "delta": ("delta rule", "delta"), "kimi-delta": ("Kimi Delta Attention", "kimi-delta"),
+        "transformer-xl": ("Transformer-XL", "xl"),
         "gated-cache": ("gated cache per stream, window", "cached"), "memformer": ("Memformer", "memformer"),
         "rmt": ("memory tokens (RMT)", "rmt"),
     }  # fmt: skip
