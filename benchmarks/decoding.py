@@ -35,7 +35,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.lab.measure.timing import race, ratio
 from mnemos.lab.run.provenance import provenance
-from mnemos.models.blocks import sinusoids
+from mnemos.ops.sinusoids import sinusoids
 from mnemos.types import map_state
 
 VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024
@@ -90,7 +90,7 @@ def check() -> None:
             found, state = step(x[:, i : i + 1], state)
             torch.testing.assert_close(found[:, 0].double(), wanted[:, i], rtol=0, atol=1e-5)
             if theirs is not None:
-                y, memory = theirs(model.embedding(x[:, i]) + sinusoids(50, WIDTH)[0, i], state=memory)
+                y, memory = theirs(model.embedding(x[:, i]) + sinusoids(torch.arange(50), WIDTH)[i], state=memory)
                 torch.testing.assert_close(model.head(y).double(), wanted[:, i], rtol=0, atol=1e-4)
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
 from mnemos.lab.run.provenance import provenance
-from mnemos.models.blocks import sinusoids
 from mnemos.models.transformer import HeadConfig
+from mnemos.ops.sinusoids import sinusoids
 
 SHAPES = {
     "demo": {"batch": 64, "tokens": 24, "dim": 64, "layers": 2, "num_heads": 4, "mlp": 128},
@@ -36,7 +36,7 @@ class WithEmbedding(nn.Module):
     def __init__(self, ours: Transformer, encoder: nn.Module, tokens: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding.from_pretrained(ours.embedding.weight.detach().clone(), freeze=False)
-        self.register_buffer("positions", sinusoids(tokens, ours.config.dim))
+        self.register_buffer("positions", sinusoids(torch.arange(tokens), ours.config.dim)[None])
         self.encoder = encoder
         self.norm, self.head = nn.LayerNorm(ours.config.dim), nn.Linear(ours.config.dim, CLASSES)
         self.norm.load_state_dict(ours.final_norm.state_dict())

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
 from mnemos.lab.run.provenance import provenance
-from mnemos.models import from_marian
+from mnemos.lab.translation.marian import from_marian
 
 SHAPES = {"small": (128, 4, 256), "iwslt": (512, 6, 1024)}  # width, layers on each side, MLP
 VOCABULARY, HEADS, BEAMS, LENGTH, TRAINED = 10_000, 4, 5, 40, 32

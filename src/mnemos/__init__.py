@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .generate.beam import BeamConfig as BeamConfig
     from .generate.beam import beam_search as beam_search
     from .generate.fused import fused_step as fused_step
-    from .generate.prefix_tree import PrefixTree as PrefixTree
+    from .generate.prefix import PrefixTree as PrefixTree
     from .generate.stream import Stream as Stream
     from .hosts.adapters import register_host as register_host
     from .hosts.attach import cache as cache
@@ -75,8 +75,6 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .memory.slots import SlotsConfig as SlotsConfig
     from .memory.tokens import TokensConfig as TokensConfig
     from .memory_replay import replay as replay
-    from .models.armt import ARMT as ARMT
-    from .models.armt import ARMTConfig as ARMTConfig
     from .models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from .models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
     from .models.encoder_decoder import Pair as Pair
@@ -84,10 +82,12 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .models.lstm import LSTMConfig as LSTMConfig
     from .models.memformer import Memformer as Memformer
     from .models.memformer import MemformerConfig as MemformerConfig
-    from .models.memory_tokens import RMT as RMT
-    from .models.memory_tokens import MemoryTransformer as MemoryTransformer
-    from .models.memory_tokens import MemoryTransformerConfig as MemoryTransformerConfig
-    from .models.memory_tokens import RMTConfig as RMTConfig
+    from .models.segments import ARMT as ARMT
+    from .models.segments import RMT as RMT
+    from .models.segments import ARMTConfig as ARMTConfig
+    from .models.segments import MemoryTransformer as MemoryTransformer
+    from .models.segments import MemoryTransformerConfig as MemoryTransformerConfig
+    from .models.segments import RMTConfig as RMTConfig
     from .models.store import load as load
     from .models.store import save as save
     from .models.transformer import HeadConfig as HeadConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mnemos import BeamConfig, InputError, Pair, beam_search, libraries
-from mnemos.models import from_marian
+from mnemos.lab.translation.marian import from_marian
 
 VOCABULARY, EOS, PAD = 30, 0, 29
 NAMES = {True: "early", False: "heuristic", "never": "never"}

@@ -10,8 +10,8 @@ import mnemos
 from mnemos import EncoderDecoder
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.generate import decoder_step as steps
-from mnemos.generate.decoder_step import DecoderStep
+from mnemos.generate import beam as steps
+from mnemos.generate.beam import DecoderStep
 from mnemos.types import leaves
 
 SIZES = {"vocab_size": 50, "dim": 16, "num_heads": 2, "mlp": 24, "encoder_layers": 1, "decoder_layers": 2}

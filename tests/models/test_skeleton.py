@@ -5,7 +5,7 @@ import torch
 
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.memformer import MemformerConfig
-from mnemos.models.skeleton import skeleton
+from mnemos.models.store import skeleton
 from mnemos.models.transformer import TransformerConfig
 
 CONFIGS = [

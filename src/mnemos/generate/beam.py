@@ -1,9 +1,11 @@
 """Beam search, and independent samples, for every model with a state: `mnemos.beam_search`.
 
-In this order: the candidates of a step, the finished hypotheses and when a sentence is done, and the search.
+From top to bottom: the settings; the search with its loop over tokens; the pieces of a step: candidates, finished
+hypotheses and when a sentence is done; and `DecoderStep`, which computes a token of all hypotheses.
 """
 
 import contextlib
+import functools
 import inspect
 import math
 from dataclasses import dataclass
@@ -13,186 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos._compat import is_plain, packed_products, with_children
 from mnemos.config import check_fields
+from mnemos.native import codes
 from mnemos.ops.checks import check_finite
-from mnemos.types import (
-    InputError,
-    Likelihood,
-    Output,
-    Rows,
-    State,
-    likelihood_of,
-    select,
-    take_rows,
-)
+from mnemos.types import InputError, Likelihood, Output, Rows, State, likelihood_of, select, take_rows
 
-from .decoder_step import DecoderStep, DecodeStep
+from .fused import ROWS, DecodeStep, fused_step
 from .sampling import draw
-
-GROUP = 64  # columns whose maximum stands for them in `top_tokens`
-WIDE = 1024  # columns from which on that is faster than `torch.topk` on a CPU
-
-
-class Candidates(NamedTuple):
-    """Continuations of the K hypotheses of B sentences, the best first: each [B, N].
-
-    scores: the summed log-probability with the token (−inf: none). parents: which hypothesis it continues. tokens.
-    """
-
-    scores: Tensor
-    parents: Tensor
-    tokens: Tensor
-
-    def pad(self, n: int) -> "Candidates":
-        """N = n at least, with candidates of score −inf at the end."""
-        missing = n - self.scores.shape[1]
-        if missing <= 0:
-            return self
-        none = torch.full_like(self.scores[:, :1], -torch.inf).expand(-1, missing)
-        zero = torch.zeros_like(self.tokens[:, :1]).expand(-1, missing)
-        pairs = ((self.scores, none), (self.parents, zero), (self.tokens, zero))
-        return Candidates(*(torch.cat(pair, 1) for pair in pairs))
-
-    def take(self, places: Tensor) -> "Candidates":
-        """The candidates at places [B, M]."""
-        return Candidates(*(x.gather(1, places) for x in self))
-
-
-def log_probs(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
-    """Log-probabilities [R, V] of a model's outputs [R, ·], in float32 at least: sums in less would not be comparable.
-
-    Raises InputError for a likelihood without log-probabilities.
-    """
-    if likelihood is None:
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
-    if not hasattr(likelihood, "log_prob"):
-        raise InputError(
-            f"beam_search: expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
-            "Stream.generate, which draws"
-        )
-    found = likelihood.log_prob(outputs)
-    return found.to(torch.promote_types(found.dtype, torch.float32))
-
-
-def forbid_repeats(logp: Tensor, tokens: Tensor, n: int) -> None:
-    """Set the log-probabilities [R, V] of tokens that would repeat n of tokens [R, T] to −inf, in place."""
-    if tokens.shape[1] < n:
-        return
-    windows = tokens.unfold(1, n, 1)  # [R, T − n + 1, n]
-    last = tokens[:, tokens.shape[1] - n + 1 :]
-    row, place = (windows[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
-    logp[row, windows[row, place, -1]] = -torch.inf
-
-
-def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
-    """The `count` best continuations of hypotheses with scores [B, K], of log-probabilities [B·K, V]."""
-    beams = scores.shape[1]
-    found, tokens = top_tokens(logp, min(count, logp.shape[1]))
-    check_finite(found)
-    total = (found + scores.reshape(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
-    values, places = total.topk(min(count, total.shape[1]))
-    tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, places)
-    return Candidates(values, places // found.shape[1], tokens).pad(count)
-
-
-def draw_each(
-    logp: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
-) -> Candidates:
-    """One drawn continuation of each hypothesis; its score is of the model's own distribution.
-
-    Where no token may come next, the score is −inf: the hypothesis goes on with any token and never counts.
-    """
-    ends = (logp == -torch.inf).all(1, keepdim=True)
-    tokens = draw(logp.masked_fill(ends, 0), *settings, generator)[:, None]
-    found = logp.gather(1, tokens).view(scores.shape) + scores
-    parents = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
-    return Candidates(found, parents, tokens.view(scores.shape))
-
-
-def top_tokens(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`logp.topk(k)` of [R, V], faster on a CPU: it sorts only groups of columns with one of the k largest values.
-
-    The k largest values are in the k groups with the largest maxima.
-    """
-    width = logp.shape[1]
-    groups = width // GROUP
-    if width < WIDE or groups <= k or logp.device.type != "cpu":
-        return logp.topk(k)
-    whole = groups * GROUP
-    grid = logp[:, :whole].unflatten(1, (groups, GROUP))
-    chosen = grid.amax(-1).topk(k, sorted=False).indices
-    values = grid.gather(1, chosen[..., None].expand(-1, -1, GROUP)).flatten(1)
-    found, places = torch.cat([values, logp[:, whole:]], 1).topk(k)
-    inside = chosen.gather(1, (places // GROUP).clamp(max=k - 1)) * GROUP + places % GROUP
-    return found, torch.where(places < k * GROUP, inside, places - k * GROUP + whole)
-
-
-Stopping = Literal["fairseq", "early", "heuristic", "never"]
-
-
-class Finished(NamedTuple):
-    """The best K finished hypotheses of B sentences, the best first. A score of −inf: none.
-
-    scores, log_probs [B, K]: with and without the length penalty; lengths [B, K]: tokens after the prefix; ended
-    [B, K]: whether the last token is the end token; tokens [B, K, T]: prefix and tokens.
-    """
-
-    scores: Tensor
-    log_probs: Tensor
-    lengths: Tensor
-    ended: Tensor
-    tokens: Tensor
-
-    @staticmethod
-    def none(like: Tensor, tokens: Tensor) -> "Finished":
-        """No hypothesis, for scores like [B, K] and tokens [B, K, T]."""
-        empty = torch.full_like(like, -torch.inf)
-        return Finished(empty, empty, tokens.new_zeros(like.shape), empty > 0, tokens)
-
-    def merge(self, new: "Finished") -> "Finished":
-        """The best K of these and others [B, N]."""
-        longer = new.tokens.shape[-1] - self.tokens.shape[-1]
-        before = self._replace(tokens=F.pad(self.tokens, (0, longer)))
-        both = [torch.cat(pair, 1) for pair in zip(before, new, strict=True)]
-        _, places = both[0].topk(self.scores.shape[1])
-        rows = torch.arange(len(places), device=places.device)[:, None]
-        return Finished(*(x[rows, places] for x in both))
-
-    def select(self, sentences: Tensor) -> "Finished":
-        """Those of the given sentences."""
-        return Finished(*(x.index_select(0, sentences) for x in self))
-
-
-def accept_hits(pool: Tensor, hits: Tensor, done: Tensor, stopping: Stopping) -> Tensor:
-    """Which hits [B, N], candidates that end in this step, become finished hypotheses beside those of pool [B, K].
-
-    fairseq: the first ones until there are K, and none is replaced. transformers: all, and the best K stay.
-    """
-    hits = hits & ~done
-    if stopping != "fairseq":
-        return hits
-    count = (pool > -torch.inf).sum(1, keepdim=True)
-    return hits & (count + hits.cumsum(1) <= pool.shape[1])
-
-
-def is_done(pool: Tensor, best: Tensor, lengths: Tensor, stopping: Stopping, penalty: float) -> Tensor:
-    """Whether sentences are done, [B, 1], with finished scores pool [B, K] and the best running hypothesis.
-
-    best [B, 1]: its log-probability; lengths [B, 2]: its length, and the greatest length.
-    "fairseq", "early": there are K finished ones. "heuristic": also none of them is worse than the best running one
-    would be if it ended now. "never": the same, but with a penalty above 0 as if it ended at the greatest length
-    without losing probability, so no better hypothesis is missed.
-    """
-    full = (pool > -torch.inf).all(1, keepdim=True)
-    if stopping in ("fairseq", "early"):
-        return full | (best == -torch.inf)
-    length = lengths[:, 1:] if stopping == "never" and penalty > 0 else lengths[:, :1]
-    reachable = best / length.to(best.dtype) ** penalty
-    return full & (reachable <= pool.amin(1, keepdim=True)) | (best == -torch.inf)
-
 
 IGNORE = -100  # in a prefix: no token
 WAIT = 8  # steps after which a device is synchronised to see whether all sentences are done; on a CPU: every step
+GROUP = 64  # columns whose maximum stands for them in `top_tokens`
+WIDE = 1024  # columns from which on that is faster than `torch.topk` on a CPU
+FEW = 100  # rows up to which the kernel of softmax attention is faster than products of packed matrices
+LEAST = 200_000  # weights of a matrix from which on packing saves time; smaller ones stay in the caches
+Stopping = Literal["fairseq", "early", "heuristic", "never"]
 
 
 @dataclass(frozen=True)
@@ -280,9 +118,9 @@ def beam_search(
     model: any with `logits, state = model(tokens, state)`, in eval mode. state: of B rows (None: new ones); it is not
     changed. prefix [B, P] int64: the tokens that the hypotheses of a sentence begin with; a shorter one ends with −100.
     They are read and never scored, so a sentence has the same scores alone and in a batch. `generator` draws samples.
-    step: what computes single tokens, by default the kernel of `mnemos.fused_step` for few rows, and the model with
-    packed matrices for many and where there is no kernel (generate/decoder_step.py). limits [B] int64: the greatest
-    length of each sentence, instead of `config.max_length` for all.
+    step: what computes single tokens, by default `DecoderStep`: the kernel of `mnemos.fused_step` for few rows, and the
+    model with packed matrices for many and where there is no kernel. limits [B] int64: the greatest length of each
+    sentence, instead of `config.max_length` for all.
 
     The prefix is read once per sentence. Then a step extends K hypotheses of every sentence by the model's state: the
     rows of the best continuations are taken by `select`, which copies no keys and values in `EncoderDecoder` and
@@ -293,257 +131,429 @@ def beam_search(
     Raises InputError for a model in training mode, a prefix that is empty or of other rows, tokens outside the
     vocabulary, limits of other rows or not above `config.min_length`, and NaN.
     """
-    config = config or BeamConfig()
-    lengths = _checked(model, prefix, config)
-    limits = torch.full_like(lengths, config.max_length) if limits is None else _checked_limits(limits, prefix, config)
+    c = config or BeamConfig()
+    lengths = _lengths_of(prefix, model, c)
+    limits = torch.full_like(lengths, c.max_length) if limits is None else _checked_limits(limits, prefix, c)
     with torch.no_grad():
-        search = _Search(model, prefix, (lengths, limits), config, generator)
-        search.start(state, step or DecoderStep(model))
+        outputs, state = _read(model, prefix[:, : int(lengths.min())], state)  # what every prefix has
+        branch: Any = getattr(model, "branch", None)
+        if c.beams > 1 and branch is not None:
+            state = branch(state, c.beams)
+        elif c.beams > 1:
+            state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(c.beams))
+        likelihood = likelihood_of(model)
+        logp = log_probs(outputs[:, -1], likelihood)  # [B, V]: the hypotheses are still the same
+        _check_tokens(c, logp.shape[-1])
+        step = step or DecoderStep(model)
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
-        fast = isinstance(search.step, DecoderStep) and search.step.kernel.fused
+        fast = isinstance(step, DecoderStep) and step.kernel.fused
         with torch.inference_mode() if fast else contextlib.nullcontext():
-            found = search.run()
+            found = _extend(c, step, state, logp, likelihood, prefix, lengths[:, None], limits[:, None], generator)
         return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in found]
 
 
-class _Search:
-    """One search: what is running, what is finished, and what the sentences that left have found."""
+def _extend(
+    c: BeamConfig,
+    step: DecodeStep,
+    state: State,
+    logp: Tensor,
+    likelihood: Likelihood | None,
+    prefix: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    generator: torch.Generator | None,
+) -> list[list[Hypothesis]]:
+    """The hypotheses of every sentence, extended token by token until all sentences are done.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prefix: Tensor,
-        spans: tuple[Tensor, Tensor],
-        config: BeamConfig,
-        generator: torch.Generator | None,
-    ) -> None:
-        lengths, limits = spans  # [B]: of the prefixes; the greatest ones after them
-        self.model, self.prefix, self.config, self.generator = model, prefix, config, generator
-        self.likelihood: Likelihood | None = likelihood_of(model)
-        self.start_lengths, self.limits = lengths[:, None], limits[:, None]  # [B, 1]
-        self.shortest, self.longest = int(limits.min()), int(limits.max())
-        self.common = int(lengths.min())  # tokens that every prefix has
-        self.forced = int(lengths.max()) - self.common  # steps in which a longer prefix is read
-        self.sentences = torch.arange(len(prefix), device=prefix.device)
-        self.results: dict[int, list[Hypothesis]] = {}
+    state: of B·K rows after the common part of the prefixes; logp [B, V]: of the next token; lengths, limits [B, 1]: of
+    the prefixes, and the greatest ones after them.
+    """
+    k, device = c.beams, prefix.device
+    common, everything = int(lengths.min()), int(lengths.max())  # tokens that every prefix has, and the longest has
+    shortest, steps = int(limits.min()), int(limits.max()) + everything - common
+    often = 1 if device.type == "cpu" else WAIT
+    sentences = torch.arange(len(prefix), device=device)  # that are still in the batch
+    tokens = prefix[:, None, :common].expand(-1, k, -1)  # [B, K, T] of the hypotheses
+    scores = torch.zeros(len(prefix), 1, dtype=logp.dtype, device=device)  # [B, 1 or K]
+    finished = Finished.none(scores.expand(-1, k), tokens)
+    done, any_finished = scores > 0, False
+    results: dict[int, list[Hypothesis]] = {}
 
-    def start(self, state: State, step: DecodeStep) -> None:
-        """Read the common prefix once per sentence, and branch."""
-        k, prefix = self.config.beams, self.prefix[:, : self.common]
-        outputs, state = _read(self.model, prefix, state)
-        self.step = step
-        branch: Any = getattr(self.model, "branch", None)
-        if k > 1 and branch is not None:
-            state = branch(state, k)
-        elif k > 1:
-            state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(k))
-        self.state = state
-        self.logp = log_probs(outputs[:, -1], self.likelihood)  # [B, V]: the hypotheses are still the same
-        _check_tokens(self.config, self.logp.shape[-1])
-        self.tokens = prefix[:, None].expand(-1, k, -1)
-        self.scores = torch.zeros(len(prefix), 1, dtype=self.logp.dtype, device=prefix.device)
-        self.finished = Finished.none(self.scores.expand(-1, k), self.tokens)
-        self.done, self.any_finished = self.scores > 0, False
+    for number in range(steps):
+        place = tokens.shape[2]
+        count = place + 1 - lengths  # [B, 1]: tokens after the prefix, with the next one
 
-    def run(self) -> list[list[Hypothesis]]:
-        """Extend the hypotheses until every sentence is done."""
-        steps = self.longest + self.forced
-        often = 1 if self.prefix.device.type == "cpu" else WAIT
-        for i in range(steps):
-            self._extend()
-            if i + 1 == steps or ((i + 1) % often == 0 and self._leave()):
-                break
-            flat = self.tokens.flatten(0, 1)
-            outputs, self.state = self.step(flat[:, -1:], self.state)
-            self.logp = log_probs(outputs[:, -1], self.likelihood)
-        self._collect(torch.arange(len(self.sentences)))
-        return [self.results[i] for i in range(len(self.prefix))]
-
-    def _extend(self) -> None:
-        """Choose the next tokens, keep what ends, and take the rows of what goes on."""
-        c, k = self.config, self.config.beams
-        place = self.tokens.shape[2]
-        count = place + 1 - self.start_lengths  # [B, 1]: tokens after the prefix, with the next one
-        self._constrain(count)
-        if c.temperature:
-            if self.scores.shape[1] < k:
-                self.logp, self.scores = self.logp.repeat_interleave(k, 0), self.scores.expand(-1, k)
-            found = draw_each(self.logp, self.scores, (c.temperature, c.top_k, c.top_p), self.generator)
-        else:
-            found = best(self.logp, self.scores, 2 * k)
-        if place < self.common + self.forced:
-            found = self._force(found, place)
-        ends = found.tokens == (-1 if c.eos is None else c.eos)
-        near_end = place + 1 >= self.common + self.shortest  # where a sentence may first have its greatest length
-        if not near_end and ends.device.type == "cpu" and not bool(ends.any()):  # as in most steps
-            self._go_on(found, None)
-        else:
-            ends, last = ends & (count > 0), count >= self.limits
-            self._finish(found, ends, count, last)
-            self._go_on(found, ends | last)
-        if c.temperature:
-            full = (self.scores == -torch.inf).all(1, keepdim=True)
-        elif not self.any_finished:
-            return
-        else:
-            lengths = torch.cat([count.clamp(min=1), self.limits], 1)
-            full = is_done(self.finished.scores, self.scores[:, :1], lengths, c.stopping, c.length_penalty)
-        self.done = self.done | (full & (count > 0))
-
-    def _constrain(self, count: Tensor) -> None:
-        """Set the log-probabilities of tokens that may not come next to −inf."""
-        c, logp = self.config, self.logp
-        rows = len(logp) // len(count)
+        # --- tokens that may not come next have a log-probability of −inf ---
+        beams = len(logp) // len(count)
         if c.forbidden:
             logp[:, list(c.forbidden)] = -torch.inf
         if c.no_repeat_ngram:
-            tokens = self.tokens[:, :rows].flatten(0, 1)
-            forbid_repeats(logp, tokens, c.no_repeat_ngram)
-        if c.eos is None:
-            return
-        if c.min_length and self.tokens.shape[2] < self.common + self.forced + c.min_length:
-            early = (count <= c.min_length).repeat_interleave(rows, 0)[:, 0]
+            forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
+        if c.eos is not None and c.min_length and place < everything + c.min_length:
+            early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
             logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
-        if c.stopping == "fairseq" and not c.temperature and self.tokens.shape[2] >= self.common + self.shortest - 1:
-            kept = logp[:, c.eos].clone()
-            logp.masked_fill_((count >= self.limits).repeat_interleave(rows, 0), -torch.inf)
-            logp[:, c.eos] = kept
+        forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
+        if forces_end and place >= common + shortest - 1:
+            end = logp[:, c.eos].clone()
+            logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
+            logp[:, c.eos] = end
 
-    def _force(self, found: Candidates, place: int) -> Candidates:
-        """The next token of the prefixes that are not at their end, with the score 0; of the others, what was found."""
-        token = self.prefix.index_select(0, self.sentences)[:, place : place + 1]
-        free, scores = token == IGNORE, torch.zeros_like(found.scores)
-        if not self.config.temperature:
-            scores[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
-        parents = torch.where(free, found.parents, torch.zeros_like(found.parents))
-        return Candidates(torch.where(free, found.scores, scores), parents, torch.where(free, found.tokens, token))
-
-    def _finish(self, found: Candidates, ends: Tensor, count: Tensor, last: Tensor) -> None:
-        """Keep the hypotheses that end: only the first K candidates count, the others are there to go on with."""
-        c, k = self.config, self.config.beams
-        hits = (ends | last)[:, :k] & (found.scores[:, :k] > -torch.inf)
-        if c.stopping == "fairseq" and c.eos is not None and not c.temperature:
-            hits = hits & ends[:, :k]
-        hits = accept_hits(self.finished.scores, hits, self.done, c.stopping)
-        if hits.device.type == "cpu" and not bool(hits.any()):
-            return
-        self.any_finished = True
-        scores = found.scores[:, :k] / count.clamp(min=1).to(found.scores.dtype) ** c.length_penalty
-        tokens = torch.cat([self._parents(found.parents[:, :k]), found.tokens[:, :k, None]], 2)
-        new = Finished(
-            scores.masked_fill(~hits, -torch.inf),
-            found.scores[:, :k],
-            count.expand_as(hits),
-            ends[:, :k],
-            tokens,
-        )
-        self.finished = self.finished.merge(new)
-
-    def _parents(self, parents: Tensor) -> Tensor:
-        """The tokens of hypotheses [B, N], [B, N, T]."""
-        return self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
-
-    def _go_on(self, found: Candidates, ends: Tensor | None) -> None:
-        """Continue with the first K candidates that do not end; None: none does."""
-        k = self.config.beams
-        chosen = found
-        if ends is not None:
-            chosen = found._replace(scores=found.scores.masked_fill(ends, -torch.inf))
-            if not self.config.temperature:
-                order = torch.arange(2 * k, device=ends.device) + 2 * k * ends
-                chosen = chosen.take(order.topk(k, largest=False).indices)
-        chosen = Candidates(*(x[:, :k] for x in chosen))
-        if not self.config.temperature and (self.scores.shape[1] > 1 or k == 1):  # at first the rows are the same
-            self._reorder(chosen.parents)
-        self.tokens = torch.cat([self._parents(chosen.parents), chosen.tokens[..., None]], 2)
-        self.scores = chosen.scores
-
-    def _reorder(self, parents: Tensor) -> None:
-        """Take the state's rows of the parents [B, K]."""
-        same = torch.arange(parents.shape[1], device=parents.device)
-        if parents.device.type != "cpu" or not torch.equal(parents, same.expand_as(parents)):
-            base = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beams
-            self.state = take_rows(self.state, Rows((parents + base).flatten()))
-
-    def _leave(self) -> bool:
-        """Let sentences that are done leave the batch, an eighth of it at a time; True if none is left."""
-        done = self.done[:, 0]
-        count = int(done.sum())
-        if count == len(done):
-            return True
-        if count >= max(1, len(done) // 8):
-            self._collect(done.nonzero()[:, 0])
-            kept = (~done).nonzero()[:, 0]
-            k = self.config.beams
-            self.state = select(self.state, (kept[:, None] * k + torch.arange(k, device=kept.device)).flatten())
-            self.tokens, self.scores, self.sentences = (
-                x.index_select(0, kept) for x in (self.tokens, self.scores, self.sentences)
+        # --- candidates, the best first; those of a prefix that is not at its end are its next token ---
+        if c.temperature:
+            if scores.shape[1] < k:
+                logp, scores = logp.repeat_interleave(k, 0), scores.expand(-1, k)
+            candidates = draw_each(logp, scores, (c.temperature, c.top_k, c.top_p), generator)
+        else:
+            candidates = best(logp, scores, 2 * k)
+        if place < everything:
+            token = prefix.index_select(0, sentences)[:, place : place + 1]
+            free, zero = token == IGNORE, torch.zeros_like(candidates.scores)
+            if not c.temperature:
+                zero[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
+            candidates = Candidates(
+                torch.where(free, candidates.scores, zero),
+                torch.where(free, candidates.parents, 0),
+                torch.where(free, candidates.tokens, token),
             )
-            self.done, self.start_lengths, self.limits = (
-                x.index_select(0, kept) for x in (self.done, self.start_lengths, self.limits)
-            )
-            self.finished = self.finished.select(kept)
-        return False
 
-    def _collect(self, rows: Tensor) -> None:
-        """Store what the sentences at these rows have found."""
-        found = self.finished.select(rows.to(self.scores.device))
-        numbers = (found.scores, found.log_probs, found.lengths, found.ended)
-        starts = self.start_lengths[rows, 0].tolist()
-        for i, sentence in enumerate(self.sentences[rows].tolist()):
-            self.results[sentence] = [
-                Hypothesis(found.tokens[i, j, starts[i] : starts[i] + length], score, log_prob, ended)
-                for j, (score, log_prob, length, ended) in enumerate(
-                    zip(*(x[i].tolist() for x in numbers), strict=True)
+        # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
+        ends = candidates.tokens == (-1 if c.eos is None else c.eos)
+        near_end = place + 1 >= common + shortest  # where a sentence may first have its greatest length
+        stops = None
+        if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
+            ends, last = ends & (count > 0), count >= limits
+            stops = ends | last
+            hits = (ends if forces_end else stops)[:, :k] & (candidates.scores[:, :k] > -torch.inf)
+            hits = accept_hits(finished.scores, hits, done, c.stopping)
+            if hits.device.type != "cpu" or bool(hits.any()):
+                any_finished = True
+                penalised = candidates.scores[:, :k] / count.clamp(min=1).to(scores.dtype) ** c.length_penalty
+                new = Finished(
+                    penalised.masked_fill(~hits, -torch.inf),
+                    candidates.scores[:, :k],
+                    count.expand_as(hits),
+                    ends[:, :k],
+                    torch.cat([_of_parents(tokens, candidates.parents[:, :k]), candidates.tokens[:, :k, None]], 2),
                 )
-                if j < self.config.n_best and score > -torch.inf
+                finished = finished.merge(new)
+
+        # --- hypotheses that go on: the first K candidates that do not end, with their parents' rows of the state ---
+        if stops is not None:
+            candidates = candidates._replace(scores=candidates.scores.masked_fill(stops, -torch.inf))
+            if not c.temperature:
+                order = torch.arange(2 * k, device=device) + 2 * k * stops
+                chosen = order.topk(k, largest=False).indices
+                candidates = Candidates(*(x.gather(1, chosen) for x in candidates))
+        candidates = Candidates(*(x[:, :k] for x in candidates))
+        if not c.temperature and (scores.shape[1] > 1 or k == 1):  # at first the rows are the same
+            same = torch.arange(k, device=device)
+            if device.type != "cpu" or not torch.equal(candidates.parents, same.expand_as(candidates.parents)):
+                base = torch.arange(len(sentences), device=device)[:, None] * k
+                state = take_rows(state, Rows((candidates.parents + base).flatten()))
+        tokens = torch.cat([_of_parents(tokens, candidates.parents), candidates.tokens[..., None]], 2)
+        scores = candidates.scores
+
+        # --- sentences that are done leave the batch, an eighth of it at a time ---
+        if c.temperature:
+            done = done | ((scores == -torch.inf).all(1, keepdim=True) & (count > 0))
+        elif any_finished:
+            spans = torch.cat([count.clamp(min=1), limits], 1)
+            full = is_done(finished.scores, scores[:, :1], spans, c.stopping, c.length_penalty)
+            done = done | (full & (count > 0))
+        if number + 1 == steps:
+            break
+        if (number + 1) % often == 0:
+            left = int(done.sum())
+            if left == len(done):
+                break
+            if left >= max(1, len(done) // 8):
+                over, stay = done[:, 0].nonzero()[:, 0], (~done[:, 0]).nonzero()[:, 0]
+                hypotheses = finished.select(over).listed(lengths[over, 0].tolist(), c.n_best)
+                results.update(zip(sentences[over].tolist(), hypotheses, strict=True))
+                state = select(state, (stay[:, None] * k + torch.arange(k, device=device)).flatten())
+                finished = finished.select(stay)
+                tokens, scores, sentences, done, lengths, limits = (
+                    x.index_select(0, stay) for x in (tokens, scores, sentences, done, lengths, limits)
+                )
+
+        # --- the model reads the tokens ---
+        outputs, state = step(tokens.flatten(0, 1)[:, -1:], state)
+        logp = log_probs(outputs[:, -1], likelihood)
+
+    results.update(zip(sentences.tolist(), finished.listed(lengths[:, 0].tolist(), c.n_best), strict=True))
+    return [results[i] for i in range(len(prefix))]
+
+
+class Candidates(NamedTuple):
+    """Continuations of the K hypotheses of B sentences, the best first: each [B, N].
+
+    scores: the summed log-probability with the token (−inf: none). parents: which hypothesis it continues. tokens.
+    """
+
+    scores: Tensor
+    parents: Tensor
+    tokens: Tensor
+
+
+def _of_parents(tokens: Tensor, parents: Tensor) -> Tensor:
+    """The tokens [B, N, T] of the hypotheses [B, N] among tokens [B, K, T]."""
+    return tokens.gather(1, parents[..., None].expand(-1, -1, tokens.shape[2]))
+
+
+def log_probs(outputs: Tensor, likelihood: Any) -> Tensor:
+    """Log-probabilities [R, V] of a model's outputs [R, ·], in float32 at least: sums in less would not be comparable.
+
+    Raises InputError for a likelihood without log-probabilities.
+    """
+    if likelihood is None:
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
+    if not hasattr(likelihood, "log_prob"):
+        raise InputError(
+            f"beam_search: expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
+            "Stream.generate, which draws"
+        )
+    logp: Tensor = likelihood.log_prob(outputs)
+    return logp.to(torch.promote_types(logp.dtype, torch.float32))
+
+
+def forbid_repeats(logp: Tensor, tokens: Tensor, n: int) -> None:
+    """Set the log-probabilities [R, V] of tokens that would repeat n of tokens [R, T] to −inf, in place."""
+    if tokens.shape[1] < n:
+        return
+    windows = tokens.unfold(1, n, 1)  # [R, T − n + 1, n]
+    last = tokens[:, tokens.shape[1] - n + 1 :]
+    row, place = (windows[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
+    logp[row, windows[row, place, -1]] = -torch.inf
+
+
+def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
+    """The `count` best continuations of hypotheses with scores [B, K], of log-probabilities [B·K, V]."""
+    beams = scores.shape[1]
+    values, tokens = top_tokens(logp, min(count, logp.shape[1]))
+    check_finite(values)
+    each = values.shape[1]
+    total = (values + scores.reshape(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
+    values, places = total.topk(min(count, total.shape[1]))
+    tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, places)
+    candidates = Candidates(values, places // each, tokens)
+    if (missing := count - values.shape[1]) > 0:  # in a small vocabulary
+        none = (-torch.inf, 0, 0)
+        candidates = Candidates(*(F.pad(x, (0, missing), value=y) for x, y in zip(candidates, none, strict=True)))
+    return candidates
+
+
+def draw_each(
+    logp: Tensor, scores: Tensor, settings: tuple[float, int, float], generator: torch.Generator | None
+) -> Candidates:
+    """One drawn continuation of each hypothesis; its score is of the model's own distribution.
+
+    Where no token may come next, the score is −inf: the hypothesis goes on with any token and never counts.
+    """
+    ends = (logp == -torch.inf).all(1, keepdim=True)
+    tokens = draw(logp.masked_fill(ends, 0), *settings, generator)[:, None]
+    total = logp.gather(1, tokens).view(scores.shape) + scores
+    parents = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Candidates(total, parents, tokens.view(scores.shape))
+
+
+def top_tokens(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`logp.topk(k)` of [R, V], faster on a CPU: it sorts only groups of columns with one of the k largest values.
+
+    The k largest values are in the k groups with the largest maxima.
+    """
+    width = logp.shape[1]
+    groups = width // GROUP
+    if width < WIDE or groups <= k or logp.device.type != "cpu":
+        return logp.topk(k)
+    whole = groups * GROUP
+    grid = logp[:, :whole].unflatten(1, (groups, GROUP))
+    chosen = grid.amax(-1).topk(k, sorted=False).indices
+    values = grid.gather(1, chosen[..., None].expand(-1, -1, GROUP)).flatten(1)
+    values, places = torch.cat([values, logp[:, whole:]], 1).topk(k)
+    inside = chosen.gather(1, (places // GROUP).clamp(max=k - 1)) * GROUP + places % GROUP
+    return values, torch.where(places < k * GROUP, inside, places - k * GROUP + whole)
+
+
+class Finished(NamedTuple):
+    """The best K finished hypotheses of B sentences, the best first. A score of −inf: none.
+
+    scores, log_probs [B, K]: with and without the length penalty; lengths [B, K]: tokens after the prefix; ended
+    [B, K]: whether the last token is the end token; tokens [B, K, T]: prefix and tokens.
+    """
+
+    scores: Tensor
+    log_probs: Tensor
+    lengths: Tensor
+    ended: Tensor
+    tokens: Tensor
+
+    @staticmethod
+    def none(like: Tensor, tokens: Tensor) -> "Finished":
+        """No hypothesis, for scores like [B, K] and tokens [B, K, T]."""
+        empty = torch.full_like(like, -torch.inf)
+        return Finished(empty, empty, tokens.new_zeros(like.shape), empty > 0, tokens)
+
+    def merge(self, new: "Finished") -> "Finished":
+        """The best K of these and others [B, N]."""
+        longer = new.tokens.shape[-1] - self.tokens.shape[-1]
+        before = self._replace(tokens=F.pad(self.tokens, (0, longer)))
+        both = [torch.cat(pair, 1) for pair in zip(before, new, strict=True)]
+        _, places = both[0].topk(self.scores.shape[1])
+        rows = torch.arange(len(places), device=places.device)[:, None]
+        return Finished(*(x[rows, places] for x in both))
+
+    def select(self, rows: Tensor) -> "Finished":
+        """Those of some sentences."""
+        return Finished(*(x.index_select(0, rows) for x in self))
+
+    def listed(self, starts: list[int], most: int) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, at most so many; starts: the lengths of the prefixes."""
+        numbers = zip(*(x.tolist() for x in self[:4]), strict=True)
+        return [
+            [
+                Hypothesis(tokens[j, start : start + length], score, log_prob, ended)
+                for j, (score, log_prob, length, ended) in enumerate(zip(*one, strict=True))
+                if j < most and score > -torch.inf
             ]
+            for tokens, start, one in zip(self.tokens, starts, numbers, strict=True)
+        ]
 
 
-def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:
-    if not isinstance(limits, Tensor) or limits.shape != prefix.shape[:1] or limits.dtype != torch.int64:
-        found = f"{limits.dtype} {tuple(limits.shape)}" if isinstance(limits, Tensor) else type(limits).__name__
-        raise InputError(f"beam_search: expected limits [{len(prefix)}] of int64, one per sentence, found {found}")
-    if int(limits.min()) <= config.min_length:
-        least = config.min_length + 1
-        raise InputError(f"beam_search: expected limits of at least {least}, found {int(limits.min())}; raise them")
-    return limits.to(prefix.device)
+def accept_hits(pool: Tensor, hits: Tensor, done: Tensor, stopping: Stopping) -> Tensor:
+    """Which hits [B, N], candidates that end in this step, become finished hypotheses beside those of pool [B, K].
+
+    fairseq: the first ones until there are K, and none is replaced. transformers: all, and the best K stay.
+    """
+    hits = hits & ~done
+    if stopping != "fairseq":
+        return hits
+    count = (pool > -torch.inf).sum(1, keepdim=True)
+    return hits & (count + hits.cumsum(1) <= pool.shape[1])
+
+
+def is_done(pool: Tensor, best: Tensor, lengths: Tensor, stopping: Stopping, penalty: float) -> Tensor:
+    """Whether sentences are done, [B, 1], with finished scores pool [B, K] and the best running hypothesis.
+
+    best [B, 1]: its log-probability; lengths [B, 2]: its length, and the greatest length.
+    "fairseq", "early": there are K finished ones. "heuristic": also none of them is worse than the best running one
+    would be if it ended now. "never": the same, but with a penalty above 0 as if it ended at the greatest length
+    without losing probability, so no better hypothesis is missed.
+    """
+    full = (pool > -torch.inf).all(1, keepdim=True)
+    if stopping in ("fairseq", "early"):
+        return full | (best == -torch.inf)
+    length = lengths[:, 1:] if stopping == "never" and penalty > 0 else lengths[:, :1]
+    reachable = best / length.to(best.dtype) ** penalty
+    return full & (reachable <= pool.amin(1, keepdim=True)) | (best == -torch.inf)
+
+
+class DecoderStep:
+    """`logits, state = DecoderStep(model)(tokens, state)`, to rounding the model's, without gradient, in eval mode.
+
+    tokens [R, 1]. With few rows a token costs as much for starting operations and calling modules as for the
+    arithmetic, and the kernel does neither. With many the products of packed matrices are faster than the kernel's.
+
+    Modules, settings and large weights are read when the step is made and first used: make a new one after changing
+    them. A search makes its own. Searches by a model whose weights do not change can share one, which is packed only
+    once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kernel = fused_step(model)
+        self.few = ROWS if not self.kernel.fused or self.kernel.layer.code == codes.ATTENTIONS["linear"] else FEW
+
+    @functools.cached_property
+    def packed(self) -> nn.Module:
+        """The model with packed matrices."""
+        return pack(self.kernel.model)
+
+    def __call__(self, x: Tensor, state: State) -> Output:
+        if self.kernel.fused and x.shape[1] == 1 and len(x) <= self.few:
+            return self.kernel(x, state)
+        output: Output = self.packed(x, state)
+        return output
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """The model for decoding without gradient: `logits, state = pack(model)(x, state)`, to rounding the model's.
+
+    Linear layers in float32 on a CPU with at least `LEAST` weights use a copy of their matrix in the order in which
+    oneDNN reads it: with 5 rows they take a third of the time, with 160 two thirds. All else is shared with the model.
+    A copy is made at the first use, of the weight as it is then: make a new packed model after weights change. A write
+    could not be noticed, because PyTorch does not count those of its fused optimisers. Modules with hooks stay as they
+    are. Cost: the copies are as large as the matrices, and take about as long to make as to read and write them.
+    """
+    if packed_products() is None:
+        return model
+    if type(model) is nn.Linear:
+        w = model.weight
+        plain = type(w) is nn.Parameter and w.dtype == torch.float32 and w.device.type == "cpu" and is_plain(model)
+        return PackedLinear(model) if plain and w.numel() >= LEAST else model
+    children = {name: pack(child) for name, child in model.named_children()}
+    if all(child is children[name] for name, child in model.named_children()):
+        return model
+    return with_children(model, children)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer, [.., in] -> [.., out], that multiplies by a packed copy of its matrix without gradient."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self._copy: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own weight [out, in]."""
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        weight = layer.weight
+        products = packed_products()
+        fits = x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled() and x.numel() > 0
+        if products is None or not fits or torch.is_autocast_enabled("cpu") or weight.is_inference():
+            return F.linear(x, weight, layer.bias)
+        pack, product = products
+        if self._copy is None:
+            self._copy = pack(weight.detach())
+        return product(x, self._copy, layer.bias)
 
 
 def _read(model: nn.Module, prefix: Tensor, state: State) -> Output:
     """The model's outputs and state after the prefix. Raises InputError for a model that takes or returns no state."""
-    name, taken_arguments = type(model).__name__, None
+    name, signature = type(model).__name__, None
     with contextlib.suppress(TypeError, ValueError):  # a compiled forward may have none
-        taken_arguments = inspect.signature(model.forward)
-    if taken_arguments is not None:
+        signature = inspect.signature(model.forward)
+    if signature is not None:
         try:
-            taken_arguments.bind(prefix, state)
+            signature.bind(prefix, state)
         except TypeError:
             raise InputError(
                 f"beam_search: expected a model called as outputs, state = model(tokens, state), found "
-                f"{name}.forward{taken_arguments}; add a state"
+                f"{name}.forward{signature}; add a state"
             ) from None
-    found = model(prefix, state)
-    if not isinstance(found, tuple) or len(found) != 2:
+    returned = model(prefix, state)
+    if not isinstance(returned, tuple) or len(returned) != 2:
         raise InputError(
-            f"beam_search: expected a model that returns (outputs, state), found {type(found).__name__} of {name}; "
+            f"beam_search: expected a model that returns (outputs, state), found {type(returned).__name__} of {name}; "
             "return both"
         )
-    outputs, after = found
-    return outputs, after
+    return returned
 
 
-def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
-    """The lengths of the prefixes [B], after a check of what was given."""
+def _lengths_of(prefix: object, model: nn.Module, config: BeamConfig) -> Tensor:
+    """The lengths of the prefixes [B], after a check of the model, the prefixes and the settings' tokens."""
     if model.training:
         raise InputError("beam_search: expected a model in eval mode, found training mode; call model.eval()")
     if not isinstance(prefix, Tensor) or prefix.dim() != 2 or not prefix.numel() or prefix.dtype != torch.int64:
-        found = f"{prefix.dtype} {tuple(prefix.shape)}" if isinstance(prefix, Tensor) else type(prefix).__name__
-        raise InputError(f"beam_search: expected a prefix [B, P] of int64, P at least 1, found {found}")
-    given = prefix != IGNORE
-    lengths = given.sum(1)
-    if bool((given != (torch.arange(prefix.shape[1], device=prefix.device) < lengths[:, None])).any()):
+        other = f"{prefix.dtype} {tuple(prefix.shape)}" if isinstance(prefix, Tensor) else type(prefix).__name__
+        raise InputError(f"beam_search: expected a prefix [B, P] of int64, P at least 1, found {other}")
+    is_token = prefix != IGNORE
+    lengths = is_token.sum(1)
+    if bool((is_token != (torch.arange(prefix.shape[1], device=prefix.device) < lengths[:, None])).any()):
         raise InputError(f"beam_search: expected {IGNORE} in a prefix after its tokens alone, found it between them")
     if not bool(lengths.all()):
         raise InputError("beam_search: expected at least one token in every prefix, found none; begin with BOS")
@@ -551,6 +561,16 @@ def _checked(model: nn.Module, prefix: object, config: BeamConfig) -> Tensor:
     if size is not None:
         _check_tokens(config, size)
     return lengths
+
+
+def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:
+    if not isinstance(limits, Tensor) or limits.shape != prefix.shape[:1] or limits.dtype != torch.int64:
+        other = f"{limits.dtype} {tuple(limits.shape)}" if isinstance(limits, Tensor) else type(limits).__name__
+        raise InputError(f"beam_search: expected limits [{len(prefix)}] of int64, one per sentence, found {other}")
+    if int(limits.min()) <= config.min_length:
+        least = config.min_length + 1
+        raise InputError(f"beam_search: expected limits of at least {least}, found {int(limits.min())}; raise them")
+    return limits.to(prefix.device)
 
 
 def _check_tokens(config: BeamConfig, size: int) -> None:

@@ -2,18 +2,22 @@
 
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
 times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
-layers in one call. The state is the model's own. `Plan` says where the kernel finds a model's sizes and weights,
-`Prepared` how it reads and writes the memory: running sums, with or without a convolution's window, or keys and values.
+layers in one call. The state is the model's own.
+
+From top to bottom: `FusedStep`, which hands the kernel the addresses of weights (`_locate`) and of a state (`_step`);
+what each attention says of itself, by three classes: running sums, layers that forget, keys and values; and for which
+models there is a kernel.
 """
 
 import ctypes
 import functools
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mnemos import native
 from mnemos._compat import (
@@ -31,16 +35,14 @@ from mnemos.attention.recurrent import (
     DeltaAttention,
     GatedLinearAttention,
     Mamba2Attention,
-    RecurrentAttention,
     RecurrentSums,
     Retention,
-    Shapes,
 )
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
 from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
 from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
-from mnemos.models.skeleton import skeleton
+from mnemos.models.store import skeleton
 from mnemos.models.transformer import Transformer, TransformerState
 from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
@@ -50,18 +52,12 @@ from mnemos.types import InputError, Output, State, likelihood_of
 
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
-KINDS: dict[type[nn.Module], str] = {
-    LinearAttention: "linear",
-    SoftmaxAttention: "softmax",
-    DeltaAttention: "delta",
-    GatedLinearAttention: "gla",
-    Retention: "retention",
-    Mamba2Attention: "mamba2",
-}
-DECAYS = {GatedLinearAttention: "channel", Retention: "head", Mamba2Attention: "head"}
 FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
 NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decode.h
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
+
+DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
+Part = tuple[nn.Module | None, str]  # a module and the name of one of its weights
 
 
 def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
@@ -102,7 +98,7 @@ class FusedStep:
         self.most_rows = ROWS if weights == "float32" else sys.maxsize  # that the kernel computes
         self._pointers: list[Any] | None = None
         if not self.why:
-            self._plan(model)
+            self._lay_out(model)
             self._locate()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,7 +106,6 @@ class FusedStep:
         return {"model": self.model, "weights": self.weights}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the step of the copied model."""
         self.__init__(**state)  # type: ignore[misc]
 
     @property
@@ -123,126 +118,145 @@ class FusedStep:
         """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after it."""
         if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self.most_rows:
             self._locate()
-            if not self.why and _takes(x) and not (self._drops and self.model.training):
-                found = self._step(x, state)
-                if found is not None:
-                    return found
+            # The kernel takes plain tokens on the CPU, without autocast, function transforms or modes.
+            plain = type(x) is Tensor and x.dtype == torch.int64 and x.device.type == "cpu"
+            plain = plain and not torch.is_autocast_enabled("cpu") and not transformed()
+            plain = plain and not dispatch_mode_active() and not function_mode_active()
+            if not self.why and plain and not (self._drops and self.model.training):
+                output = self._step(x, state)
+                if output is not None:
+                    return output
         return self.model(x, state)
 
-    def _plan(self, model: Any) -> None:
-        """Find the parameters: the tables, then weight and bias of each linear layer and norm."""
-        self._drops = model.config.dropout > 0
-        self.plan = plan = plan_of(model)
-        tables = [table for table in (plan.embedding, plan.positions) if table is not None]
-        affine = [part for part in plan.affine if part is not None]
-        parts = [(table, "weight") for table in tables]
-        parts += [(module, name) for module in affine for name in ("weight", "bias")]
-        parts += [one for one in plan.vectors if one is not None]
-        self._where = [(parameters_of(module), name) for module, name in parts]
-        self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in parts]
-        self._shapes = [None if (p := found.get(name)) is None else p.shape for found, name in self._where]
-        self._numbers = (ctypes.c_double * 3)(*plan.numbers)
+    def _lay_out(self, model: Any) -> None:
+        """What stays as it is: sizes, and which weight stands where. Structs are those of native/decode.h."""
+        c, self._reads = model.config, isinstance(model, EncoderDecoder)
+        blocks = model.decoder if self._reads else model.blocks
+        self.layer = layer = LAYERS[type(blocks[0].attention)](blocks[0].attention)
+        self._count, self._drops = len(blocks), c.dropout > 0
+        self._heads = c.num_heads, c.dim // c.num_heads
+        # --- `Stack` and `Numbers`: sizes, and what the model computes ---
+        head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
+        outputs, hidden = head[-1].out_features, head[0].out_features if head[1:] else 0
+        self._outputs = (1, outputs) if self._reads or not c.head.classes else (outputs,)
+        gated = c.activation == "swiglu"
+        activation = codes.ACTIVATIONS["silu" if gated else c.activation]
+        position = c.position if self._reads else c.positions
+        self._sizes = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
+        self._sizes += [int(c.norm == "post"), int(c.norm == "rms"), activation, int(gated), layer.map]
+        self._sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]
+        self._sizes += [int(self._reads), *layer.recurrent]
+        scale = (c.dim**0.5 if c.scale_embedding else 1.0) if self._reads else c.embedding_scale
+        self._numbers = (ctypes.c_double * 3)(blocks[0].mlp_norm.eps, layer.eps, scale)
+        rotary = c.rotary.frequencies(self._heads[1], "cpu") if position == "rotary" else None
+        self._frequencies = frequencies(c.dim, "cpu") if rotary is None else rotary
+        # --- weights: the tables, each `Affine`, a linear layer or norm, and the vectors of each `Recurrent` ---
+        norm = model.decoder_norm if self._reads else model.final_norm
+        self._tables: list[Part] = [(model.embedding, "weight")]
+        self._tables.append((model.positions if position == "learned" else None, "weight"))
+        self._ends: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None]
+        self._ends.append(head[-1])
+        self._affine: list[list[nn.Module | None]] = []
+        self._vectors: list[list[Part]] = []
+        for block in blocks:
+            attention, mlp = block.attention, block.mlp
+            parts = [block.attention_norm, getattr(attention, "input", None) or attention.qkv, attention.output]
+            parts += [block.read_norm, block.read.query, block.read.output] if self._reads else [None] * 3
+            parts += [block.mlp_norm, getattr(mlp, "gate", None), mlp.expand, mlp.contract]
+            self._affine.append([*parts, getattr(attention, "to_decay", None), getattr(attention, "to_gate", None)])
+            self._vectors.append(layer.vectors(attention))
+        affine = [part for parts in (self._ends, *self._affine) for part in parts]
+        named = [*self._tables, *((part, name) for part in affine for name in ("weight", "bias"))]
+        named += [one for vectors in self._vectors for one in vectors]
+        self._parts = [(module, name) for module, name in named if module is not None]
+        self._where = [(parameters_of(module), name) for module, name in self._parts]
+        self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in self._parts]
+        self._shapes = [None if (p := weights.get(name)) is None else p.shape for weights, name in self._where]
 
     def _locate(self) -> None:
         """Read the addresses of the weights; check and store them again if one has changed."""
         # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
         pointers: list[Any] = [
-            0 if (p := found.get(name)) is None else p.data_ptr() if p.is_contiguous() else -1
-            for found, name in self._where
+            0 if (p := weights.get(name)) is None else p.data_ptr() if p.is_contiguous() else -1
+            for weights, name in self._where
         ]
         if self.weights != "float32":  # copies of weights are old after a write
             pointers += [
-                _writes(found.get(name))
-                for (found, name), is_matrix in zip(self._where, self._matrices, strict=True)
+                _writes(weights.get(name))
+                for (weights, name), is_matrix in zip(self._where, self._matrices, strict=True)
                 if is_matrix
             ]
         if pointers == self._pointers and None not in pointers:
             return
         # References keep the memory from reuse: another tensor at an old address would pass for the weight.
-        self._held = [None if (p := found.get(name)) is None else p.detach() for found, name in self._where]
+        self._alive = [None if (p := weights.get(name)) is None else p.detach() for weights, name in self._where]
         self._pointers = pointers
-        self.why = next((w for p, e in zip(self._held, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
+        self.why = next((w for p, e in zip(self._alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
         if self.why:
             return
+        # --- the words of `Stack` and of every `Layer` ---
         self._copies = [
             _convert(p, self.weights) if is_matrix else (p, None)
-            for p, is_matrix in zip(self._held, self._matrices, strict=True)
+            for p, is_matrix in zip(self._alive, self._matrices, strict=True)
         ]
-        rest = iter(self._copies)
-        plan = self.plan
-        embedding, positions = (_address(next(rest)[0]) if table else 0 for table in (plan.embedding, plan.positions))
-        affine: list[list[int]] = []
-        for part in plan.affine:
-            (weight, scale), (bias, _) = ((None, None), (None, None)) if part is None else (next(rest), next(rest))
-            affine.append([_address(weight), _address(bias), _address(scale)])
-        vectors = [0 if one is None else _address(next(rest)[0]) for one in plan.vectors]
-        each = len(vectors) // plan.layers
-        numbers = [*plan.sizes, codes.WEIGHTS[self.weights], plan.attention, int(plan.reads), *plan.recurrent]
-        numbers += [embedding, positions, plan.frequencies.data_ptr(), _address(plan.turns)]
-        self._stack = _words([*numbers, *(word for words in affine[:3] for word in words)])
-        count = len(affine[3:]) // plan.layers
-        self._layers = _words(
-            [
-                word
-                for i in range(plan.layers)
-                for words in (*affine[3 + count * i : 3 + count * (i + 1)], vectors[each * i : each * (i + 1)])
-                for word in words
+        addresses = {
+            part: (_address(p), _address(scale)) for part, (p, scale) in zip(self._parts, self._copies, strict=True)
+        }
+
+        def address(part: Part) -> int:
+            return addresses.get(part, (0, 0))[0]  # type: ignore[arg-type]
+
+        def affine(modules: Iterable[nn.Module | None]) -> list[int]:
+            weights = [addresses.get((module, "weight"), (0, 0)) for module in modules]  # type: ignore[arg-type]
+            biases = [address((module, "bias")) for module in modules]
+            return [
+                word for (weight, scale), bias in zip(weights, biases, strict=True) for word in (weight, bias, scale)
             ]
-        )
+
+        tables = [*map(address, self._tables), self._frequencies.data_ptr(), _address(self.layer.turns)]
+        self._stack = _words([*self._sizes, *tables, *affine(self._ends)])
+        layers = zip(self._affine, self._vectors, strict=True)
+        self._layers = _words([word for parts, vectors in layers for word in (*affine(parts), *map(address, vectors))])
 
     def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
-        plan, rows = self.plan, len(x)
-        source: Prepared | None = None
-        given: tuple[Any, ...]
-        if state is None and plan.forgets and not plan.reads:
-            given = (plan.block.attention.initial_state(rows, "cpu", torch.float32),) * plan.layers
-            seen = given[0].seen
-        elif state is None and not plan.attention and not plan.reads:
-            sums = LinearState(*(torch.zeros(rows, *shape, **FLOAT32_CPU) for shape in self._sums()))
-            seen = torch.zeros(rows, dtype=torch.int64, device="cpu") if plan.turned_sums else None
-            given = (sums if seen is None else PlacedSums(sums, seen),) * plan.layers
-        elif not isinstance(state, EncoderDecoderState if plan.reads else TransformerState):
+        rows, layer, source = len(x), self.layer, None
+        # --- the states of the layers, and how many tokens they have read ---
+        layers: tuple[Any, ...]
+        if state is None and layer.sums and not self._reads:
+            first = layer.attention.initial_state(rows, "cpu", torch.float32)
+            layers, seen = (first,) * self._count, getattr(first, "seen", None)
+        elif not isinstance(state, EncoderDecoderState if self._reads else TransformerState):
             return None
         else:
-            given, seen = state.layers, state.seen
-            if len(given) != plan.layers or seen is None or not _counts(seen, rows):
+            layers, seen = state.layers, state.seen
+            if len(layers) != self._count or seen is None or seen.shape != (rows,):
                 return None
-        if isinstance(state, EncoderDecoderState):
-            source = prepared_source(state.source, (rows, *plan.heads), plan.layers)
-            if source is None:
+            if seen.dtype != torch.int64 or not seen.is_contiguous() or not is_literal(seen):
                 return None
-        if plan.attention == codes.ATTENTIONS["softmax"] and seen is not None:
-            own = prepared_keys(given, (rows, *plan.heads), plan.window, seen)
-        elif plan.forgets:
-            own = prepared_windows(given, plan.block.attention.state_shapes(rows), seen)
-        else:
-            own = prepared_sums(given, (rows, *self._sums()[0]), seen if plan.turned_sums else None)
+        # --- their addresses, and those of the states after them ---
+        own = layer.read(layers, rows, seen)
         if own is None:
             return None
-        logits = torch.empty(rows, *plan.outputs, **FLOAT32_CPU)
-        place = 0 if seen is None else seen.data_ptr()
-        step = [rows, torch.get_num_threads(), x.data_ptr(), x.stride(0), place, logits.data_ptr()]
+        if isinstance(state, EncoderDecoderState):
+            source = read_source(state.source, (rows, *self._heads), self._count)
+            if source is None:
+                return None
+        # --- the words of `Step` and of every `Memory` ---
+        logits = torch.empty(rows, *self._outputs, **FLOAT32_CPU)
+        step = [rows, torch.get_num_threads(), x.data_ptr(), x.stride(0), _address(seen), logits.data_ptr()]
         step += [*own.visible, *(source.visible if source else NOTHING)]
         words: list[int] = []
-        for i in range(plan.layers):
-            softmax = plan.attention == codes.ATTENTIONS["softmax"]
-            words += [*NO_SUMS, *own.words[i]] if softmax else [*own.words[i][: len(NO_SUMS)], *NO_KEYS]
-            words += source.words[i] if source else NO_KEYS
-            words += own.words[i][len(NO_SUMS) :] if plan.forgets else NO_WINDOW
+        for i, (sums, keys, window) in enumerate(own.words):
+            words += sums + keys + (source.words[i][1] if source else NO_KEYS) + window
         loaded: Any = library()
-        given_words = self._stack, self._layers, _words(step), _words(words), self._numbers
-        if loaded.mnemos_decode(native.variant(loaded), *given_words):
+        memory = _words(words)
+        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, _words(step), memory, self._numbers):
             return None
         seen = torch.ones(rows, dtype=torch.int64, device="cpu") if seen is None else seen + 1
         if isinstance(state, EncoderDecoderState):
-            return logits, state._replace(seen=seen, layers=own.layers)
-        return logits, TransformerState(seen, own.layers)
-
-    def _sums(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of a row's running sums s and z."""
-        heads, width = self.plan.heads
-        return (heads, width, width), (heads, width)
+            return logits, state._replace(seen=seen, layers=own.after)
+        return logits, TransformerState(seen, own.after)
 
 
 def _words(numbers: list[int]) -> Any:
@@ -251,10 +265,6 @@ def _words(numbers: list[int]) -> Any:
 
 def _address(p: Tensor | None) -> int:
     return 0 if p is None else p.data_ptr()
-
-
-def _counts(seen: Tensor, rows: int) -> bool:
-    return seen.shape == (rows,) and seen.dtype == torch.int64 and seen.is_contiguous() and is_literal(seen)
 
 
 def _writes(p: Tensor | None) -> int | None:
@@ -266,154 +276,270 @@ def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | No
     """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
     if p is None or weights == "float32":
         return p, None
-    if weights == "bfloat16":
-        return _pair(p.to(torch.bfloat16)), None
+    if weights == "bfloat16":  # in the order that the kernel reads (native/matrix.h): of every 32 columns 0, 16, 1, 17…
+        padded = F.pad(p.to(torch.bfloat16), (0, -p.shape[1] % codes.PAIRS))
+        return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous(), None
     scale = p.abs().amax(1) / 127
     scale = torch.where(scale > 0, scale, 1.0)
     return (p / scale[:, None]).round().to(torch.int8), scale
 
 
-def _pair(p: Tensor) -> Tensor:
-    """A matrix [out, in] in the order that the kernel reads (native/matrix.h): in every 32 columns 0, 16, 1, 17, ..."""
-    padded = nn.functional.pad(p, (0, -p.shape[1] % codes.PAIRS))
-    return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous()
+# --- What an attention says of itself, and how the kernel reads its state ---
 
 
-def _takes(x: Tensor) -> bool:
-    """Whether x is a plain tensor of tokens on the CPU, without autocast, function transforms or modes."""
-    return (
-        type(x) is Tensor
-        and x.dtype == torch.int64
-        and x.device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-        and not transformed()
-        and not dispatch_mode_active()
-        and not function_mode_active()
-    )
+class StateAddresses(NamedTuple):
+    """What a step hands to the kernel of its memory, and the states that the kernel then completes.
 
-
-def _why_not_weight(p: Tensor | None, shape: torch.Size | None) -> str:
-    if p is None or shape is None:
-        return "" if p is shape else "a bias was added or removed"
-    if p.dtype != torch.float32 or p.device.type != "cpu":
-        return f"the kernel needs torch.float32 on cpu, found weights of {p.dtype} on {p.device.type}"
-    if p.shape != shape or not p.is_contiguous():
-        return f"expected a contiguous weight of shape {tuple(shape)}, found {tuple(p.shape)}, strides {p.stride()}"
-    return ""
-
-
-class Plan(NamedTuple):
-    """The sizes and parts of a model. `Stack`, `Layer` and `Numbers` are those of native/decode.h.
-
-    sizes: the numbers of `Stack` up to `limit`, in its order. attention, reads: those that follow its `weights`.
-    embedding, positions: the tables; positions is None if they are not learned. affine: the linear layers and norms of
-    `Stack`, then those of every `Layer`, with None for one that the model does not have. numbers: those of `Numbers`.
-    outputs: the shape of the logits of a row. window: the attention's. turned_sums: whether the state of a layer is a
-    `PlacedSums`, as in linear attention with rotary positions. vectors: those of every `Recurrent`, as the module and
-    the name, None for one that is not there. recurrent: what `Stack` says of a layer that forgets. turns: the
-    frequencies of its own positions, None where it has none. block: the model's first.
+    words: a `Sums`, a `Keys` and a `Window` per layer; visible: a `Visible`, all of native/decode.h. after: the states
+    after the token. alive: tensors made for this call to which addresses belong.
     """
 
-    sizes: tuple[int, ...]
-    attention: int
-    reads: bool
-    embedding: nn.Module
-    positions: nn.Module | None
-    frequencies: Tensor
-    affine: list[nn.Module | None]
-    numbers: tuple[float, float, float]
-    outputs: tuple[int, ...]
-    window: int | None
-    turned_sums: bool
-    vectors: list[tuple[nn.Module, str] | None]
-    recurrent: list[int]
-    turns: Tensor | None
-    block: Any
-
-    @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return self.sizes[0]
-
-    @property
-    def forgets(self) -> bool:
-        """Whether the layers are of the delta rule or others that forget."""
-        return self.attention >= codes.ATTENTIONS["delta"]
-
-    @property
-    def heads(self) -> tuple[int, int]:
-        """The number of heads and their width."""
-        return self.sizes[2], self.sizes[1] // self.sizes[2]
+    words: list[tuple[list[int], list[int], list[int]]]
+    visible: list[int]
+    after: tuple[State, ...]
+    alive: tuple[Tensor, ...]
 
 
-def plan_of(model: Any) -> Plan:
-    """The plan of a model for which `why_not_fused` finds no reason."""
-    c, pairs = model.config, isinstance(model, EncoderDecoder)
-    blocks = model.decoder if pairs else model.blocks
-    attention = blocks[0].attention
-    kind, forgets = KINDS[type(attention)], isinstance(attention, RecurrentAttention)
-    linear = kind == "linear"
-    norm = model.decoder_norm if pairs else model.final_norm
-    head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
-    vectors: list[tuple[nn.Module, str] | None] = []
-    affine: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1]]
-    for block in blocks:
-        one = block.attention
-        affine += [block.attention_norm, one.input if forgets else one.qkv, one.output]
-        affine += [block.read_norm, block.read.query, block.read.output] if pairs else [None] * 3
-        affine += [block.mlp_norm, getattr(block.mlp, "gate", None), block.mlp.expand, block.mlp.contract]
-        affine += [getattr(one, "to_decay", None), getattr(one, "to_gate", None)]
-        vectors += _vectors(one)
-    sizes = (len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, head[0].out_features if head[1:] else 0)
-    gated = c.activation == "swiglu"
-    activation = codes.ACTIVATIONS["silu" if gated else c.activation]
-    kinds = (c.norm == "post", c.norm == "rms", activation, gated, _map(attention) if linear else 0)
-    outputs = head[-1].out_features
-    position = c.position if pairs else c.positions
-    rotary = c.rotary.frequencies(c.dim // c.num_heads, "cpu") if position == "rotary" else None
-    return Plan(
-        sizes=(*sizes, outputs, *map(int, kinds), codes.POSITIONS[position], c.max_length),
-        attention=codes.ATTENTIONS[kind],
-        reads=pairs,
-        embedding=model.embedding,
-        positions=model.positions if position == "learned" else None,
-        frequencies=frequencies(c.dim, "cpu") if rotary is None else rotary,
-        affine=affine,
-        numbers=(
-            blocks[0].mlp_norm.eps,
-            attention.eps if linear else attention.norm.eps if forgets else 0.0,
-            (c.dim**0.5 if c.scale_embedding else 1.0) if pairs else c.embedding_scale,
-        ),
-        outputs=(1, outputs) if pairs or not c.head.classes else (outputs,),
-        window=attention.window if kind == "softmax" else None,
-        turned_sums=linear and rotary is not None,
-        vectors=vectors,
-        recurrent=_recurrent(attention),
-        turns=attention.rotary.frequencies(attention.widths.key_width, "cpu") if kind == "retention" else None,
-        block=blocks[0],
-    )
+class FusedLayer:
+    """What an attention says of itself to the kernel, and how the kernel reads its state."""
+
+    code: int  # of native/decode.h
+    sums = True  # whether a new row has a state
+    map, eps = 0, 0.0
+    recurrent = [0] * 6  # the numbers of `Stack` about a layer that forgets, in its order
+    turns: Tensor | None = None  # frequencies of its own positions
+
+    def __init__(self, attention: Any) -> None:
+        self.attention = attention
+
+    @staticmethod
+    def why_not(attention: Any) -> str:
+        """Why the kernel cannot compute this one; empty if it can."""
+        return ""
+
+    @staticmethod
+    def settings(attention: Any) -> tuple[Any, ...]:
+        """What all layers must have in common."""
+        raise NotImplementedError
+
+    def vectors(self, attention: Any) -> list[Part]:
+        """The vectors of `Recurrent`, in its order; None for one that is not there."""
+        return [(None, "")] * 6
+
+    def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
+        """The addresses; None where the kernel cannot read a state. seen [B]: of the model's state."""
+        raise NotImplementedError
 
 
-def _vectors(attention: Any) -> list[tuple[nn.Module, str] | None]:
-    """The vectors of `Recurrent`, in its order; None for one that is not there."""
-    if not isinstance(attention, RecurrentAttention):
-        return [None] * 6
-    convolution = getattr(attention, "convolution", None)
-    places: list[tuple[Any, str]] = [(convolution, "weight"), (convolution, "bias")]
-    places += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
-    places.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
-    return [(part, name) if getattr(part, name, None) is not None else None for part, name in places]
+class RunningSums(FusedLayer):
+    """Linear attention: s [B, H, D, D] and z [B, H, D]; with rotary positions each state counts its tokens too."""
+
+    code = codes.ATTENTIONS["linear"]
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__(attention)
+        self.eps, self.map = attention.eps, _map(attention)
+
+    @staticmethod
+    def why_not(attention: Any) -> str:
+        if _map(attention) < 0:
+            return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
+        if attention.backend not in ("auto", "native"):
+            return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
+        return ""
+
+    @staticmethod
+    def settings(attention: Any) -> tuple[Any, ...]:
+        return attention.num_heads, attention.eps, attention.rotary, _map(attention)
+
+    def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
+        heads, turned = self.attention.num_heads, self.attention.rotary is not None
+        shape = rows, heads, self.attention.dim // heads, self.attention.dim // heads
+        if turned:
+            if not all(type(layer) is PlacedSums for layer in layers) or not _all_equal(seen, layers):
+                return None
+            layers = [layer.sums for layer in layers]
+        for layer in layers:
+            if type(layer) is not LinearState or layer.s.shape != shape or layer.z.shape != shape[:3]:
+                return None
+            if not _is_readable(layer.s) or not _is_readable(layer.z):
+                return None
+        n = len(layers)
+        s, z = torch.empty(n, *shape, **FLOAT32_CPU), torch.empty(n, *shape[:3], **FLOAT32_CPU)
+        after: tuple[Any, ...] = tuple(map(LinearState, s.unbind(), z.unbind()))
+        words = [
+            ([old.s.data_ptr(), old.z.data_ptr(), new.s.data_ptr(), new.z.data_ptr()], NO_KEYS, NO_WINDOW)
+            for old, new in zip(layers, after, strict=True)
+        ]
+        if turned and seen is not None:
+            later = seen + 1
+            after = tuple(PlacedSums(sums, later) for sums in after)
+        return StateAddresses(words, NOTHING, after, ())
 
 
-def _recurrent(attention: Any) -> list[int]:
-    """The numbers of `Stack` about a layer that forgets, in its order."""
-    if not isinstance(attention, RecurrentAttention):
-        return [0] * 6
-    w = attention.widths
-    decay = attention.decay if isinstance(attention, DeltaAttention) else DECAYS[type(attention)]
-    doubled = isinstance(attention, DeltaAttention) and attention.doubled_beta
-    rank = RANK if isinstance(attention, GatedLinearAttention) else 0
-    return [w.key_heads, w.key_width, w.value_width, codes.DECAYS[decay], int(doubled), rank]
+class ForgettingSums(FusedLayer):
+    """Layers that forget: s [B, H, D, M], with or without a convolution's window and a count of tokens."""
+
+    classes: ClassVar[dict[type[nn.Module], tuple[int, str]]] = {
+        DeltaAttention: (codes.ATTENTIONS["delta"], "none"),  # the layer says which decay
+        GatedLinearAttention: (codes.ATTENTIONS["gla"], "channel"),
+        Retention: (codes.ATTENTIONS["retention"], "head"),
+        Mamba2Attention: (codes.ATTENTIONS["mamba2"], "head"),
+    }
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__(attention)
+        self.code, self.eps = self.classes[type(attention)][0], attention.norm.eps
+        self.recurrent = self.numbers(attention)
+        if type(attention) is Retention:
+            self.turns = attention.rotary.frequencies(attention.widths.key_width, "cpu")
+
+    @staticmethod
+    def numbers(attention: Any) -> list[int]:
+        """The numbers of `Stack` about such a layer, in its order."""
+        w, delta = attention.widths, isinstance(attention, DeltaAttention)
+        decay = codes.DECAYS[attention.decay if delta else ForgettingSums.classes[type(attention)][1]]
+        rank = RANK if isinstance(attention, GatedLinearAttention) else 0
+        return [w.key_heads, w.key_width, w.value_width, decay, int(delta and attention.doubled_beta), rank]
+
+    @staticmethod
+    def settings(attention: Any) -> tuple[Any, ...]:
+        rotary = getattr(attention, "rotary", None)
+        return attention.num_heads, attention.norm.eps, rotary, *ForgettingSums.numbers(attention)
+
+    def vectors(self, attention: Any) -> list[Part]:
+        convolution = getattr(attention, "convolution", None)
+        parts: list[Part] = [(convolution, "weight"), (convolution, "bias")]
+        parts += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
+        parts.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
+        return [(part if getattr(part, name, None) is not None else None, name) for part, name in parts]
+
+    def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
+        shapes = self.attention.state_shapes(rows)
+        for layer in layers:
+            if type(layer) is not RecurrentSums or tuple(None if x is None else x.shape for x in layer) != shapes:
+                return None
+            if not _is_readable(layer.sums) or not (layer.window is None or _is_readable(layer.window)):
+                return None
+        of_sums, of_window, of_seen = shapes
+        if of_seen is not None and not _all_equal(seen, layers):
+            return None
+        n = len(layers)
+        sums = torch.empty(n, *of_sums, **FLOAT32_CPU).unbind()
+        windows = [None] * n if of_window is None else torch.empty(n, *of_window, **FLOAT32_CPU).unbind()
+        later = None if of_seen is None or seen is None else seen + 1
+        after = tuple(RecurrentSums(s, w, later) for s, w in zip(sums, windows, strict=True))
+        words = [
+            ([old.sums.data_ptr(), 0, new.sums.data_ptr(), 0], NO_KEYS, [_address(old.window), _address(new.window)])
+            for old, new in zip(layers, after, strict=True)
+        ]
+        return StateAddresses(words, NOTHING, after, ())
+
+
+class Keys(FusedLayer):
+    """Softmax attention, all of it or a window: keys and values, of every row or branched.
+
+    The kernel has one number of entries and one set of marks for all layers.
+    """
+
+    code, sums = codes.ATTENTIONS["softmax"], False
+
+    @staticmethod
+    def why_not(attention: Any) -> str:
+        if attention.kv_heads != attention.num_heads:
+            return "its heads share keys and values, for which there is no kernel"
+        if attention.query_norm is not None:
+            return "its queries and keys are normalised, for which there is no kernel"
+        return ""
+
+    @staticmethod
+    def settings(attention: Any) -> tuple[Any, ...]:
+        return attention.num_heads, attention.rotary, attention.window
+
+    def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
+        heads, window, first = self.attention.num_heads, self.attention.window, layers[0]
+        if type(first) not in (KeyValues, BranchedKeyValues) or len(first.seen) != rows:
+            return None
+        branched = type(first) is BranchedKeyValues
+        marks = "visible" if branched else "valid"  # which entries a row attends to
+        for layer in layers:
+            if type(layer) is not type(first) or not layer.k.dtype == layer.v.dtype == torch.float32:
+                return None
+            shape = layer.k.shape
+            if not shape[1] or shape[2:] != (heads, self.attention.dim // heads) or shape != layer.v.shape:
+                return None
+            if shape != first.k.shape or not is_literal(layer.k) or not is_literal(layer.v):
+                return None
+            if branched and (layer.copies, layer.shared) != (first.copies, first.shared):
+                return None
+            if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):
+                return None
+        if not _all_equal(seen, layers):
+            return None
+        visible = first.visible_after() if branched else None
+        words, after, attended = [], [], None
+        for layer in layers:
+            new: Any = layer.with_room(visible, first.seen + 1) if branched else layer.with_room()
+            read = new if window is None else new.last(window)
+            after.append(new if window is None else new.last(window - 1))
+            words.append((NO_SUMS, _keys(read.k, read.v), NO_WINDOW))
+            attended = attended or read
+        attends = getattr(attended, marks).contiguous()
+        copies = first.copies if branched else 1
+        return StateAddresses(words, [attends.data_ptr(), attends.shape[1], copies, 0], tuple(after), (attends,))
+
+
+LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
+    LinearAttention: RunningSums,
+    SoftmaxAttention: Keys,
+    **dict.fromkeys(ForgettingSums.classes, ForgettingSums),
+}
+
+
+def read_source(source: Encoded, shape: tuple[int, int, int], layers: int) -> StateAddresses | None:
+    """For the attention to a source, of `shape`: rows, heads and their width; None where the kernel cannot read it."""
+    rows, *heads = shape
+    if len(source.layers) != layers or source.rows != rows or source.valid.dtype != torch.bool:
+        return None
+    words = []
+    for k, v in source.layers:
+        if [*k.shape[2:]] != heads or k.shape[:2] != source.valid.shape or not k.dtype == v.dtype == torch.float32:
+            return None
+        # One layout for both, whose last axis lies together.
+        if k.shape != v.shape or k.stride() != v.stride() or not (k.stride(3) == 1 or k.shape[3] == 1):
+            return None
+        if not is_literal(k) or not is_literal(v):
+            return None
+        words.append((NO_SUMS, _keys(k, v), NO_WINDOW))
+    marks = source.valid.contiguous()
+    return StateAddresses(words, [marks.data_ptr(), marks.shape[1], source.copies, 1], (), (marks,))
+
+
+def _keys(k: Tensor, v: Tensor) -> list[int]:
+    return [k.data_ptr(), v.data_ptr(), *k.stride()[:3]]
+
+
+def _all_equal(seen: Tensor | None, layers: Sequence[Any]) -> bool:
+    """Whether every layer has read as many tokens as the model; a tensor that layers share is compared once."""
+    counted = seen
+    for layer in layers:
+        if layer.seen is not counted and (counted is None or not torch.equal(layer.seen, counted)):
+            return False
+        counted = layer.seen
+    return True
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether the kernel can read it: float32 numbers that lie together on the CPU."""
+    return x.dtype == torch.float32 and x.is_contiguous() and is_literal(x)
+
+
+def is_literal(x: Tensor) -> bool:
+    """Whether the tensor's memory on the CPU holds its numbers as they are."""
+    return x.is_cpu and is_plain_tensor(x)
+
+
+# --- For which models there is a kernel ---
 
 
 def why_not_fused(model: nn.Module) -> str:
@@ -434,9 +560,38 @@ def why_not_fused(model: nn.Module) -> str:
         return "its blocks have no MLP, for which there is no kernel"
     if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):
         return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
+    # --- attentions that the kernel has, with the same settings in every layer ---
     blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
-    reasons = (why for block in blocks if (why := _why_not_attention(block, blocks[0])))
-    return next(reasons, "") or _why_not_configured(model)
+    first = blocks[0].attention
+    for block in blocks:
+        attention = block.attention
+        layer = LAYERS.get(type(attention))
+        if layer is None:
+            names = [cls.__name__ for cls in LAYERS]
+            return f"the kernel has {', '.join(names[:-1])} and {names[-1]}, found {type(attention).__name__}"
+        if not attention.causal:
+            return "its attention is not causal, so it has no state"
+        if why := layer.why_not(attention):
+            return why
+        if type(attention) is not type(first) or layer.settings(attention) != layer.settings(first):
+            return "its layers' attention differs in kind, heads, eps, feature map, rotary positions or window"
+    # --- modules as the configuration builds them; the head may have another number of outputs ---
+    parts = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
+    for name, (cls, settings, words) in _expected(config).items():
+        other = parts.pop(name, None)
+        if cls is not type(other) or (other.extra_repr() != settings and not name.startswith("head")):
+            return f"{name}: its configuration says {words}, found {other}"
+    return f"{next(iter(parts))}: a module that its configuration does not have" if parts else ""
+
+
+def _why_not_weight(p: Tensor | None, shape: torch.Size | None) -> str:
+    if p is None or shape is None:
+        return "" if p is shape else "a bias was added or removed"
+    if p.dtype != torch.float32 or p.device.type != "cpu":
+        return f"the kernel needs torch.float32 on cpu, found weights of {p.dtype} on {p.device.type}"
+    if p.shape != shape or not p.is_contiguous():
+        return f"expected a contiguous weight of shape {tuple(shape)}, found {tuple(p.shape)}, strides {p.stride()}"
+    return ""
 
 
 def _encodes(name: str) -> bool:
@@ -444,40 +599,10 @@ def _encodes(name: str) -> bool:
     return name.startswith(("encoder", "source_"))
 
 
-def _why_not_attention(block: nn.Module, first: Any) -> str:
-    attention: Any = block.attention
-    if type(attention) not in KINDS:
-        names = [kind.__name__ for kind in KINDS]
-        return f"the kernel has {', '.join(names[:-1])} and {names[-1]}, found {type(attention).__name__}"
-    if not attention.causal:
-        return "its attention is not causal, so it has no state"
-    if type(attention) is LinearAttention:
-        if _map(attention) is None:
-            return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
-        if attention.backend not in ("auto", "native"):
-            return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
-    if type(attention) is SoftmaxAttention and attention.kv_heads != attention.num_heads:
-        return "its heads share keys and values, for which there is no kernel"
-    if type(attention) is SoftmaxAttention and attention.query_norm is not None:
-        return "its queries and keys are normalised, for which there is no kernel"
-    same = _settings(attention) == _settings(first.attention)
-    return "" if same else "its layers' attention differs in kind, heads, eps, feature map, rotary positions or window"
-
-
-def _settings(attention: Any) -> tuple[Any, ...]:
-    if type(attention) is LinearAttention:
-        return LinearAttention, attention.num_heads, attention.eps, attention.rotary, _map(attention)
-    if isinstance(attention, RecurrentAttention):
-        norm: Any = attention.norm
-        rotary = getattr(attention, "rotary", None)
-        return type(attention), attention.num_heads, *_recurrent(attention), norm.eps, rotary
-    return SoftmaxAttention, attention.num_heads, attention.rotary, attention.window
-
-
-def _map(attention: LinearAttention) -> int | None:
-    """The kernel's code of a feature map, None if it has none."""
-    found = attention.feature_map
-    return next((codes.FEATURE_MAPS[name] for name in MAPS if found in (name, FEATURE_MAPS[name])), None)
+def _map(attention: LinearAttention) -> int:
+    """The kernel's code of a feature map, −1 if it has none."""
+    phi = attention.feature_map
+    return next((codes.FEATURE_MAPS[name] for name in MAPS if phi in (name, FEATURE_MAPS[name])), -1)
 
 
 @functools.lru_cache(maxsize=16)
@@ -485,167 +610,3 @@ def _expected(config: ModelConfig) -> dict[str, tuple[type[nn.Module], str, str]
     """The modules that a configuration builds, by their names: type, settings, and how they print."""
     modules = skeleton(config).named_modules()
     return {name: (type(part), part.extra_repr(), str(part)) for name, part in modules if name and not _encodes(name)}
-
-
-def _why_not_configured(model: Any) -> str:
-    """The first part that is not as the configuration builds it; the head may have another number of outputs."""
-    found = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
-    for name, (kind, settings, words) in _expected(model.config).items():
-        other = found.pop(name, None)
-        if kind is not type(other) or (other.extra_repr() != settings and not name.startswith("head")):
-            return f"{name}: its configuration says {words}, found {other}"
-    return f"{next(iter(found))}: a module that its configuration does not have" if found else ""
-
-
-class Prepared(NamedTuple):
-    """What a step hands to the kernel, and the states that the kernel then completes.
-
-    words: a `Sums` or a `Keys` per layer; visible: a `Visible`, all of native/decode.h. held: what their addresses
-    belong to.
-    """
-
-    words: list[list[int]]
-    visible: list[int]
-    layers: tuple[State, ...]
-    held: tuple[Tensor, ...]
-
-
-def prepared_sums(layers: Sequence[State], shape: tuple[int, ...], seen: Tensor | None) -> Prepared | None:
-    """For linear attention with states s [B, H, D, D]; None where the kernel cannot read a state.
-
-    seen [B]: of the model's state where positions are rotary, which that of every layer must equal; else None.
-    """
-    given: list[LinearState] = []
-    counted = seen
-    for layer in layers:
-        if (type(layer) is PlacedSums) != (seen is not None):
-            return None
-        if isinstance(layer, PlacedSums) and seen is not None:
-            if layer.seen is not counted and not torch.equal(layer.seen, seen):
-                return None
-            counted, layer = layer.seen, layer.sums
-        if type(layer) is not LinearState or layer.s.shape != shape or layer.z.shape != shape[:3]:
-            return None
-        if not all(map(_plain, layer)):
-            return None
-        given.append(layer)
-    n = len(given)
-    s, z = torch.empty(n, *shape, **FLOAT32_CPU), torch.empty(n, *shape[:3], **FLOAT32_CPU)
-    new: tuple[Any, ...] = tuple(map(LinearState, s.unbind(), z.unbind()))
-    words = [[x.data_ptr() for pair in both for x in pair] for both in zip(given, new, strict=True)]
-    if seen is not None:
-        later = seen + 1
-        new = tuple(PlacedSums(sums, later) for sums in new)
-    return Prepared(words, NOTHING, new, ())
-
-
-def prepared_windows(layers: Sequence[Any], shapes: Shapes, seen: Tensor | None) -> Prepared | None:
-    """For layers that forget; None where the kernel cannot read a state.
-
-    shapes: those of the parts of a layer's state. seen [B]: of the model's state, which that of every layer must equal
-    where it has one.
-    """
-    counted = seen
-    for layer in layers:
-        if type(layer) is not RecurrentSums or tuple(None if x is None else x.shape for x in layer) != shapes:
-            return None
-        if not all(_plain(x) for x in (layer.sums, layer.window) if x is not None):
-            return None
-        if layer.seen is not None and layer.seen is not counted:
-            if counted is None or not torch.equal(layer.seen, counted):
-                return None
-            counted = layer.seen
-    n, (of_sums, of_window, of_seen) = len(layers), shapes
-    sums = torch.empty(n, *of_sums, **FLOAT32_CPU).unbind()
-    windows = [None] * n if of_window is None else torch.empty(n, *of_window, **FLOAT32_CPU).unbind()
-    later = None if of_seen is None or counted is None else counted + 1
-    new = tuple(RecurrentSums(s, w, later) for s, w in zip(sums, windows, strict=True))
-    words = [
-        [one.sums.data_ptr(), 0, end.sums.data_ptr(), 0, _address(one.window), _address(end.window)]
-        for one, end in zip(layers, new, strict=True)
-    ]
-    return Prepared(words, NOTHING, new, ())
-
-
-def prepared_keys(
-    layers: Sequence[Any], shape: tuple[int, int, int], window: int | None, seen: Tensor
-) -> Prepared | None:
-    """For softmax attention of `shape`: rows, heads and their width; None where the kernel cannot read a state.
-
-    The kernel has one number of entries and one set of marks for all layers. seen [B]: of the model's state.
-    """
-    rows, *heads = shape
-    first: Any = layers[0]
-    if type(first) not in (KeyValues, BranchedKeyValues) or len(first.seen) != rows:
-        return None
-    branched = isinstance(first, BranchedKeyValues)
-    if not all(_readable(layer, heads) and _alike(layer, first, seen) for layer in layers):
-        return None
-    visible = first.visible_after() if branched else None
-    words, kept, attended = [], [], []
-    for layer in layers:
-        new: Any = layer.with_room(visible, first.seen + 1) if branched else layer.with_room()
-        attended.append(new if window is None else new.last(window))
-        kept.append(new if window is None else new.last(window - 1))
-        words.append(_keys(attended[-1].k, attended[-1].v))
-    marks = _marks(attended[0]).contiguous()
-    copies = first.copies if branched else 1
-    return Prepared(words, [marks.data_ptr(), marks.shape[1], copies, 0], tuple(kept), (marks,))
-
-
-def prepared_source(source: Encoded, shape: tuple[int, int, int], layers: int) -> Prepared | None:
-    """For the attention to a source; None where the kernel cannot read it."""
-    rows, *heads = shape
-    if len(source.layers) != layers or source.rows != rows or source.valid.dtype != torch.bool:
-        return None
-    words = []
-    for k, v in source.layers:
-        if [*k.shape[2:]] != heads or k.shape[:2] != source.valid.shape or not _same_layout(k, v):
-            return None
-        words.append(_keys(k, v))
-    marks = source.valid.contiguous()
-    return Prepared(words, [marks.data_ptr(), marks.shape[1], source.copies, 1], (), (marks,))
-
-
-def _keys(k: Tensor, v: Tensor) -> list[int]:
-    return [k.data_ptr(), v.data_ptr(), *k.stride()[:3]]
-
-
-def _readable(layer: Any, heads: list[int]) -> bool:
-    """Whether the kernel can read a layer's keys and values, of which there is at least one entry."""
-    if type(layer) not in (KeyValues, BranchedKeyValues) or not layer.k.dtype == layer.v.dtype == torch.float32:
-        return False
-    fits = layer.k.shape[1] > 0 and [*layer.k.shape[2:]] == heads and layer.k.shape == layer.v.shape
-    return fits and is_literal(layer.k) and is_literal(layer.v)
-
-
-def _alike(layer: Any, first: Any, seen: Tensor) -> bool:
-    """Whether a layer has read the tokens that the first one has, and its rows attend to the same entries."""
-    if type(layer) is not type(first) or layer.k.shape != first.k.shape or not torch.equal(layer.seen, seen):
-        return False
-    if isinstance(layer, BranchedKeyValues) and (layer.copies, layer.shared) != (first.copies, first.shared):
-        return False
-    return layer is first or torch.equal(_marks(layer), _marks(first))
-
-
-def _marks(layer: Any) -> Tensor:
-    """Which entries a row attends to."""
-    marks: Tensor = layer.visible if isinstance(layer, BranchedKeyValues) else layer.valid
-    return marks
-
-
-def _same_layout(k: Tensor, v: Tensor) -> bool:
-    """Whether both are float32, with one layout whose last axis lies together."""
-    if not (k.dtype == v.dtype == torch.float32 and is_literal(k) and is_literal(v)):
-        return False
-    return k.shape == v.shape and k.stride() == v.stride() and (k.stride(3) == 1 or k.shape[3] == 1)
-
-
-def _plain(x: Tensor) -> bool:
-    """Whether the kernel can read it: float32 numbers that lie together on the CPU."""
-    return x.dtype == torch.float32 and x.is_contiguous() and is_literal(x)
-
-
-def is_literal(x: Tensor) -> bool:
-    """Whether the tensor's memory on the CPU holds its numbers as they are."""
-    return x.is_cpu and is_plain_tensor(x)

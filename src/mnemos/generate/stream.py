@@ -1,4 +1,7 @@
-"""Streams of tokens: a model's state after a prompt, and decoding from it at the cost of one step per token."""
+"""Streams of tokens: a model's state after a prompt, and decoding from it at the cost of one step per token.
+
+From top to bottom: `Stream`; `Tokens`, the iterator that draws one token after the other; checks.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,119 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mnemos._compat import pytree
+from mnemos.memory.key_values import KeyValues
 from mnemos.state_file import WeightsMark, fingerprint, read_state, write_state
 from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, likelihood_of, select
 
-from .decoder_step import DecodeStep
-from .fused import fused_step
-from .rollback import merge_rows
+from .fused import DecodeStep, fused_step
 from .sampling import checked_settings, draw, is_whole
 
 if TYPE_CHECKING:
-    from .prefix_tree import PrefixTree
+    from .prefix import PrefixTree
 
 NO_TOKEN = -1  # after the end of a row that has no token for its end
 Ids = Sequence[int] | Tensor
-
-
-class Tokens(Iterator[Tensor]):
-    """What `Stream.tokens` returns: an iterator over tokens [B] int64, each drawn when it is asked for.
-
-    A row ends with a token of `eos`, or when its last new tokens are a sequence of `stop`; both belong to the row.
-    Afterwards it has the first token of `eos`, or -1 without one, and the model reads it no further. The iterator ends
-    after `length` tokens, or when all rows have ended. Every row draws in every step, also after its end, so what a
-    row draws does not depend on the ends of the others.
-
-    Attributes:
-        ended: [B], which rows have ended.
-    """
-
-    def __init__(
-        self, stream: "Stream", length: int, draw: Callable[[Tensor], Tensor], ends: Sequence[Sequence[int]], fill: int
-    ) -> None:
-        assert stream.last is not None
-        self._source, self._left, self._draw, self._ends, self._fill = stream, length, draw, ends, fill
-        self._state, self._last = stream.state, stream.last
-        self._rows = list(range(stream.rows))  # that have not ended, in the order of `_state`
-        self._finished: list[tuple[list[int], tuple[State, Tensor]]] = []  # rows that have, with state and last token
-        self._longest = max(map(len, ends), default=0)
-        self._newest: list[list[int]] = [[] for _ in self._rows]  # the last tokens of each row
-
-    @property
-    def ended(self) -> list[bool]:
-        """See the class."""
-        return [row not in self._rows for row in range(self._source.rows)]
-
-    @property
-    def stream(self) -> "Stream":
-        """The stream after the tokens so far, each row after its own. Cost: a copy of the state if a row has ended."""
-        running: list[tuple[list[int], tuple[State, Tensor]]] = []
-        if self._rows:
-            running = [(self._rows, (self._state, self._last))]
-        state, last = merge_rows([*self._finished, *running])
-        return self._source._after(state, last)
-
-    def __next__(self) -> Tensor:
-        if not self._left or not self._rows:
-            raise StopIteration
-        self._left -= 1
-        with torch.no_grad():
-            outputs, self._state = self._source.step(self._last, self._state)
-            outputs = outputs[:, -1]
-            if self._finished:
-                places = dict(zip(self._rows, range(len(self._rows)), strict=True))
-                outputs = outputs[[places.get(row, 0) for row in range(self._source.rows)]]
-            drawn = self._draw(outputs)
-            if not self._ends:
-                self._last = drawn[:, None].clone()
-                return drawn
-            return self._end_rows(drawn)
-
-    def _end_rows(self, drawn: Tensor) -> Tensor:
-        """The tokens [B] with those of ended rows filled in; sets aside the rows that end here."""
-        rows, values = self._rows, drawn.tolist()
-        for row in rows:
-            self._newest[row] = [*self._newest[row], values[row]][-self._longest :]
-        ends = [any(self._newest[row][-len(end) :] == list(end) for end in self._ends) for row in rows]
-        running = torch.tensor(rows, device=drawn.device)
-        tokens = torch.full_like(drawn, self._fill).index_copy(0, running, drawn[running])
-        self._last = drawn[running, None]
-        if any(ends):
-            now = torch.tensor(ends, device=drawn.device)
-            both = self._state, self._last
-            self._finished.append(([row for row, end in zip(rows, ends, strict=True) if end], select(both, now)))
-            self._rows = [row for row, end in zip(rows, ends, strict=True) if not end]
-            if self._rows:
-                self._state, self._last = select(both, ~now)
-        return tokens
-
-
-def endings(eos: int | Ids | None, stop: Ids | Sequence[Ids] | None, size: int | None) -> tuple[list[list[int]], int]:
-    """The sequences that end a row, and what follows in it. size: of the vocabulary, if it is known.
-
-    Raises InputError unless eos is a token or several, and stop a sequence of tokens or several.
-    """
-    first = [] if eos is None else _ids([eos] if is_whole(eos) else eos, "eos as a token id or several", size)
-    several = () if stop is None else stop if isinstance(stop, list | tuple) and not _is_one(stop) else (stop,)
-    ends = [[token] for token in first] + [_ids(one, _STOP, size) for one in several]
-    return ends, first[0] if first else NO_TOKEN
-
-
-def _is_one(stop: Sequence[Any]) -> bool:
-    return not stop or is_whole(stop[0])
-
-
-_STOP = "stop as a sequence of token ids, or several"
-
-
-def _ids(given: object, expected: str, size: int | None) -> list[int]:
-    found = given.tolist() if isinstance(given, Tensor) else given
-    if isinstance(found, str) or not isinstance(found, Sequence) or not found or not all(map(is_whole, found)):
-        raise InputError(f"expected {expected}, found {given!r:.60}; encode the text with the model's vocabulary")
-    if min(found) < 0 or (size is not None and max(found) >= size):
-        known = f"from 0 to {size - 1}" if size is not None else "of at least 0"
-        raise InputError(f"expected {expected}, each {known}, found {given!r:.60}; use the model's vocabulary")
-    return [int(token) for token in found]
 
 
 class Stream:
@@ -152,10 +55,10 @@ class Stream:
 
     def _after(self, state: State, last: Tensor | None) -> "Stream":
         """A stream whose tokens the same weights have read."""
-        found = type(self).__new__(type(self))
-        found.model, found.step, found.state, found.last = self.model, self.step, state, last
-        found._weights = self._weights or WeightsMark(self.model)
-        return found
+        after = type(self).__new__(type(self))
+        after.model, after.step, after.state, after.last = self.model, self.step, state, last
+        after._weights = self._weights or WeightsMark(self.model)
+        return after
 
     def __getstate__(self) -> tuple[Any, ...]:
         """The parts, and whether the weights are still those that read the tokens: a copy has others, just as good."""
@@ -163,7 +66,6 @@ class Stream:
         return self.model, self.step, self.state, self.last, current
 
     def __setstate__(self, parts: tuple[Any, ...]) -> None:
-        """Take the parts."""
         *own, current = parts
         self.__init__(*own)  # type: ignore[misc]
         if not current and self._weights is not None:
@@ -183,7 +85,13 @@ class Stream:
         another model, or for a stream that has begun.
         """
         if tree is not None:
-            return self._from_tree(tokens, tree)
+            if self.last is not None or tree.model is not self.model:
+                other = "one that has read tokens" if self.last is not None else "another model"
+                raise InputError(
+                    f"prefill: expected a new stream of the tree's model, found {other}; leave the tree out"
+                )
+            stream = tree.prefill(tokens)
+            return self._after(stream.state, stream.last)
         if chunk < 1:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
         tokens, state = check_tokens(self, tokens), self.state
@@ -236,7 +144,7 @@ class Stream:
         min_p: float | None = 0.0,
         eos: int | Ids | None = None,
         stop: Ids | Sequence[Ids] | None = None,
-    ) -> Tokens:
+    ) -> "Tokens":
         """What `generate` draws, as an iterator over tokens [B] that are drawn when they are asked for.
 
             for token in (made := stream.tokens(100, eos=0)):
@@ -279,8 +187,8 @@ class Stream:
             raise InputError("join: expected at least one stream, found none")
         for stream in streams:
             require_tokens(stream, "join")
-            if stream.model is not streams[0].model or _numbers(stream) != _numbers(streams[0]):
-                raise InputError("join: expected streams of one model, read with the same weights, found several")
+        if len({(id(s.model), s._weights.numbers if s._weights else ()) for s in streams}) > 1:
+            raise InputError("join: expected streams of one model, read with the same weights, found several")
         return streams[0]._after(*join([(s.state, s.last) for s in streams]))
 
     def save(self, file: str | Path, dtype: str | torch.dtype | None = None) -> None:
@@ -292,13 +200,6 @@ class Stream:
         last = require_tokens(self, "save")
         check_weights(self, "save")
         write_state((last, self.state), file, fingerprint(self.model), dtype, "stream")
-
-    def _from_tree(self, tokens: Tensor, tree: "PrefixTree") -> "Stream":
-        if self.last is not None or tree.model is not self.model:
-            found = "one that has read tokens" if self.last is not None else "another model"
-            raise InputError(f"prefill: expected a new stream of the tree's model, found {found}; leave the tree out")
-        found_stream = tree.prefill(tokens)
-        return self._after(found_stream.state, found_stream.last)
 
     @classmethod
     def restore(cls, model: nn.Module, file: str | Path, step: DecodeStep | None = None) -> "Stream":
@@ -315,6 +216,102 @@ class Stream:
         return f"Stream({type(self.model).__name__}, {self.rows} rows)"
 
 
+class Tokens(Iterator[Tensor]):
+    """What `Stream.tokens` returns: an iterator over tokens [B] int64, each drawn when it is asked for.
+
+    A row ends with a token of `eos`, or when its last new tokens are a sequence of `stop`; both belong to the row.
+    Afterwards it has the first token of `eos`, or -1 without one, and the model reads it no further. The iterator ends
+    after `length` tokens, or when all rows have ended. Every row draws in every step, also after its end, so what a
+    row draws does not depend on the ends of the others.
+
+    Attributes:
+        ended: [B], which rows have ended.
+    """
+
+    def __init__(
+        self, stream: "Stream", length: int, draw: Callable[[Tensor], Tensor], ends: list[list[int]], fill: int
+    ) -> None:
+        assert stream.last is not None
+        self._source, self._left, self._draw, self._ends, self._fill = stream, length, draw, ends, fill
+        self._state, self._last = stream.state, stream.last
+        self._rows = list(range(stream.rows))  # that have not ended, in the order of `_state`
+        self._finished: list[tuple[list[int], tuple[State, Tensor]]] = []  # rows that have, with state and last token
+        self._longest = max(map(len, ends), default=0)
+        self._newest: list[list[int]] = [[] for _ in self._rows]  # the last tokens of each row
+
+    @property
+    def ended(self) -> list[bool]:
+        return [row not in self._rows for row in range(self._source.rows)]
+
+    @property
+    def stream(self) -> "Stream":
+        """The stream after the tokens so far, each row after its own. Cost: a copy of the state if a row has ended."""
+        running = [(self._rows, (self._state, self._last))] if self._rows else []
+        parts = [*self._finished, *running]
+        order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+        if len(parts) == 1:
+            in_order = bool((order.diff() > 0).all())
+            return self._source._after(*(parts[0][1] if in_order else select(parts[0][1], order)))
+
+        def shorten(part: object) -> object:  # keys and values that no row has any more are left out
+            return part.last(int(part.seen.max())) if isinstance(part, KeyValues) else part
+
+        merged = select(join([both for _, both in parts]), order)
+        return self._source._after(*pytree.tree_map(shorten, merged, is_leaf=lambda part: isinstance(part, KeyValues)))
+
+    def __next__(self) -> Tensor:
+        if not self._left or not self._rows:
+            raise StopIteration
+        self._left -= 1
+        with torch.no_grad():
+            outputs, self._state = self._source.step(self._last, self._state)
+            outputs, rows = outputs[:, -1], self._rows
+            if self._finished:  # rows that have ended draw too, from any outputs
+                places = dict(zip(rows, range(len(rows)), strict=True))
+                outputs = outputs[[places.get(row, 0) for row in range(self._source.rows)]]
+            drawn = self._draw(outputs)
+            if not self._ends:
+                self._last = drawn[:, None].clone()
+                return drawn
+            # --- the tokens, with those of ended rows filled in; rows that end here are set aside ---
+            values = drawn.tolist()
+            for row in rows:
+                self._newest[row] = [*self._newest[row], values[row]][-self._longest :]
+            ends = [any(self._newest[row][-len(end) :] == end for end in self._ends) for row in rows]
+            running = torch.tensor(rows, device=drawn.device)
+            tokens = torch.full_like(drawn, self._fill).index_copy(0, running, drawn[running])
+            self._last = drawn[running, None]
+            if any(ends):
+                now, both = torch.tensor(ends, device=drawn.device), (self._state, self._last)
+                self._finished.append(([row for row, end in zip(rows, ends, strict=True) if end], select(both, now)))
+                self._rows = [row for row, end in zip(rows, ends, strict=True) if not end]
+                if self._rows:
+                    self._state, self._last = select(both, ~now)
+            return tokens
+
+
+def endings(eos: int | Ids | None, stop: Ids | Sequence[Ids] | None, size: int | None) -> tuple[list[list[int]], int]:
+    """The sequences that end a row, and what follows in it. size: of the vocabulary, if it is known.
+
+    Raises InputError unless eos is a token or several, and stop a sequence of tokens or several.
+    """
+
+    def ids(value: object, expected: str) -> list[int]:
+        tokens = value.tolist() if isinstance(value, Tensor) else value
+        if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not tokens or not all(map(is_whole, tokens)):
+            raise InputError(f"expected {expected}, found {value!r:.60}; encode the text with the model's vocabulary")
+        if min(tokens) < 0 or (size is not None and max(tokens) >= size):
+            known = f"from 0 to {size - 1}" if size is not None else "of at least 0"
+            raise InputError(f"expected {expected}, each {known}, found {value!r:.60}; use the model's vocabulary")
+        return [int(token) for token in tokens]
+
+    first = [] if eos is None else ids([eos] if is_whole(eos) else eos, "eos as a token id or several")
+    one = not isinstance(stop, list | tuple) or not stop or is_whole(stop[0])
+    several: Sequence[Any] = () if stop is None else (stop,) if one else stop  # type: ignore[assignment]
+    ends = [ids(one, "stop as a sequence of token ids, or several") for one in several]
+    return [[token] for token in first] + ends, first[0] if first else NO_TOKEN
+
+
 def require_tokens(stream: Stream, verb: str) -> Tensor:
     """The last token [B, 1]. Raises InputError if the stream has read none; the message starts with `verb`."""
     if stream.last is None:
@@ -326,10 +323,6 @@ def check_eval(model: nn.Module, verb: str) -> None:
     """Raise InputError if a part of the model is in training mode; the message starts with `verb`."""
     if any(part.training for part in model.modules()):
         raise InputError(f"{verb}: expected a model in eval mode, found training mode; call model.eval() first")
-
-
-def _numbers(stream: Stream) -> tuple[object, ...]:
-    return () if stream._weights is None else stream._weights.numbers
 
 
 def check_weights(stream: Stream, verb: str, one_token: bool = False) -> None:
@@ -347,8 +340,8 @@ def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
     All are checked now: the model would refuse the last one only at the next step.
     """
     check_eval(stream.model, "prefill")
-    fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and _integer(tokens.dtype)
-    if not fits or len(tokens) != (stream.rows or len(tokens)):
+    fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and tokens.dtype != torch.bool
+    if not fits or tokens.is_floating_point() or tokens.is_complex() or len(tokens) != (stream.rows or len(tokens)):
         found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise InputError(f"expected tokens [{stream.rows or 'B'}, T] of integers, T at least 1, found {found}")
     tokens = tokens.long()
@@ -376,7 +369,3 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
             f"mnemos.Transformer or mnemos.Memformer{theirs}"
         )
     return state
-
-
-def _integer(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)

@@ -1,12 +1,17 @@
-"""Whole models: logits, state = model(x, state)."""
+"""Whole models: `logits, state = model(x, state)`.
+
+Each file is one model, read from top to bottom: settings, blocks, the model, whose `forward` is the whole computation.
+Read `transformer.py` first: any attention as a language model or a classifier, and what the others share with it.
+`segments.py` has the models that read in segments with memory tokens around them (Memory Transformer, RMT, ARMT);
+`memformer.py` an encoder that writes slots beside a decoder; `encoder_decoder.py` translation; `lstm.py` the baseline.
+`store.py` is a model on disk.
+"""
 
 from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
 if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
-    from .armt import ARMT as ARMT
-    from .armt import ARMTConfig as ARMTConfig
     from .encoder_decoder import EncoderDecoder as EncoderDecoder
     from .encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
     from .encoder_decoder import EncoderDecoderState as EncoderDecoderState
@@ -14,14 +19,15 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
     from .lstm import LSTM as LSTM
     from .lstm import LSTMConfig as LSTMConfig
     from .lstm import LSTMState as LSTMState
-    from .marian import from_marian as from_marian
     from .memformer import Memformer as Memformer
     from .memformer import MemformerConfig as MemformerConfig
     from .memformer import MemformerState as MemformerState
-    from .memory_tokens import RMT as RMT
-    from .memory_tokens import MemoryTransformer as MemoryTransformer
-    from .memory_tokens import MemoryTransformerConfig as MemoryTransformerConfig
-    from .memory_tokens import RMTConfig as RMTConfig
+    from .segments import ARMT as ARMT
+    from .segments import RMT as RMT
+    from .segments import ARMTConfig as ARMTConfig
+    from .segments import MemoryTransformer as MemoryTransformer
+    from .segments import MemoryTransformerConfig as MemoryTransformerConfig
+    from .segments import RMTConfig as RMTConfig
     from .segments import SegmentState as SegmentState
     from .transformer import HeadConfig as HeadConfig
     from .transformer import Transformer as Transformer

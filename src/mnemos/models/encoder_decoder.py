@@ -1,6 +1,9 @@
-"""An encoder-decoder for translation: a bidirectional encoder, with a gated cache if wanted, and a causal decoder."""
+"""An encoder-decoder for translation: a bidirectional encoder, with a gated cache if wanted, and a causal decoder.
 
-from collections.abc import Sequence
+From top to bottom: the decoder's block, the settings, and the model: `encode` makes a state of a source, once, and
+`forward` reads tokens of the target after it.
+"""
+
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -17,7 +20,6 @@ from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import count_seen
 from mnemos.registry import register
 from mnemos.types import (
@@ -34,7 +36,7 @@ from mnemos.types import (
     combined_state_kind,
 )
 
-from .blocks import (
+from .transformer import (
     MLP,
     Block,
     LearnedPositions,
@@ -43,11 +45,12 @@ from .blocks import (
     Ungated,
     add_into,
     branch_layers,
+    check_mode,
+    check_sizes,
+    dropout_of,
     init_weights,
     module_list,
 )
-from .fields import check_sizes
-from .transformer import check_mode
 
 
 class DecoderBlock(nn.Module):
@@ -64,41 +67,27 @@ class DecoderBlock(nn.Module):
         self.attention, self.attention_norm = attention, nn.LayerNorm(dim)
         self.read, self.read_norm = CrossAttention(dim, attention.num_heads, dropout), nn.LayerNorm(dim)
         self.mlp, self.mlp_norm = mlp, nn.LayerNorm(dim)
-        self.norm, self.dropout = norm, Dropout(dropout)
+        self.norm, self.dropout = norm, dropout_of(dropout)
 
     def forward(
         self, x: Tensor, state: State, mask: Tensor | None, source: KeysValues, visible: Tensor | None
     ) -> tuple[Tensor, State]:
-        """See the class."""
+        # All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied.
+        together = source[0].shape[0], -1, x.shape[-1]
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
             x = add_into(x, self.dropout(y))
-            x = add_into(x, self.dropout(self._read(self.read_norm(x), source, visible)))
+            y = self.read(self.read_norm(x).reshape(together), source, visible).reshape(x.shape)
+            x = add_into(x, self.dropout(y))
             return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
         y, state = self.attention(x, state, mask)
         x = self.attention_norm(add_into(x, self.dropout(y)))
-        x = self.read_norm(add_into(x, self.dropout(self._read(x, source, visible))))
+        y = self.read(x.reshape(together), source, visible).reshape(x.shape)
+        x = self.read_norm(add_into(x, self.dropout(y)))
         return self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _read(self, x: Tensor, source: KeysValues, visible: Tensor | None) -> Tensor:
-        """All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied."""
-        return self.read(x.reshape(source[0].shape[0], -1, x.shape[-1]), source, visible).reshape(x.shape)
-
-
-def encoded_source(blocks: Sequence[DecoderBlock], y: Tensor, valid: Tensor) -> Encoded:
-    """The keys and values of encoder outputs y [B, S, D] for every block, projected once per source."""
-    layers = tuple(block.read.keys_values(y) for block in blocks)
-    if not torch.is_grad_enabled():  # as each head reads them: one token after the other
-        layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
-    return Encoded(layers, valid)
-
-
-def _by_head(x: Tensor) -> Tensor:
-    """[B, S, H, d], with heads before tokens in memory."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @register
@@ -140,7 +129,6 @@ class EncoderDecoderConfig(ModelConfig):
                 object.__setattr__(self, part, default_config("attention", name, part))
 
     def build(self) -> "EncoderDecoder":
-        """The model, freshly initialised."""
         return EncoderDecoder(self)
 
 
@@ -194,19 +182,52 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig | None = None, **fields: Any) -> None:
         super().__init__()
         self.config = c = with_fields(config or EncoderDecoderConfig(), fields, "EncoderDecoder")
-        _check(c)
+        check_fields(c, "model")
+        check_fields(c.encoder, "model.encoder")
+        check_fields(c.decoder, "model.decoder")
+        check_heads(c.dim, c.num_heads)
+        check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, max_length=1)
+        check_dropout(c.dropout)
+        check_mode(c.decoder, True)
+        if c.source_vocab_size < 0 or (c.share == "all" and c.source_vocab_size not in (0, c.vocab_size)):
+            raise InputError(
+                f"source_vocab_size: expected 0 or {c.vocab_size}, as the embeddings are shared, found "
+                f'{c.source_vocab_size}; use share="target" for separate vocabularies'
+            )
+        # --- embeddings and positions of both sides ---
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.source_embedding = self.embedding
         if c.share != "all":
             self.source_embedding = nn.Embedding(c.source_vocab_size or c.vocab_size, c.dim)
         self.positions, self.source_positions = _positions(c), _positions(c)
-        self.dropout = Dropout(c.dropout)
-        self.encoder = module_list(self._encoder_block(i) for i in range(c.encoder_layers))
-        self.decoder = module_list(self._decoder_block(i) for i in range(c.decoder_layers))
+        self.dropout = dropout_of(c.dropout)
+        # --- encoder ---
+        encoder = []
+        causal = False not in c.encoder.causal_modes  # where the attention has no other mode
+        for number in range(c.encoder_layers):
+            attention = c.encoder.of_layer(number).build(c.dim, c.num_heads, causal=causal, dropout=c.dropout)
+            if c.cache is not None:
+                if not isinstance(attention, HeadAttention):
+                    raise InputError(
+                        f"model.cache: expected an attention with heads() and project(), found {c.encoder.name!r}; use "
+                        "another attention in the encoder, or cache=None"
+                    )
+                attention = gated(attention, c.cache, c.max_length)
+            mlp = MLP(c.dim, c.mlp, c.activation, c.dropout)
+            encoder.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
+        self.encoder = module_list(encoder)
+        # --- decoder ---
+        decoder = []
+        for number in range(c.decoder_layers):
+            attention = c.decoder.of_layer(number).build(c.dim, c.num_heads, causal=True, dropout=c.dropout)
+            mlp = MLP(c.dim, c.mlp, c.activation, c.dropout)
+            decoder.append(DecoderBlock(attention, mlp, c.dim, c.norm, c.dropout))
+        self.decoder = module_list(decoder)
         pre = c.norm == "pre"
         self.encoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
         self.head = nn.Linear(c.dim, c.vocab_size, bias=c.head_bias)
+        # --- first values ---
         init_weights(self)
         if c.share != "none":
             self.head.weight = self.embedding.weight
@@ -214,28 +235,6 @@ class EncoderDecoder(nn.Module):
         self._caches = caches(self)
         for cache in self._caches:
             cache.owned = True
-
-    def _encoder_block(self, number: int) -> Block:
-        c = self.config
-        attention = c.encoder.of_layer(number).build(c.dim, c.num_heads, causal=self._causal, dropout=c.dropout)
-        if c.cache is not None:
-            if not isinstance(attention, HeadAttention):
-                raise InputError(
-                    f"model.cache: expected an attention with heads() and project(), found {c.encoder.name!r}; use "
-                    "another attention in the encoder, or cache=None"
-                )
-            attention = gated(attention, c.cache, c.max_length)
-        return Block(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
-
-    def _decoder_block(self, number: int) -> DecoderBlock:
-        c = self.config
-        attention = c.decoder.of_layer(number).build(c.dim, c.num_heads, causal=True, dropout=c.dropout)
-        return DecoderBlock(attention, MLP(c.dim, c.mlp, c.activation, c.dropout), c.dim, c.norm, c.dropout)
-
-    @property
-    def _causal(self) -> bool:
-        """Whether the encoder's attention is causal: where it has no other mode."""
-        return False not in self.config.encoder.causal_modes
 
     @property
     def _attentions(self) -> list[Attention]:
@@ -253,9 +252,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def rows_independent(self) -> bool:
-        """Whether a row's output in training depends on that row alone: in every layer."""
-        found = [block.attention for block in self.encoder] + self._attentions
-        return all(attention.rows_independent for attention in found)
+        return all(block.attention.rows_independent for block in [*self.encoder, *self.decoder])
 
     @property
     def state_gradient(self) -> bool:
@@ -274,14 +271,12 @@ class EncoderDecoder(nn.Module):
             return torch.zeros(shape, device=device, dtype=dtype)
 
         valid = torch.zeros(shape[:2], dtype=torch.bool, device=device)
-        source = Encoded(tuple((nothing(), nothing()) for _ in self.decoder), valid)
-        return self._new_rows_state(source, device, dtype)
+        return self._new_rows(Encoded(tuple((nothing(), nothing()) for _ in self.decoder), valid), device, dtype)
 
-    def _new_rows_state(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
+    def _new_rows(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
         """The state of new rows of a source."""
-        rows = source.rows
-        layers = tuple(attention.initial_state(rows, device, dtype) for attention in self._attentions)
-        return EncoderDecoderState(torch.zeros(rows, dtype=torch.int64, device=device), source, layers)
+        layers = tuple(attention.initial_state(source.rows, device, dtype) for attention in self._attentions)
+        return EncoderDecoderState(torch.zeros(source.rows, dtype=torch.int64, device=device), source, layers)
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
         """The state of B new rows that translate source [B, S] int64; mask [B, S] bool, True = valid.
@@ -289,65 +284,53 @@ class EncoderDecoder(nn.Module):
         Each decoder layer projects its keys and values of the source here, and nowhere else. In training mode the call
         is one forward of the gated caches.
         """
-        began = self.training and begin_forward(self._caches)
-        state = self._encode(source, mask)
-        if began:
-            end_forward(self._caches)
-        return state
-
-    def _encode(self, source: Tensor, mask: Tensor | None) -> EncoderDecoderState:
-        return self.begin(self._hidden(source, mask), mask)
+        return self.begin(self.hidden(source, mask), mask)
 
     def hidden(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the encoder makes of a source, [B, S, D]: the first half of `encode`, which `begin` completes."""
+        check_token_ids(source, self.source_embedding.num_embeddings, mask)
         began = self.training and begin_forward(self._caches)
-        y = self._hidden(source, mask)
+        y = self._embed(self.source_embedding, self.source_positions, source, None, mask)
+        for block in self.encoder:
+            y, _ = block(y, None, mask)
+        y = self.encoder_norm(y)
         if began:
             end_forward(self._caches)
         return y
 
-    def _hidden(self, source: Tensor, mask: Tensor | None) -> Tensor:
-        check_token_ids(source, self.source_embedding.num_embeddings, mask)
-        y = self._embed(self.source_embedding, self.source_positions, source, None, mask)
-        for block in self.encoder:
-            y, _ = block(y, None, mask)
-        return self.encoder_norm(y)
-
     def begin(self, hidden: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
         """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
         valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
-        encoded = encoded_source(self.decoder, hidden, valid)
-        return self._new_rows_state(encoded, hidden.device, self.embedding.weight.dtype)
+        layers = tuple(block.read.keys_values(hidden) for block in self.decoder)
+        if not torch.is_grad_enabled():  # heads before tokens in memory, as each head reads them
+            layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
+        return self._new_rows(Encoded(layers, valid), hidden.device, self.embedding.weight.dtype)
 
     def forward(
         self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, EncoderDecoderState]:
         """See the class. mask: that of the target [R, T]."""
-        if not isinstance(x, Pair):
-            return self._decode(x, _checked(state, x, len(self.decoder)), mask)
-        if state is not None:
-            raise InputError(
-                f"expected no state, because a source begins a new row, found {type(state).__name__}; pass the target "
-                "tokens alone to continue a row"
-            )
-        check_token_ids(x.target, self.config.vocab_size, mask)
-        if len(x.source) != len(x.target):
-            raise InputError(
-                f"expected as many sources as targets, found {len(x.source)} and {len(x.target)}; pair them row by row"
-            )
-        began = self.training and begin_forward(self._caches)
-        found = self._decode(x.target, self._encode(x.source, x.mask), mask)
-        if began:
-            end_forward(self._caches)
-        return found
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def _decode(self, x: Tensor, state: EncoderDecoderState, mask: Tensor | None) -> tuple[Tensor, EncoderDecoderState]:
+        pair, x = (x, x.target) if isinstance(x, Pair) else (None, x)
         check_token_ids(x, self.config.vocab_size, mask)
-        y = self._embed_target(x, state.seen, mask)
-        visible = visible_tokens(state.source.valid)
+        # --- training: a source begins a new row ---
+        if pair is not None:
+            if state is not None:
+                raise InputError(
+                    f"expected no state, because a source begins a new row, found {type(state).__name__}; pass the "
+                    "target tokens alone to continue a row"
+                )
+            if len(pair.source) != len(x):
+                raise InputError(
+                    f"expected as many sources as targets, found {len(pair.source)} and {len(x)}; pair them row by row"
+                )
+            state = self.encode(pair.source, pair.mask)
+        # --- the target's tokens, after those that the state has read ---
+        state = self._checked(state, x)
+        y = self._embed(self.embedding, self.positions, x, state.seen, mask)
+        valid, visible = state.source.valid, None
+        # All are visible: faster. Checking it would make a device wait, and is no part of a compiled program.
+        if not (reads_without_waiting(valid) and bool(valid.all())):
+            visible = open_empty_rows(valid)[:, None, None]
         layers = []
         for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
             y, after = block(y, before, mask, source, visible)
@@ -355,9 +338,8 @@ class EncoderDecoder(nn.Module):
         seen = count_seen(x, state.seen, mask)
         return self.head(self.decoder_norm(y)), state._replace(seen=seen, layers=tuple(layers))
 
-    def _embed_target(self, x: Tensor, seen: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the decoder's first block reads for target tokens x [R, T] after `seen` [R] others, [R, T, D]."""
-        return self._embed(self.embedding, self.positions, x, seen, mask)
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _embed(
         self, embedding: nn.Embedding, positions: nn.Module | None, x: Tensor, seen: Tensor | None, mask: Tensor | None
@@ -366,6 +348,21 @@ class EncoderDecoder(nn.Module):
         if self.config.scale_embedding:
             y = y * self.config.dim**0.5
         return self.dropout(y if positions is None else positions(y, seen, mask))
+
+    def _checked(self, state: object, x: Tensor) -> EncoderDecoderState:
+        """The state. Raises InputError unless it is one of this model, of the rows of x."""
+        layers = len(self.decoder)
+        if not isinstance(state, EncoderDecoderState) or len(state.layers) != layers:
+            other = f"{len(state.layers)} layers" if isinstance(state, EncoderDecoderState) else type(state).__name__
+            raise InputError(
+                f"expected the state of a source for a decoder of {layers} layers, found one of {other}; use "
+                "encode(source), or Pair(source, target)"
+            )
+        if state.seen.shape[0] != x.shape[0]:
+            raise InputError(
+                f"expected a state of {len(x)} rows, as the tokens have, found {len(state.seen)}; use select or reset"
+            )
+        return state
 
     def widened(self, state: EncoderDecoderState) -> EncoderDecoderState:
         """The same state with those of the decoder's layers `widened`."""
@@ -386,39 +383,5 @@ def _positions(c: EncoderDecoderConfig) -> LearnedPositions | SinusoidalPosition
     return LearnedPositions(c.max_length, c.dim) if c.position == "learned" else SinusoidalPositions()
 
 
-def visible_tokens(valid: Tensor) -> Tensor | None:
-    """Which source tokens a decoder attends to, [G, 1, 1, S]; None: all, which is faster."""
-    # Checking it would make a device wait, and is no part of a compiled program.
-    if reads_without_waiting(valid) and bool(valid.all()):
-        return None
-    return open_empty_rows(valid)[:, None, None]
-
-
-def _checked(state: object, x: Tensor, layers: int) -> EncoderDecoderState:
-    """The state, after a check that it is one of a model of so many layers and of the rows of x."""
-    if not isinstance(state, EncoderDecoderState) or len(state.layers) != layers:
-        found = f"one of {len(state.layers)} layers" if isinstance(state, EncoderDecoderState) else type(state).__name__
-        raise InputError(
-            f"expected the state of a source for a decoder of {layers} layers, found {found}; use encode(source), or "
-            "Pair(source, target)"
-        )
-    if state.seen.shape[0] != x.shape[0]:
-        raise InputError(
-            f"expected a state of {len(x)} rows, as the tokens have, found {len(state.seen)}; use select or reset"
-        )
-    return state
-
-
-def _check(c: EncoderDecoderConfig) -> None:
-    check_fields(c, "model")
-    check_fields(c.encoder, "model.encoder")
-    check_fields(c.decoder, "model.decoder")
-    check_heads(c.dim, c.num_heads)
-    check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, max_length=1)
-    check_dropout(c.dropout)
-    if c.source_vocab_size < 0 or (c.share == "all" and c.source_vocab_size not in (0, c.vocab_size)):
-        raise InputError(
-            f"source_vocab_size: expected 0 or {c.vocab_size}, as the embeddings are shared, found "
-            f'{c.source_vocab_size}; use share="target" for separate vocabularies'
-        )
-    check_mode(c.decoder, True)
+def _by_head(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)

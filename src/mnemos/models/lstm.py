@@ -11,14 +11,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from mnemos._compat import exportable
 from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.dropout import Dropout
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Likelihood, Splits, StateKind, check_token_ids
+from mnemos.types import Device, InputError, check_token_ids
 
-from .blocks import init_weights
-from .fields import check_sizes
-from .heads import language_head, likelihood_of_head, tie
+from .transformer import LanguageModel, check_sizes, dropout_of, init_weights, language_head
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
 _BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -40,7 +37,6 @@ class LSTMConfig(ModelConfig):
     div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
 
     def build(self) -> "LSTM":
-        """The model, freshly initialised."""
         return LSTM(self)
 
 
@@ -57,7 +53,7 @@ class LSTMState(NamedTuple):
         return "hidden state"
 
 
-class LSTM(nn.Module):
+class LSTM(LanguageModel):
     """`logits, state = model(x, state=None, mask=None)`: an embedding, layers of `torch.nn.LSTM`, and a linear map.
 
     x [B, T] int64 token ids; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i] predict the token after
@@ -68,13 +64,6 @@ class LSTM(nn.Module):
     Raises InputError for impossible sizes and shapes, and tokens outside the vocabulary.
     """
 
-    splits: Splits = "anywhere"
-    state_kind: StateKind = "constant"
-    rows_independent = True
-    state_gradient = True
-    autoregressive = True
-    picks_positions = True
-
     def __init__(self, config: LSTMConfig | None = None, **fields: Any) -> None:
         super().__init__()
         self.config = c = with_fields(config or LSTMConfig(), fields, "LSTM")
@@ -82,29 +71,19 @@ class LSTM(nn.Module):
         check_sizes(c, vocab_size=1, dim=1, layers=1)
         check_dropout(c.dropout)
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
-        self.dropout = Dropout(c.dropout)
+        self.dropout = dropout_of(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
-        if c.tied:
-            tie(self.head, self.embedding)
-
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """Scores the hidden states of an adaptive softmax; None if outputs are logits."""
-        return likelihood_of_head(self.head)
+        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
+            self.head.weight = self.embedding.weight
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
-        weight = self.embedding.weight
-        h = torch.zeros(
-            batch_size,
-            self.config.layers,
-            self.config.dim,
-            device=weight.device if device is None else device,
-            dtype=dtype or weight.dtype,
-        )
+        c, weight = self.config, self.embedding.weight
+        device = weight.device if device is None else device
+        h = torch.zeros(batch_size, c.layers, c.dim, device=device, dtype=dtype or weight.dtype)
         return LSTMState(h, h.clone())
 
     def forward(
@@ -125,22 +104,18 @@ class LSTM(nn.Module):
             with nullcontext() if _BFLOAT16_LSTM else full_precision("cpu"):
                 y, after = self.lstm(y, before)
         else:
-            y, after = self._run_packed(y, before, mask)
+            # The valid tokens of each row are moved together, read, and their outputs moved back to their places.
+            count, order = mask.sum(1), torch.argsort(~mask, stable=True, dim=1)
+            y = y.gather(1, order[..., None].expand_as(y))
+            # Packing needs lengths of at least 1, on the CPU.
+            packed = pack_padded_sequence(y, count.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+            read, after = self.lstm(packed, before)
+            y, _ = pad_packed_sequence(read, batch_first=True, total_length=mask.shape[1])
+            some = (count > 0)[None, :, None]
+            after = tuple(torch.where(some, new, old) for new, old in zip(after, before, strict=True))
+            y = y.gather(1, order.argsort(1)[..., None].expand_as(y))
         y = self.dropout(y)
         return self.head(y if only is None else y[only]), LSTMState(*(part.transpose(0, 1) for part in after))
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _run_packed(self, y: Tensor, before: tuple[Tensor, ...], mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Move the valid tokens of each row together, read them, and move the outputs back to their places."""
-        t, count = mask.shape[1], mask.sum(1)
-        order = torch.argsort(~mask, stable=True, dim=1)
-        y = y.gather(1, order[..., None].expand_as(y))
-        # Packing needs lengths of at least 1, on the CPU.
-        packed = pack_padded_sequence(y, count.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        read, after = self.lstm(packed, before)
-        y, _ = pad_packed_sequence(read, batch_first=True, total_length=t)
-        some = (count > 0)[None, :, None]
-        after = tuple(torch.where(some, new, old) for new, old in zip(after, before, strict=True))
-        return y.gather(1, order.argsort(1)[..., None].expand_as(y)), after

@@ -1,37 +1,47 @@
-"""Memformer (Wu et al. 2022): an encoder writes each segment into slots, and a decoder predicts the next segment."""
+"""Memformer (Wu et al. 2022): an encoder writes each segment into slots, and a decoder predicts the next segment.
+
+From top to bottom: the settings; the block of both halves, the encoder, which reads the slots, and the decoder, which
+reads the previous encoding and caches what it needs within a segment; the model, which cuts the tokens of every row
+into segments, encodes and writes them one after the other, and decodes them.
+"""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import exportable
+from mnemos.attention.cross import CrossAttention, KeysValues
+from mnemos.attention.relative import PositionBias
+from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
 from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.grid import Stretch, Unfinished, stretches
+from mnemos.memory.key_values import BranchedKeyValues, KeyValues, pad_front
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import Rows, count_seen
 from mnemos.registry import register
-from mnemos.types import (
-    Device,
-    InputError,
-    Likelihood,
-    Splits,
-    StateKind,
-    check_heads,
-    check_token_ids,
-    leaves,
-    map_state,
-)
+from mnemos.types import Device, InputError, check_heads, check_token_ids
 
-from .blocks import Activation, init_weights, shrink_residuals
-from .fields import MemformerFields, check_sizes, with_signature
-from .heads import language_head, likelihood_of_head, tie
-from .memformer_blocks import DecoderCache, MemformerDecoder, MemformerEncoder, Read, Sizes, StretchRead
+from .segments import check_state_fits, rows_of, with_rows, without_rows
+from .transformer import (
+    Activation,
+    LanguageModel,
+    add_into,
+    check_sizes,
+    dropout_of,
+    init_weights,
+    language_head,
+    mlp_of,
+    module_list,
+    norm_of,
+    shrink_residuals,
+    with_signature,
+)
 
 
 @register
@@ -86,17 +96,181 @@ class MemformerConfig(ModelConfig):
     norm: Literal["rms", "pre"] = "pre"
 
     def build(self) -> "Memformer":
-        """The model, freshly initialised."""
         return Memformer(self)
 
     def resolved(self) -> "MemformerConfig":
-        """The same with the preset's switches set: the given value, else the preset's. Radius None still means √D."""
-        cls, radius = PRESETS[self.preset]
+        """The same with the preset's switches set, where they are None. Radius None still means √D."""
+        cls, radius = (2, 1.0) if self.preset == "paper" else (0, None)
         memory = self.memory if self.memory.radius is not None else dataclasses.replace(self.memory, radius=radius)
         return dataclasses.replace(self, memory=memory, cls=cls if self.cls is None else self.cls)
 
 
-PRESETS: dict[str, tuple[int, float | None]] = {"paper": (2, 1.0), "mnemos": (0, None)}  # cls, memory.radius
+class ReadingBlock(nn.Module):
+    """Self-attention, an attention to each of several sources, MLP: each with a norm before it and a residual.
+
+    x [B, T, D], state of the self-attention, mask [B, T], bias of its scores, keys and values of each source, and the
+    `visible` argument of each attention to a source -> y [B, T, D], state.
+    """
+
+    def __init__(self, c: MemformerConfig, causal: bool, sources: int) -> None:
+        super().__init__()
+        self.attention = SoftmaxAttention(c.dim, c.num_heads, causal, c.dropout)
+        self.attention_norm = norm_of(c.norm, c.dim)
+        self.reads = module_list(CrossAttention(c.dim, c.num_heads, c.dropout) for _ in range(sources))
+        self.read_norms = module_list(norm_of(c.norm, c.dim) for _ in range(sources))
+        self.mlp, self.mlp_norm = mlp_of(c.dim, c.mlp, c.activation, c.dropout), norm_of(c.norm, c.dim)
+        self.dropout = dropout_of(c.dropout)
+
+    def keys_values(self, sources: Sequence[Tensor]) -> tuple[KeysValues, ...]:
+        """The keys and values of sources [B, N, D], for `forward`."""
+        return tuple(read.keys_values(source) for read, source in zip(self.reads, sources, strict=True))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: KeyValues | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        sources: Sequence[KeysValues],
+        visible: Sequence[Tensor | None],
+    ) -> tuple[Tensor, KeyValues | None]:
+        y, after = self.attention(self.attention_norm(x), state, mask, bias)
+        assert not isinstance(after, BranchedKeyValues)  # as no state that was given
+        x = add_into(x, self.dropout(y))
+        for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
+            x = add_into(x, self.dropout(read(norm(x), source, seen)))
+        return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), after
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class MemformerEncoder(nn.Module):
+    """A bidirectional encoder that attends to the slots in every block (eq. 1–3): x [B, L, D] -> y [B, L + cls, D].
+
+    slots [B, K, D], or None if the model has no memory. `cls` learned tokens are appended, which all tokens attend to
+    and whose outputs come last.
+    """
+
+    def __init__(self, c: MemformerConfig) -> None:
+        super().__init__()
+        self.cls = nn.Parameter(torch.randn(c.cls, c.dim) * c.dim**-0.5) if c.cls else None
+        self.bias = PositionBias(c.num_heads, c.buckets, c.max_distance, both=True)
+        self.blocks = module_list(ReadingBlock(c, False, int(c.memory.slots > 0)) for _ in range(c.encoder_layers))
+        self.norm = norm_of(c.norm, c.dim)
+
+    def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        if self.cls is not None:
+            x = torch.cat([x, self.cls.expand(x.shape[0], -1, -1)], 1)
+        place = torch.arange(x.shape[1], device=x.device)
+        bias = self.bias(place - place[:, None])[None]
+        sources = () if slots is None else (slots,)
+        for block in self.blocks:
+            x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
+        return self.norm(x)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class Read(NamedTuple):
+    """What a decoder attends to: the previous segment, encoded [B, L, D], valid [B, L] bool; slots [B, K, D] or None.
+
+    The last place of `encoded` is the one before the first of the present segment. Invalid encodings are 0.
+    """
+
+    encoded: Tensor
+    valid: Tensor
+    slots: Tensor | None
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """What each block of the decoder has an attention to."""
+        return [self.encoded] if self.slots is None else [self.encoded, self.slots]
+
+
+@exportable
+class DecoderCache(NamedTuple):
+    """A decoder block's cache within a segment: its own keys and values so far, and those of its sources.
+
+    Rows may be at different places; the tokens of a row are the last columns, and the other columns are not valid. If
+    all rows are at the start of a segment, all tensors are empty: [B, 0, ..].
+    """
+
+    own: KeyValues
+    sources: tuple[KeysValues, ...]
+
+    @property
+    def memory_name(self) -> None:
+        """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
+        return None
+
+
+class MemformerDecoder(nn.Module):
+    """A causal decoder of the present segment that attends to the previous encoding and, with `memory`, to the slots.
+
+    x [B, t, D], mask [B, t], the place of each row in its segment, what the rows attend to and the caches so far (None:
+    all rows are at the start) -> y [B, t, D] and the caches, one per block. All tokens of a row must be of one segment.
+    """
+
+    def __init__(self, c: MemformerConfig) -> None:
+        super().__init__()
+        self.memory = c.memory.slots > 0 and c.decoder_reads
+        self.heads, self.width = c.num_heads, c.dim // c.num_heads
+        self.own_bias, self.read_bias = (PositionBias(c.num_heads, c.buckets, c.max_distance) for _ in range(2))
+        self.blocks = module_list(ReadingBlock(c, True, 1 + self.memory) for _ in range(c.decoder_layers))
+        self.norm = norm_of(c.norm, c.dim)
+
+    def empty(
+        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> tuple[DecoderCache, ...]:
+        """The caches at the start of a segment."""
+
+        def none() -> Tensor:
+            return torch.zeros(batch_size, 0, self.heads, self.width, device=device, dtype=dtype)
+
+        return tuple(
+            DecoderCache(
+                KeyValues.empty(batch_size, self.heads, self.width, device, dtype),
+                tuple((none(), none()) for _ in range(1 + self.memory)),
+            )
+            for _ in self.blocks
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        place: list[int] | Tensor,
+        read: Read,
+        caches: tuple[DecoderCache, ...] | None,
+    ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
+        t, device = x.shape[1], x.device
+        # --- biases of the scores, by distances to its own keys and to the encoded tokens before ---
+        before = caches[0].own.k.shape[1] if caches else 0
+        query, key = torch.arange(before, before + t, device=device), torch.arange(before + t, device=device)
+        own = self.own_bias(key - query[:, None])[None]
+        if isinstance(place, list):  # one place for all rows, unless they differ
+            places = torch.tensor(place if len(set(place)) > 1 else place[:1], device=device)
+        else:
+            places = place
+        query = (places[:, None] + torch.arange(t, device=device))[..., None]
+        encoded = self.read_bias(torch.arange(-read.encoded.shape[1], 0, device=device) - query)
+        visible = [add_bias(open_empty_rows(read.valid)[:, None, None], encoded), *[None] * self.memory]
+        # --- blocks ---
+        after = []
+        for i, block in enumerate(self.blocks):
+            cache = caches[i] if caches else None
+            # A row at the start of a segment reads a new encoding; for the other rows the result is the same again.
+            begins = cache is None or (isinstance(place, list) and 0 in place)
+            sources = block.keys_values(read.sources) if cache is None or begins else cache.sources
+            x, state = block(x, None if cache is None else cache.own, mask, own, sources, visible)
+            assert state is not None  # the block is causal
+            after.append(DecoderCache(state, sources))
+        return self.norm(x), tuple(after)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 @exportable
@@ -120,7 +294,7 @@ class MemformerState(NamedTuple):
 
 
 @with_signature(MemformerConfig)
-class Memformer(nn.Module):
+class Memformer(LanguageModel):
     """`logits, state = model(x, state=None, mask=None)`: a language model with a memory of slots and constant cost.
 
     x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
@@ -142,38 +316,35 @@ class Memformer(nn.Module):
     Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
 
-    splits: Splits = "anywhere"
-    state_kind: StateKind = "constant"
-    rows_independent = True
-    state_gradient = True
-    autoregressive = True
-    picks_positions = True
-
-    def __init__(self, config: MemformerConfig | None = None, **fields: Unpack[MemformerFields]) -> None:
+    def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        c = with_fields(config or MemformerConfig(), dict(fields), "Memformer")
-        _check(c)
+        c = with_fields(config or MemformerConfig(), fields, "Memformer")
+        check_fields(c, "model")
+        check_heads(c.dim, c.num_heads)
+        check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, segment=1)
+        check_dropout(c.dropout)
+        if c.cls is not None and c.cls < 0:
+            raise InputError(f"cls: expected at least 0, or None for the preset's, found {c.cls}; use 0 for none")
+        if c.bos is not None and not 0 <= c.bos < c.vocab_size:
+            raise InputError(f"bos: expected a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}; change it")
+        if c.decoder_reads and not c.memory.slots:
+            raise InputError(
+                "decoder_reads: expected slots to read, found memory.slots 0; raise it or use decoder_reads=False"
+            )
         self.config = c = c.resolved()
-        sizes = Sizes(c.dim, c.num_heads, c.mlp, c.activation, c.dropout, c.buckets, c.max_distance, c.norm)
-        has_memory = c.memory.slots > 0
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.bos = nn.Embedding(1, c.dim) if c.bos is None else None
-        self.dropout = Dropout(c.dropout)
-        self.encoder = MemformerEncoder(sizes, c.encoder_layers, c.cls or 0, has_memory)
-        self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if has_memory else None
-        self.decoder = MemformerDecoder(sizes, c.decoder_layers, has_memory and c.decoder_reads)
+        self.dropout = dropout_of(c.dropout)
+        self.encoder = MemformerEncoder(c)
+        self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if c.memory.slots else None
+        self.decoder = MemformerDecoder(c)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
         if c.norm == "rms":
             shrink_residuals(self.encoder.blocks)
             shrink_residuals(self.decoder.blocks)
-        if c.tied:
-            tie(self.head, self.embedding)
-
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        return likelihood_of_head(self.head)
+        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
+            self.head.weight = self.embedding.weight
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
@@ -213,50 +384,15 @@ class Memformer(nn.Module):
         inside = bool((after % length).any() or (count_seen(x, after, mask) % length).any())
         return self(x, state, mask)[1] if inside else self._encode(x, state, mask)[2]
 
-    def writing(
-        self, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, MemformerState]:
-        """`advance` with the writer's attention: weights [B, S, H, K, 1 + L + cls] of S segments, and the state.
-
-        Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. A row that completes fewer segments than
-        another has zeros behind them. For figures.
-        """
-        if self.memory is None or not self.config.memory.write:
-            raise InputError(
-                f"writing: expected a model that writes slots, found memory.slots {self.config.memory.slots} and "
-                f"memory.write {self.config.memory.write}; use a model with both"
-            )
-        found: list[Tensor] = []
-
-        def listen(memory: SlotMemory, given: tuple[SlotState, Tensor, Tensor | None]) -> None:
-            found.append(memory.write_attention(*given[:3]))
-
-        hook = self.memory.register_forward_pre_hook(listen)
-        try:
-            before, state = state, self.advance(x, state, mask)
-        finally:
-            hook.remove()
-        if not found:
-            raise InputError(f"writing: expected a whole segment, {self.config.segment} tokens; found none in any row")
-        place = [0] * len(x) if before is None else (before.seen % self.config.segment).tolist()
-        steps = stretches(place, Rows.of(x, mask).counts, self.config.segment)
-        written, wholes = [0] * len(x), [sum(row) for row in zip(*(step.done for step in steps), strict=True)]
-        weights = found[0].new_zeros(len(x), max(wholes), *found[0].shape[1:])
-        for step, new in zip((step for step in steps if any(step.done)), found, strict=True):
-            for row, one in zip((row for row, done in enumerate(step.done) if done), new, strict=True):
-                weights[row, written[row]] = one
-                written[row] += 1
-        return weights, state
-
     def _encode(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[Rows, list[StretchRead], MemformerState, tuple[DecoderCache, ...]]:
+    ) -> tuple[Rows, list[tuple[Stretch, Read]], MemformerState, tuple[DecoderCache, ...]]:
         """Encoder and writer: the rows' tokens, what the decoder reads in each stretch, the state after, caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
         check_token_ids(x, self.config.vocab_size, mask)
-        b = len(x)
+        b, length = len(x), self.config.segment
         if state is None:
             state, seen = self.initial_state(b), [0] * b
         else:
@@ -268,23 +404,21 @@ class Memformer(nn.Module):
         unfinished = Unfinished(state.pending, state.pending_valid)
         rows = Rows.of(x.long(), mask)  # segments count valid tokens; the state keeps those of one that is not complete
         steps = []
-        for stretch in stretches([n % self.config.segment for n in seen], rows.counts, self.config.segment):
-            slots = self.slots(memory) if self.decoder.memory else None
-            steps.append(StretchRead(stretch, Read(encoded, valid, slots)))
+        for stretch in stretches([n % length for n in seen], rows.counts, length):
+            steps.append((stretch, Read(encoded, valid, self.slots(memory) if self.decoder.memory else None)))
             span = slice(stretch.start, stretch.stop)
             unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.place)
+            if all(stretch.done):
+                encoded, valid, memory = self.write(unfinished.tokens, memory)
+            elif any(stretch.done):
+                some = torch.tensor([i for i, done in enumerate(stretch.done) if done], device=x.device)
+                new = self.write(unfinished.tokens[some], rows_of(memory, some))
+                encoded, valid, memory = with_rows((encoded, valid, memory), some, new)
             if any(stretch.done):
-                encoded, valid, memory = self._write_rows(unfinished.tokens, stretch.done, encoded, valid, memory)
                 unfinished = unfinished.emptied(torch.tensor(stretch.done, device=x.device))
         ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
         after = MemformerState(count_seen(x, state.seen, mask), memory, encoded, valid, *unfinished, ends)
         return rows, steps, after, caches
-
-    def widened(self, state: MemformerState) -> MemformerState:
-        """The same state with the decoder's caches as long as they become, so that its size is constant."""
-        length, slots = self.config.segment, self.config.memory.slots
-        sources = [length, slots] if self.decoder.memory else [length]
-        return state._replace(layers=tuple(cache.widened(length - 1, sources) for cache in state.layers))
 
     def encode_start(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last place, before the first token."""
@@ -297,20 +431,8 @@ class Memformer(nn.Module):
         last = (torch.arange(length, device=valid.device) == length - 1).expand_as(valid)
         if fresh is None:
             return start, last
-        return torch.where(fresh[:, None, None], start.to(encoded.dtype), encoded), torch.where(
-            fresh[:, None], last, valid
-        )
-
-    def _write_rows(
-        self, segment: Tensor, done: list[bool], encoded: Tensor, valid: Tensor, memory: SlotState | None
-    ) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t, which of its places are valid, and M_t in the rows that are `done` with s_t [B, L]."""
-        if all(done):
-            return self.write(segment, memory)
-        rows = torch.tensor([i for i, d in enumerate(done) if d], device=encoded.device)
-        new = self.write(segment[rows], map_state(lambda x: x[rows], memory))
-        put = (encoded, valid, memory)
-        return map_state(lambda old, x: old.index_copy(0, rows, x.to(old.dtype)), put, new)
+        encoded = torch.where(fresh[:, None, None], start.to(encoded.dtype), encoded)
+        return encoded, torch.where(fresh[:, None], last, valid)
 
     def write(self, segment: Tensor, memory: SlotState | None) -> tuple[Tensor, Tensor, SlotState | None]:
         """E_t, which of its places are valid (all), and M_t of segments [B, L] that are complete."""
@@ -324,82 +446,67 @@ class Memformer(nn.Module):
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decode(
-        self, rows: Rows, steps: list[StretchRead], caches: tuple[DecoderCache, ...]
+        self, rows: Rows, steps: list[tuple[Stretch, Read]], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
-        """The decoder over all stretches; segments that are whole in the call are independent and run as one batch."""
-        x, length, i = rows.x, self.config.segment, 0
+        """The decoder over all stretches: outputs [B, t, D] and the caches after them."""
+        x, b, length, like, i = rows.x, len(rows.x), self.config.segment, self.embedding.weight, 0
         outputs = [] if steps else [self.embedding(x)]  # of padding alone, which `in_place` makes zeros
         while i < len(steps):
-            same = i
-            while same < len(steps) and _is_whole(steps[same].stretch, length):
-                same += 1
-            if same > i:
-                outputs.append(self._side_by_side(x, steps[i:same]))
-                caches = self.decoder.empty(
-                    len(x), x.device, self.embedding.weight.dtype
-                )  # not empty before, in rows that were reset
-                i = same
+            # --- segments that are whole in the call are rows of one batch: none reads what another one says ---
+            n = 0
+            while i + n < len(steps) and _is_whole(steps[i + n][0], length):
+                n += 1
+            if n:
+                span = slice(steps[i][0].start, steps[i + n - 1][0].stop)
+                encoded, valid, slots = zip(*(read for _, read in steps[i : i + n]), strict=True)
+                read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
+                tokens = x[:, span].unflatten(1, (n, length)).transpose(0, 1).flatten(0, 1)  # [n·B, L]
+                y, _ = self.decoder(self.dropout(self.embedding(tokens)), None, [0] * (n * b), read, None)
+                outputs.append(y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2))
+                caches = self.decoder.empty(b, x.device, like.dtype)  # not empty before, in rows that were reset
+                i += n
                 continue
+            # --- a part of a segment, after what is cached of it ---
             stretch, read = steps[i]
             span = slice(stretch.start, stretch.stop)
-            y = self.dropout(self.embedding(x[:, span]))
             mask = rows.valid(span)
-            y, caches = self.decoder(y, mask, stretch.place, read, caches)
-            caches = self.decoder.closed(caches, stretch, mask)
+            y, caches = self.decoder(self.dropout(self.embedding(x[:, span])), mask, stretch.place, read, caches)
             outputs.append(y)
+            if not any(stretch.after) and (any(stretch.done) or mask is not None):
+                caches = self.decoder.empty(b, x.device, like.dtype)
+            elif any(stretch.done) or mask is not None:  # without padding and the tokens of rows that are done
+                done, longest = torch.tensor(stretch.done, device=x.device), max(stretch.after)
+                caches = tuple(
+                    cache._replace(
+                        own=without_rows((cache.own if mask is None else cache.own.packed()).last(longest), done)
+                    )
+                    for cache in caches
+                )
             i += 1
         return torch.cat(outputs, 1), caches
 
-    def _side_by_side(self, x: Tensor, steps: list[StretchRead]) -> Tensor:
-        """Whole segments as rows of one batch: each reads the encoding before it, and not the other segments."""
-        n, b = len(steps), len(x)
-        span = slice(steps[0].stretch.start, steps[-1].stretch.stop)
-
-        def rows(tokens: Tensor) -> Tensor:  # [B, n·L] -> [n·B, L]
-            return tokens[:, span].unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
-
-        encoded, valid, slots = zip(*(step.read for step in steps), strict=True)
-        read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
-        y = self.dropout(self.embedding(rows(x)))
-        y, _ = self.decoder(y, None, [0] * (n * b), read, None)
-        return y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2)
+    def widened(self, state: MemformerState) -> MemformerState:
+        """The same state with the decoder's caches as long as they become, so that its size is constant."""
+        c = self.config
+        lengths = [c.segment, c.memory.slots] if self.decoder.memory else [c.segment]
+        layers = tuple(
+            DecoderCache(
+                cache.own.widened(c.segment - 1),
+                tuple((pad_front(k, n), pad_front(v, n)) for (k, v), n in zip(cache.sources, lengths, strict=True)),
+            )
+            for cache in state.layers
+        )
+        return state._replace(layers=layers)
 
     def _check_state(self, state: object, rows: int) -> None:
-        if not isinstance(state, MemformerState):
-            raise InputError(
-                f"expected the state that this model returned, found {type(state).__name__}; start with state=None"
-            )
-        fits = state.encoded.shape[1:] == (self.config.segment, self.config.dim)
-        fits = fits and len(state.layers) == self.config.decoder_layers
-        slots = None if self.memory is None else self.memory.bias.shape
-        if not fits or (None if state.memory is None else state.memory.slots.shape[1:]) != slots:
-            raise InputError(
-                "expected the state that this model returned, found one of a model of another configuration; start "
-                "with state=None"
-            )
-        found = [leaf.shape[0] for leaf in leaves(state)]
-        if any(count != rows for count in found):
-            counts = " and ".join(map(str, sorted(set(found))))
-            raise InputError(
-                f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
-            )
+        c, fits = self.config, isinstance(state, MemformerState)
+        if isinstance(state, MemformerState):
+            slots = None if self.memory is None else self.memory.bias.shape
+            fits = state.encoded.shape[1:] == (c.segment, c.dim) and len(state.layers) == c.decoder_layers
+            fits = fits and (None if state.memory is None else state.memory.slots.shape[1:]) == slots
+        check_state_fits(state, fits, rows)
 
 
 def _is_whole(stretch: Stretch, length: int) -> bool:
     """Whether it is a whole segment of every row."""
     return stretch.stop - stretch.start == length and all(stretch.done)
-
-
-def _check(c: MemformerConfig) -> None:
-    check_fields(c, "model")
-    check_heads(c.dim, c.num_heads)
-    check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, segment=1)
-    if c.cls is not None and c.cls < 0:
-        raise InputError(f"cls: expected at least 0, or None for the preset's, found {c.cls}; use 0 for none")
-    if c.bos is not None and not 0 <= c.bos < c.vocab_size:
-        raise InputError(f"bos: expected a token, 0 to {c.vocab_size - 1}, or None, found {c.bos}; change it")
-    check_dropout(c.dropout)
-    if c.decoder_reads and not c.memory.slots:
-        raise InputError(
-            "decoder_reads: expected slots to read, found memory.slots 0; raise it or use decoder_reads=False"
-        )

@@ -1,10 +1,13 @@
-"""Language models that read in segments, each with memory tokens in front, behind or both: what they share.
+"""Language models that read in segments, each with memory tokens in front, behind or both.
 
-First the attention within a segment: who attends to whom, and what is cached. Then the model around it.
+From top to bottom: the attention within a segment, and what it keeps between calls; `SegmentModel`, which cuts the
+tokens of every row into segments and reads them; and the three models, which differ in their memory alone: the Memory
+Transformer (Burtsev et al. 2020), the Recurrent Memory Transformer (RMT, Bulatov et al. 2022), and the Associative
+Recurrent Memory Transformer (ARMT, Rodkin et al. 2024).
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +15,22 @@ from torch import Tensor, nn
 from mnemos._compat import exportable, pytree
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.attention.softmax import attend, project_qkv
-from mnemos.config import ModelConfig, check_fields
+from mnemos.config import ModelConfig, check_fields, with_fields
+from mnemos.memory.associations import AssociationsConfig, AssociationState, AssociativeMemory
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, pad_front
+from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import Rows, count_seen
 from mnemos.ops.rotary import Rotary
+from mnemos.ops.sinusoids import sinusoids
+from mnemos.registry import register
 from mnemos.types import (
     Device,
     InputError,
-    Likelihood,
-    Splits,
+    S,
     State,
-    StateKind,
     check_heads,
     check_token_ids,
     leaves,
@@ -34,19 +38,20 @@ from mnemos.types import (
     select,
 )
 
-from .blocks import (
+from .transformer import (
     Activation,
     Block,
+    LanguageModel,
     Norm,
+    check_sizes,
+    dropout_of,
     final_norm_of,
     init_weights,
+    language_head,
     mlp_of,
     module_list,
     shrink_residuals,
-    sinusoids,
 )
-from .fields import check_sizes
-from .heads import language_head, likelihood_of_head, tie
 
 
 class Layout(NamedTuple):
@@ -55,22 +60,6 @@ class Layout(NamedTuple):
     front: int
     tokens: int
     back: int
-
-    def sees(self, causal: bool, device: Device) -> Tensor:
-        """[n, n] bool, True = the token of the row attends to the token of the column.
-
-        Front: the front only. A token: the front, and tokens not after it. Back: everything. Within the front and
-        within the back: all, or with `causal` those not after.
-        """
-        place = torch.arange(sum(self), device=device)
-        group = (place >= self.front).int() + (place >= self.front + self.tokens).int()
-        not_after = place <= place[:, None]
-        within = not_after if causal else not_after | (group != 1)
-        return (group < group[:, None]) | ((group == group[:, None]) & within)
-
-    def is_causal(self, causal: bool) -> bool:
-        """Whether `sees` is the plain causal mask."""
-        return causal or max(self.front, self.back) < 2
 
 
 class Context(NamedTuple):
@@ -107,7 +96,6 @@ class SegmentAttention(MultiHeadAttention[Context]):
         self.output = torch.nn.Linear(dim, dim)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Context:
-        """No keys."""
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
         return Context(nothing, nothing)
 
@@ -115,15 +103,14 @@ class SegmentAttention(MultiHeadAttention[Context]):
         """Nothing: the model checks its state."""
 
     def compute_heads(self, x: Tensor, state: Context | None, mask: Tensor | None) -> tuple[Tensor, Context | None]:
-        """The heads before projection, [B, T, H, D/H], and the keys and values of x."""
         t = x.shape[1]
         q, k, v = project_qkv(self.qkv(x), self.num_heads, None if state is None else state.turn)
         state = Context(k[:, :0], v[:, :0]) if state is None else state
-        p = self.dropout if self.training else 0.0
         keys, values = k, v
         if state.k.shape[1]:
             keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
-        heads = self.attend(q, keys, values, state.visible, state.visible is None and t > 1, p)
+        dropout = self.dropout if self.training else 0.0
+        heads = self.attend(q, keys, values, state.visible, state.visible is None and t > 1, dropout)
         return heads, Context(k, v)
 
 
@@ -145,33 +132,6 @@ class SegmentCache(NamedTuple):
         """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
         return None
 
-    @staticmethod
-    def empty(
-        batch: int, heads: int, width: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> "SegmentCache":
-        """The cache at the start of a segment."""
-        own = KeyValues.empty(batch, heads, width, device, dtype)
-        return SegmentCache(own.k, own.v.clone(), own)
-
-    def before(self) -> tuple[Tensor, Tensor]:
-        """All keys and all values, [B, f + n, H, D/H]."""
-        if not self.front_k.shape[1]:
-            return self.own.k, self.own.v
-        return torch.cat([self.front_k, self.own.k], 1), torch.cat([self.front_v, self.own.v], 1)
-
-    def valid(self) -> Tensor | None:
-        """Which of them may be attended to, [B, f + n] bool; None: there are none."""
-        f, n = self.front_k.shape[1], self.own.k.shape[1]
-        if not f:
-            return self.own.valid if n else None
-        return torch.cat([self.own.valid.new_ones(self.own.valid.shape[0], f), self.own.valid], 1)
-
-    def with_front(self, k: Tensor, v: Tensor, rows: Tensor) -> "SegmentCache":
-        """With the keys and values of the memory tokens in front of the rows (indices)."""
-        pairs = (self.front_k, k), (self.front_v, v)
-        front_k, front_v = (old.index_copy(0, rows, x.to(old.dtype)) for old, x in pairs)
-        return self._replace(front_k=front_k, front_v=front_v)
-
     def with_pass(self, new: Context, layout: Layout, mask: Tensor | None = None) -> "SegmentCache":
         """With the keys and values of a pass's front, if it had one, and of its tokens; mask [B, tokens] bool."""
         f, end = layout.front, layout.front + layout.tokens
@@ -179,39 +139,32 @@ class SegmentCache(NamedTuple):
         own = cache.own.append(new.k[:, f:end], new.v[:, f:end], mask)
         return cache._replace(own=own if mask is None else own.packed())
 
-    def closed(self, place: list[int], done: list[bool]) -> "SegmentCache":
-        """Without the tokens of the rows that are `done`, not all; `place`: how many tokens each row then has."""
-        rows, own = torch.tensor(done, device=self.own.k.device), self.own.last(max(place))
-        # Without the buffer, in which these tokens are valid.
-        own = KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
-        return self._replace(own=own)
 
-    def widened(self, front: int, length: int) -> "SegmentCache":
-        """The same cache with space for `front` memory tokens and `length` tokens, which are not valid where new."""
-        front_k, front_v = (pad_front(x, front) for x in (self.front_k, self.front_v))
-        return SegmentCache(front_k, front_v, self.own.widened(length))
+def visible(layout: Layout, causal: bool, before: SegmentCache, mask: Tensor | None, device: Device) -> Tensor | None:
+    """`Context.visible` of a pass after a cache. mask [B, tokens]: its tokens that are no padding; None: all.
 
-
-def visible(layout: Layout, causal: bool, kept: Tensor | None, valid: Tensor | None, device: Device) -> Tensor | None:
-    """`Context.visible` of a pass after keys that are valid as `kept` [B, N] says (None: there are none).
-
-    valid [B, tokens] bool: which of the pass's tokens are no padding; None: all. Every token attends to itself.
+    Front: the front only. A token: the front, and tokens not after it. Back: everything. Within the front and within
+    the back: all, or with `causal` those not after. Every token attends to itself.
     """
-    n = sum(layout)
-    if kept is None and valid is None and layout.is_causal(causal):
-        return None
-    if n == 1 and kept is not None:
+    n, f, old = sum(layout), before.front_k.shape[1], before.own.valid
+    valid = torch.cat([old.new_ones(old.shape[0], f), old], 1) if f else old if old.shape[1] else None  # of the cache
+    if valid is None and mask is None and (causal or max(layout.front, layout.back) < 2):
+        return None  # the plain causal mask
+    if n == 1 and valid is not None:
         # One token attends to every valid key. On the CPU, checking that all are valid does not wait for a device.
-        if reads_without_waiting(kept) and bool(kept.all()):
+        if reads_without_waiting(valid) and bool(valid.all()):
             return None
-        return torch.cat([kept, kept.new_ones(kept.shape[0], 1)], 1)[:, None, None]
-    own = layout.sees(causal, device)[None]
+        return torch.cat([valid, valid.new_ones(valid.shape[0], 1)], 1)[:, None, None]
+    place = torch.arange(n, device=device)
+    group = (place >= layout.front).int() + (place >= layout.front + layout.tokens).int()  # 0 front, 1 tokens, 2 back
+    within = place <= place[:, None]
+    within = within if causal else within | (group != 1)
+    own = ((group < group[:, None]) | ((group == group[:, None]) & within))[None]
+    if mask is not None:
+        front, back = (mask.new_ones(mask.shape[0], count) for count in (layout.front, layout.back))
+        own = own & torch.cat([front, mask, back], 1)[:, None] | torch.eye(n, dtype=torch.bool, device=device)
     if valid is not None:
-        ends = [valid.new_ones(valid.shape[0], count) for count in (layout.front, layout.back)]
-        itself = torch.eye(n, dtype=torch.bool, device=device)
-        own = (own & torch.cat([ends[0], valid, ends[1]], 1)[:, None]) | itself
-    if kept is not None:
-        own = torch.cat([kept[:, None].expand(-1, n, -1), own.expand(kept.shape[0], -1, -1)], 2)
+        own = torch.cat([valid[:, None].expand(-1, n, -1), own.expand(valid.shape[0], -1, -1)], 2)
     return own[:, None]
 
 
@@ -249,24 +202,27 @@ class SegmentState(NamedTuple):
     layers: tuple[SegmentCache, ...]
 
 
-class SegmentModel(nn.Module):
-    """A language model over segments with f memory tokens in front and b behind: the base of the three models.
+class SegmentModel(LanguageModel):
+    """`logits, state = model(x, state=None, mask=None)`: a language model with memory tokens around every segment.
 
-    A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
-    `back_tokens`, `recall` and `write_memory`. A segment is read as
+    x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
+    predict the token after x[:, i]. The tokens of a row are cut into segments of length L from its start; padding takes
+    no place in them. A segment, with f memory tokens in front and b behind, is read as
 
         [front ; x_1 … x_L ; back]     positions 0 … f + L + b − 1
 
     in one pass if the call holds all of it; else the front is read with the first token, the back after the last one,
-    and keys and values are cached in between, with the same results. Padding takes no place in a segment.
+    and keys and values are cached in between, with the same results: reading token by token gives the same outputs as
+    whole segments. Rows may be at different places of their segments; a call then runs more and shorter passes.
+
+    The state is a `SegmentState`; gradient flows through it: `mnemos.replay` over segments trains with all of it, or
+    with that of the last k segments (`truncate_every`), at the activations of one segment.
+
+    A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
+    `back_tokens`, `recall` and `write_memory`. It is made of its configuration, or with its fields.
+    Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
 
-    splits: Splits = "anywhere"
-    state_kind: StateKind = "constant"
-    rows_independent = True
-    state_gradient = True
-    autoregressive = True
-    picks_positions = True
     config: SegmentConfig
     front = 0
     back = 0
@@ -275,32 +231,31 @@ class SegmentModel(nn.Module):
     def __init__(self, config: SegmentConfig) -> None:
         super().__init__()
         self.config = c = config
-        _check(c)
+        check_fields(c, "model")
+        check_heads(c.dim, c.num_heads)
+        check_sizes(c, vocab_size=1, layers=1, mlp=0, segment=1)
+        check_dropout(c.dropout)
         self._build_memory()
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
-        length = self.front + c.segment + self.back
-        self.positions = nn.Embedding(length, c.dim) if c.position == "learned" else None
+        self.length = self.front + c.segment + self.back  # of a segment with its memory tokens
+        self.positions = nn.Embedding(self.length, c.dim) if c.position == "learned" else None
         self._table: Tensor | None = None  # of sinusoids or rotations, kept between calls
-        self.dropout = Dropout(c.dropout)
-        self.blocks = module_list(self._block() for _ in range(c.layers))
+        self.dropout = dropout_of(c.dropout)
+        blocks = []
+        for _ in range(c.layers):
+            attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
+            mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+            blocks.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
+        self.blocks = module_list(blocks)
         self.final_norm = final_norm_of(c.norm, c.dim)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
         init_weights(self)
         if c.norm == "rms":
             shrink_residuals(self.blocks)
-        if c.tied:
-            tie(self.head, self.embedding)
+        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
+            self.head.weight = self.embedding.weight
 
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        return likelihood_of_head(self.head)
-
-    def _block(self) -> Block:
-        c = self.config
-        attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
-        mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
-        return Block(attention, mlp, c.dim, c.norm, c.dropout)
+    # --- What a memory is: defined by each model ---
 
     def _build_memory(self) -> None:
         """Create the memory's modules, and set `front`, `back` and `causal_memory`."""
@@ -326,29 +281,30 @@ class SegmentModel(nn.Module):
         """The memory after a segment, from each layer's outputs [B, b, D] behind it, in the rows that are `active`."""
         raise NotImplementedError
 
+    # --- From tokens to logits ---
+
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
         weight = self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
         seen = torch.zeros(batch_size, device=device, dtype=torch.int64)
-        return SegmentState(
-            seen, self.new_memory(batch_size, device, dtype), self.empty_caches(batch_size, device, dtype)
-        )
+        memory = self.new_memory(batch_size, device, dtype)
+        return SegmentState(seen, memory, self.empty_caches(batch_size, device, dtype))
 
     def empty_caches(self, batch_size: int, device: Device, dtype: torch.dtype) -> tuple[SegmentCache, ...]:
         """The caches of the blocks at the start of a segment."""
-        heads = self.config.num_heads
-        return tuple(
-            SegmentCache.empty(batch_size, heads, self.config.dim // heads, device, dtype) for _ in self.blocks
-        )
+        heads, width = self.config.num_heads, self.config.dim // self.config.num_heads
+
+        def empty() -> SegmentCache:
+            own = KeyValues.empty(batch_size, heads, width, device, dtype)
+            return SegmentCache(own.k, own.v.clone(), own)
+
+        return tuple(empty() for _ in self.blocks)
 
     def forward(
         self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, SegmentState]:
-        """x [B, T] int64 token ids, mask [B, T] bool, True = valid -> logits [B, T, V] and the new state.
-
-        only [B, T] bool: the logits at these positions alone, [n, V].
-        """
+        """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
         y, state = self.read(x, state, mask)
         return self.head(self.final_norm(y if only is None else y[only])), state
 
@@ -362,7 +318,7 @@ class SegmentModel(nn.Module):
     def read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
         """The last block's outputs [B, T, D] for the tokens, and the new state."""
         check_token_ids(x, self.config.vocab_size, mask)
-        b, t = x.shape
+        b, length, dtype = len(x), self.config.segment, self.embedding.weight.dtype
         if state is None:
             state, seen = self.initial_state(b), [0] * b
         else:
@@ -370,12 +326,19 @@ class SegmentModel(nn.Module):
             seen = state.seen.tolist()
         after = count_seen(x, state.seen, mask)
         rows = Rows.of(x, mask)  # segments count valid tokens
-        length, memory, caches = self.config.segment, state.memory, state.layers
-        place, whole, outputs = [n % length for n in seen], min(rows.counts) // length, []
-        start = 0
+        memory, caches = state.memory, state.layers
+        place, whole = [n % length for n in seen], min(rows.counts) // length
+        start, outputs = 0, []
+        # --- segments that are whole in the call, as rows of one batch, where none writes what the next one reads ---
         if not self.back and not any(place) and whole > 1:
-            start, caches = whole * length, self.empty_caches(b, x.device, self.embedding.weight.dtype)
-            outputs.append(self._side_by_side(rows.x[:, :start], memory))
+            start, count = whole * length, whole * b
+            all_whole = Stretch(0, length, [0] * count, [0] * count, [True] * count)
+            copied = map_state(lambda leaf: leaf.repeat_interleave(whole, 0), memory)
+            tokens = rows.x[:, :start].reshape(count, length)
+            y, _, _ = self._stretch(all_whole, tokens, None, self.empty_caches(count, x.device, dtype), copied)
+            outputs.append(y.reshape(b, start, -1))
+            caches = self.empty_caches(b, x.device, dtype)
+        # --- the others one after the other, cut wherever a segment of some row ends ---
         for stretch in stretches(place, [n - start for n in rows.counts], length):
             span = slice(start + stretch.start, start + stretch.stop)
             y, caches, memory = self._stretch(stretch, rows.x[:, span], rows.valid(span), caches, memory)
@@ -383,67 +346,54 @@ class SegmentModel(nn.Module):
         if not outputs:  # padding alone
             return self.embedding(x) * 0, SegmentState(after, memory, caches)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-        return rows.in_place(y, t), SegmentState(after, memory, caches)
-
-    def widened(self, state: SegmentState) -> SegmentState:
-        """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
-        length = self.config.segment - 1
-        return state._replace(layers=tuple(cache.widened(self.front, length) for cache in state.layers))
-
-    def _side_by_side(self, x: Tensor, memory: State) -> Tensor:
-        """Whole segments [B, n·L] as rows of one batch, where no segment writes what the next one reads."""
-        length, n = self.config.segment, x.shape[1] // self.config.segment
-        rows = len(x) * n
-        whole = Stretch(0, length, [0] * rows, [0] * rows, [True] * rows)
-        memory = map_state(lambda leaf: leaf.repeat_interleave(n, 0), memory)
-        caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
-        return self._stretch(whole, x.reshape(rows, length), None, caches, memory)[0].reshape(*x.shape, -1)
+        return rows.in_place(y, x.shape[1]), SegmentState(after, memory, caches)
 
     def _stretch(
         self, stretch: Stretch, x: Tensor, mask: Tensor | None, caches: tuple[SegmentCache, ...], memory: State
     ) -> tuple[Tensor, tuple[SegmentCache, ...], State]:
         """Tokens [B, t] within one segment of each row: outputs, caches and memory after them."""
         rows, t = x.shape
-        fresh, done = [place == 0 for place in stretch.place], stretch.done
-        if all(fresh):
-            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
-        elif self.front and any(fresh):
-            caches = self._read_front(caches, memory, _indices(fresh, x.device))
-        layout = Layout(self.front if all(fresh) else 0, t, self.back if all(done) else 0)
+        begins, ends = [place == 0 for place in stretch.place], stretch.done
+        like = self.embedding.weight
+        # --- rows that begin a segment read the front: with their tokens if all begin, else alone ---
+        if all(begins):
+            caches = self.empty_caches(rows, x.device, like.dtype)
+        elif self.front and any(begins):
+            some = torch.tensor([i for i, one in enumerate(begins) if one], device=x.device)
+            part = rows_of(memory, some)
+            empty = self.empty_caches(len(some), x.device, caches[0].own.k.dtype)
+            front = self.front_tokens(part, len(some))
+            _, new, _ = self.run_blocks(front, Layout(self.front, 0, 0), [0] * len(some), None, empty, part)
+            fronts = [
+                with_rows((old.front_k, old.front_v), some, one[:2]) for old, one in zip(caches, new, strict=True)
+            ]
+            caches = tuple(cache._replace(front_k=k, front_v=v) for cache, (k, v) in zip(caches, fronts, strict=True))
+        # --- the tokens ---
+        layout = Layout(self.front if all(begins) else 0, t, self.back if all(ends) else 0)
         parts = [self.front_tokens(memory, rows)] if layout.front else []
         parts += [self.embedding(x), *([self.back_tokens(memory, rows)] if layout.back else [])]
         start = [self.front - layout.front + place for place in stretch.place]
-        y, new, behind = self.run_blocks(
-            torch.cat(parts, 1) if parts[1:] else parts[0], layout, start, mask, caches, memory
-        )
-        if all(done):
+        tokens = torch.cat(parts, 1) if parts[1:] else parts[0]
+        y, new, behind = self.run_blocks(tokens, layout, start, mask, caches, memory)
+        # --- rows that end a segment write the memory: from the same pass if all end, else from one of their own ---
+        if all(ends):
             memory = self.write_memory(memory, behind, None) if layout.back else memory
         else:
             caches = tuple(cache.with_pass(one, layout, mask) for cache, one in zip(caches, new, strict=True))
-            if any(done) and self.back:
-                memory = self._read_back(caches, memory, _indices(done, x.device))
+            if any(ends) and self.back:
+                some = torch.tensor([i for i, one in enumerate(ends) if one], device=x.device)
+                part = rows_of(memory, some)
+                back, place = self.back_tokens(part, len(some)), self.front + self.config.segment
+                own = tuple(select(cache, some) for cache in caches)
+                _, _, behind = self.run_blocks(back, Layout(0, 0, self.back), [place] * len(some), None, own, part)
+                memory = with_rows(memory, some, self.write_memory(part, behind, None))
+        # --- what the next call reads of this segment ---
         if not any(stretch.after):
-            caches = self.empty_caches(rows, x.device, self.embedding.weight.dtype)
-        elif any(done) or mask is not None:
-            caches = tuple(cache.closed(stretch.after, done) for cache in caches)
+            caches = self.empty_caches(rows, x.device, like.dtype)
+        elif any(ends) or mask is not None:
+            done, longest = torch.tensor(ends, device=x.device), max(stretch.after)
+            caches = tuple(cache._replace(own=without_rows(cache.own.last(longest), done)) for cache in caches)
         return y[:, layout.front : layout.front + t], caches, memory
-
-    def _read_front(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
-        """The caches with the memory tokens in front of the segment that some `rows` (indices) begin."""
-        memory = map_state(lambda leaf: leaf[rows], memory)
-        tokens = self.front_tokens(memory, len(rows))
-        empty = self.empty_caches(len(rows), rows.device, caches[0].own.k.dtype)
-        _, new, _ = self.run_blocks(tokens, Layout(self.front, 0, 0), [0] * len(rows), None, empty, memory)
-        return tuple(cache.with_front(one.k, one.v, rows) for cache, one in zip(caches, new, strict=True))
-
-    def _read_back(self, caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> State:
-        """The memory after the segment that some `rows` (indices) have completed."""
-        some = map_state(lambda leaf: leaf[rows], memory)
-        tokens, start = self.back_tokens(some, len(rows)), self.front + self.config.segment
-        of_rows = tuple(select(cache, rows) for cache in caches)
-        _, _, behind = self.run_blocks(tokens, Layout(0, 0, self.back), [start] * len(rows), None, of_rows, some)
-        new = self.write_memory(some, behind, None)
-        return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), memory, new)
 
     def run_blocks(
         self,
@@ -458,28 +408,30 @@ class SegmentModel(nn.Module):
 
         Returns the outputs [B, n, D], each block's new keys and values, and its outputs [B, b, D] behind the segment.
         """
-        y, turn = self._placed(y, start)
+        # --- positions: vectors that are added, or rotations of queries and keys ---
+        turn = None
+        if self.config.position != "none":
+            table, n = self.table(y), y.shape[1]
+            if isinstance(start, list) and len(set(start)) == 1:
+                turn = table[None, start[0] : start[0] + n]
+            else:
+                place = torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)
+                turn = table[place.clamp(max=len(table) - 1)]  # padding may be behind the last place
+            if self.config.position != "rotary":
+                y, turn = y + turn, None
         y = self.dropout(y)
-        seen = visible(layout, self.causal_memory, caches[0].valid(), mask, y.device)
+        # --- blocks, which attend to the cache and to these tokens ---
+        seen = visible(layout, self.causal_memory, caches[0], mask, y.device)
         new: list[Context] = []
         behind = []
         for i, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-            y, context = block(self.recall(memory, i, y), Context(*cache.before(), seen, turn))
+            k, v = cache.own.k, cache.own.v
+            if cache.front_k.shape[1]:
+                k, v = torch.cat([cache.front_k, k], 1), torch.cat([cache.front_v, v], 1)
+            y, context = block(self.recall(memory, i, y), Context(k, v, seen, turn))
             new.append(context)
             behind.append(y[:, layout.front + layout.tokens :])
         return y, new, behind
-
-    def _placed(self, y: Tensor, start: list[int] | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Embeddings [B, n, D] with their positions from `start` of each row, and their rotations."""
-        if self.config.position == "none":
-            return y, None
-        table, n = self.table(y), y.shape[1]
-        if isinstance(start, list) and len(set(start)) == 1:
-            found = table[None, start[0] : start[0] + n]
-        else:
-            place = torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)
-            found = table[place.clamp(max=len(table) - 1)]  # padding may be behind the last place
-        return (y, found) if self.config.position == "rotary" else (y + found, None)
 
     def table(self, like: Tensor) -> Tensor:
         """What belongs to every position of a segment: a vector [n, D], or a row of `Rotary.turns`."""
@@ -489,46 +441,227 @@ class SegmentModel(nn.Module):
         rotary, wide = c.position == "rotary", like.dtype == torch.float64
         dtype = like.dtype if not rotary else torch.complex128 if wide else torch.complex64
         if table is None or table.device != like.device or table.dtype != dtype:
-            length = self.front + c.segment + self.back
             with torch.inference_mode(False):  # training must be able to use a table made during inference
                 if rotary:
-                    table = Rotary().turns(length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
+                    table = Rotary().turns(self.length, c.dim // c.num_heads, None, like.device)[0].to(dtype)
                 else:
-                    table = sinusoids(length, c.dim, None, like.device)[0].to(dtype)
+                    table = sinusoids(torch.arange(self.length, device=like.device), c.dim).to(dtype)
             if not torch.compiler.is_compiling():
                 self._table = table
         return table
 
+    def widened(self, state: SegmentState) -> SegmentState:
+        """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
+        layers = tuple(
+            SegmentCache(
+                pad_front(cache.front_k, self.front),
+                pad_front(cache.front_v, self.front),
+                cache.own.widened(self.config.segment - 1),
+            )
+            for cache in state.layers
+        )
+        return state._replace(layers=layers)
+
     def _check_state(self, state: object, rows: int) -> None:
-        if not isinstance(state, SegmentState):
-            raise InputError(
-                f"expected the state that this model returned, found {type(state).__name__}; start with state=None"
-            )
         c, width = self.config, self.config.dim // self.config.num_heads
-        wanted = self.new_memory(0, self.embedding.weight.device, self.embedding.weight.dtype)
-        fits = len(state.layers) == c.layers
-        fits = fits and all(cache.own.k.shape[2:] == (c.num_heads, width) for cache in state.layers)
-        fits = fits and pytree.tree_structure(state.memory) == pytree.tree_structure(wanted)
-        fits = fits and [x.shape[1:] for x in leaves(state.memory)] == [x.shape[1:] for x in leaves(wanted)]
-        if not fits:
-            raise InputError(
-                "expected the state that this model returned, found one of a model of another configuration; start "
-                "with state=None"
-            )
-        found = [leaf.shape[0] for leaf in leaves(state)]
-        if any(count != rows for count in found):
-            counts = " and ".join(map(str, sorted(set(found))))
-            raise InputError(
-                f"expected a state of {rows} rows, as the tokens have, found {counts}; use select or reset"
-            )
+        fits = isinstance(state, SegmentState) and len(state.layers) == c.layers
+        if isinstance(state, SegmentState) and fits:
+            wanted = self.new_memory(0, self.embedding.weight.device, self.embedding.weight.dtype)
+            fits = all(cache.own.k.shape[2:] == (c.num_heads, width) for cache in state.layers)
+            fits = fits and pytree.tree_structure(state.memory) == pytree.tree_structure(wanted)
+            fits = fits and [x.shape[1:] for x in leaves(state.memory)] == [x.shape[1:] for x in leaves(wanted)]
+        check_state_fits(state, fits, rows)
 
 
-def _indices(chosen: list[bool], device: Device) -> Tensor:
-    return torch.tensor([i for i, one in enumerate(chosen) if one], device=device)
+def rows_of(state: S, rows: Tensor) -> S:
+    """The state of some rows (indices); also where there is none."""
+    return map_state(lambda leaf: leaf[rows], state)
 
 
-def _check(c: SegmentConfig) -> None:
-    check_fields(c, "model")
-    check_heads(c.dim, c.num_heads)
-    check_sizes(c, vocab_size=1, layers=1, mlp=0, segment=1)
-    check_dropout(c.dropout)
+def with_rows(state: S, rows: Tensor, new: S) -> S:
+    """The state with a new one of some rows (indices)."""
+    return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), state, new)
+
+
+def without_rows(own: KeyValues, rows: Tensor) -> KeyValues:
+    """Keys and values without the tokens of some rows [B] bool; and without the buffer, in which these are valid."""
+    return KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
+
+
+def check_state_fits(state: object, fits: bool, rows: int) -> None:
+    """Raise InputError for a state that does not fit a model, or has other rows than its tokens."""
+    if not fits:
+        raise InputError(
+            f"expected the state that this model returned, found {type(state).__name__}, or one of a model of another "
+            "configuration; start with state=None"
+        )
+    counts = {leaf.shape[0] for leaf in leaves(state)}
+    if counts != {rows}:
+        raise InputError(
+            f"expected a state of {rows} rows, as the tokens have, found {' and '.join(map(str, sorted(counts)))}; use "
+            "select or reset"
+        )
+
+
+@register
+@dataclass(frozen=True)
+class MemoryTransformerConfig(SegmentConfig):
+    """The sizes of a `MemoryTransformer`."""
+
+    name: ClassVar[str] = "memory-transformer"
+    memory_tokens: int = 16  # m
+    causal_memory: bool = False  # a memory token attends to itself and earlier ones only
+
+    def build(self) -> "MemoryTransformer":
+        return MemoryTransformer(self)
+
+
+class MemoryTransformer(SegmentModel):
+    """A `SegmentModel` with m learned [mem] tokens in front of every segment.
+
+        [mem_1 … mem_m ; x_1 … x_L]
+
+    The memory tokens attend to each other, and every token to all of them and to the tokens of its segment up to
+    itself. In the paper's encoder memory tokens also read the sequence; here that would tell a token its future.
+
+    Nothing passes from one segment to the next: there is no recurrence, and [mem] is a part of the weights. The state
+    (memory None) is the place of each row and the keys and values within its segment, at most 2·(m + L)·D numbers per
+    layer and row. So a sequence may be cut anywhere, and at the start of a segment the state is empty. Cost:
+    O(T·(m + L)·D + T·D²) time. Segments that are whole in a call run side by side.
+    """
+
+    config: MemoryTransformerConfig
+
+    def __init__(self, config: MemoryTransformerConfig | None = None, **fields: Any) -> None:
+        super().__init__(with_fields(config or MemoryTransformerConfig(), fields, "MemoryTransformer"))
+
+    def _build_memory(self) -> None:
+        c = self.config
+        if c.memory_tokens < 0:
+            raise InputError(f"memory_tokens: expected at least 0, found {c.memory_tokens}; use 0 for none")
+        self.memory = TokenMemory(c.memory_tokens, c.dim) if c.memory_tokens else None
+        self.front, self.causal_memory = c.memory_tokens, c.causal_memory
+
+    def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> None:
+        """None: the memory tokens are weights."""
+        return None
+
+    def front_tokens(self, memory: State, rows: int) -> Tensor:
+        """[mem], the same for every row and segment."""
+        assert self.memory is not None
+        return self.memory.start.expand(rows, -1, -1)
+
+
+@register
+@dataclass(frozen=True)
+class RMTConfig(SegmentConfig):
+    """The sizes of an `RMT`."""
+
+    name: ClassVar[str] = "rmt"
+    memory: TokensConfig = field(default_factory=TokensConfig)
+
+    def build(self) -> "RMT":
+        return RMT(self)
+
+
+class RMT(SegmentModel):
+    """A `SegmentModel` with memory tokens that every segment reads and rewrites.
+
+        [M_{t−1} ; s_t ; M_{t−1}]  →  Transformer  →  [· ; outputs ; M_t]
+
+    The m read tokens in front do not see the segment; a token sees the read tokens and its segment up to itself; the m
+    write tokens behind see everything. Both are M_{t−1}, told apart by their positions, and the last layer's outputs at
+    the write tokens, after the final norm, are M_t. M_0 is learned.
+
+    The state is M, m·D numbers per row, its number of writes, and within a segment the keys and values so far, at most
+    2·(m + L)·D per layer and row. Cost: O(T·(2m + L)·D) for attention and O(T·(1 + 2m/L)·D²) for the rest.
+    """
+
+    config: RMTConfig
+
+    def __init__(self, config: RMTConfig | None = None, **fields: Any) -> None:
+        super().__init__(with_fields(config or RMTConfig(), fields, "RMT"))
+
+    def _build_memory(self) -> None:
+        c = self.config
+        self.memory = TokenMemory(c.memory.tokens, c.dim) if c.memory.tokens else None
+        self.front, self.back = c.memory.tokens, c.memory.tokens * c.memory.write
+        self.causal_memory = c.memory.causal
+
+    def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> TokenState | None:
+        """No writes; None without memory tokens."""
+        return None if self.memory is None else self.memory.initial_state(batch_size, device, dtype)
+
+    def front_tokens(self, memory: TokenState, rows: int) -> Tensor:
+        """M_{t−1} [B, m, D]."""
+        assert self.memory is not None
+        return self.memory.contents(memory)
+
+    back_tokens = front_tokens
+
+    def write_memory(self, memory: TokenState, outputs: list[Tensor], active: Tensor | None) -> TokenState:
+        """M_t: the last layer's outputs."""
+        return TokenMemory.written(memory, self.final_norm(outputs[-1]), active)
+
+
+Associations = tuple[AssociationState, ...]  # of each layer
+
+
+@register
+@dataclass(frozen=True)
+class ARMTConfig(SegmentConfig):
+    """The sizes of an `ARMT`."""
+
+    name: ClassVar[str] = "armt"
+    memory: AssociationsConfig = field(default_factory=AssociationsConfig)
+
+    def build(self) -> "ARMT":
+        return ARMT(self)
+
+
+class ARMT(SegmentModel):
+    """A `SegmentModel` with an associative memory in every layer, which memory tokens write once per segment.
+
+        [X^l ; M^l] ← [X^l ; M^l] + what A^l holds for each of them        before layer l
+        [X^{l+1} ; M^{l+1}] = Layer_l([X^l ; M^l])
+        A^l ← A^l with keys, values and strengths of M^{l+1}, by the delta rule
+
+    m memory tokens are behind each segment and see all of it. They are learned and the same in every segment: what
+    passes on is in the matrices (`AssociativeMemory`, `mnemos.ops.associative`), and every token reads them.
+
+    The state is A [F, D] and its normaliser [F] per layer and row, at least float32, with F = 2·ν·key_dim; and within a
+    segment the keys and values so far, at most 2·L·D per layer and row. Cost: O(T·(m + L)·D) for attention, O(T·F·D)
+    for the memory and O(T·(1 + m/L)·D²) for the rest.
+    """
+
+    config: ARMTConfig
+
+    def __init__(self, config: ARMTConfig | None = None, **fields: Any) -> None:
+        super().__init__(with_fields(config or ARMTConfig(), fields, "ARMT"))
+        for association in self.associations:
+            association.reset_parameters()  # after the initialisation of all weights
+
+    def _build_memory(self) -> None:
+        c = self.config
+        self.back = c.memory.tokens * c.memory.write
+        self.causal_memory = c.memory.causal
+        self.memory_tokens = nn.Parameter(torch.randn(self.back, c.dim) * c.dim**-0.5) if self.back else None
+        self.associations = module_list(AssociativeMemory(c.dim, c.memory) for _ in range(c.layers if self.back else 0))
+
+    def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> Associations:
+        """Empty matrices; none without memory tokens."""
+        return tuple(memory.initial_state(batch_size, device, dtype) for memory in self.associations)
+
+    def back_tokens(self, memory: State, rows: int) -> Tensor:
+        """The learned memory tokens, the same for every row and segment."""
+        assert self.memory_tokens is not None
+        return self.memory_tokens.expand(rows, -1, -1)
+
+    def recall(self, memory: Associations, layer: int, x: Tensor) -> Tensor:
+        """x and what the layer's matrix holds for it."""
+        return self.associations[layer].read(memory[layer], x) if memory else x
+
+    def write_memory(self, memory: Associations, outputs: list[Tensor], active: Tensor | None) -> Associations:
+        """Every layer's matrix after a write from its memory tokens."""
+        of_layers = zip(self.associations, memory, outputs, strict=True)
+        return tuple(layer.write(state, tokens, active) for layer, state, tokens in of_layers)

@@ -1,23 +1,26 @@
-"""A model on disk: safetensors and a configuration in JSON, without pickle."""
+"""A model on disk, safetensors and a configuration in JSON, without pickle; and a model without values, a skeleton.
+
+From top to bottom: `save` and `load`; `build_within`, which builds what a stranger's configuration asks for within the
+sizes of its weights; `skeleton`, the modules, names and shapes of a configuration at no cost of initialisation.
+"""
 
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from mnemos import generators
 from mnemos.atomic import read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.json_text import parse
 from mnemos.modes import plain_module
 from mnemos.types import InputError
-
-from .skeleton import skeleton
 
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
 LONGEST_CONFIG = 2**24  # bytes
@@ -94,12 +97,81 @@ def load(folder: str | Path) -> Any:
     Raises InputError for a missing, damaged or other folder, for settings and weights that do not fit together, and
     for a run that is not finished.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_model
 
-    folder = Path(folder)
-    if (folder / "recipe.json").is_file() and not (folder / "config.json").is_file():
-        if _trained_by_fit(folder / "recipe.json"):
+    folder = _folder_of_model(Path(folder))
+    settings, weights = folder / "config.json", folder / "model.safetensors"
+
+    def other(problem: object) -> InputError:
+        words = " ".join(str(problem).split())[:200]
+        return InputError(f"{weights}: expected this model's weights, found others ({words}); save it again")
+
+    # --- the configuration, and whether the weights are those beside which it was written ---
+    try:
+        about = parse(read_text(settings, LONGEST_CONFIG))
+        if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
+            raise InputError("expected a model and its sha256, as mnemos.save writes them")
+        config = from_dict(ModelConfig, about["model"], "model")
+    except json.JSONDecodeError as error:
+        raise InputError(f"{settings}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
+    except (InputError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{settings}: {error}; save the model again") from None
+    if _digest(weights) != about["sha256"]:
+        raise InputError(f"{weights}: expected the bytes that were saved, found others; save the model again")
+    # --- shapes and dtypes, from the header of the weights alone ---
+    saved = {}
+    try:
+        with safe_open(str(weights), "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                one = file.get_slice(name)
+                if one.get_dtype() not in _DTYPES:
+                    raise InputError(
+                        f"{weights}: {name}: expected one of the dtypes {', '.join(_DTYPES)}, found "
+                        f"{one.get_dtype()}; save again"
+                    )
+                saved[name] = tuple(one.get_shape()), _DTYPES[one.get_dtype()]
+    except (SafetensorError, OSError) as error:
+        raise other(error) from None
+    # --- the model, within these sizes ---
+    try:
+        model = build_within(config, len(saved), sum(math.prod(shape) for shape, _ in saved.values()))
+    except InputError as error:
+        raise InputError(f"{settings}: {error}; save the model again") from error.__cause__
+    # --- its dtypes; of tensors that share memory one is saved, and `load_model` checks that no other is missing ---
+    own = model.state_dict(keep_vars=True)
+    for name, (shape, dtype) in saved.items():
+        if name not in own:
+            raise other(f"the model has no {name}")
+        if tuple(own[name].shape) != shape:
+            raise other(f"{name} has shape {shape} in the file and {tuple(own[name].shape)} in the model")
+        if dtype != own[name].dtype and not (dtype.is_floating_point and own[name].is_floating_point()):
+            raise other(f"{name} has dtype {dtype} in the file and {own[name].dtype} in the model")
+    floating = {dtype for _, dtype in saved.values() if dtype.is_floating_point}
+    if len(floating) == 1:  # moved as a whole, so that the buffers that are not saved follow
+        wanted = floating.pop()
+        if any(own[name].dtype != wanted for name in saved if own[name].is_floating_point()):
+            model.to(wanted)
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name in saved and value.dtype != saved[name][1]:
+            value.data = value.data.to(saved[name][1])
+    # --- its values ---
+    try:
+        load_model(model, str(weights))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise other(error) from None
+    return model.eval()
+
+
+def _folder_of_model(folder: Path) -> Path:
+    """The folder with config.json and model.safetensors: the one that is given, or that of a finished run."""
+    recipe = folder / "recipe.json"
+    if recipe.is_file() and not (folder / "config.json").is_file():
+        try:
+            trained_by_fit = parse(read_text(recipe, LONGEST_CONFIG))["model"]["is"] == "own"
+        except (OSError, ValueError, LookupError, TypeError):
+            trained_by_fit = False
+        if trained_by_fit:
             raise InputError(
                 f"{folder}: expected a run that stores its model, found one of mnemos.fit, which stores the weights of "
                 "your own model only; call the model itself, with its weights again by mnemos.fit(..., resume=True)"
@@ -115,52 +187,7 @@ def load(folder: str | Path) -> Any:
         if not folder.exists():
             raise InputError(f"{folder}: expected the folder of a run or of a model, found no such folder")
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
-    config, digest = _read_config(folder / "config.json")
-    weights = folder / "model.safetensors"
-    if _digest(weights) != digest:
-        raise InputError(f"{weights}: expected the bytes that were saved, found others; save the model again")
-    saved = _read_header(weights)
-    try:
-        model = build_within(config, len(saved), sum(one.values for one in saved.values()))
-    except InputError as error:
-        raise InputError(f"{folder / 'config.json'}: {error}; save the model again") from error.__cause__
-    _match(model, saved, weights)
-    try:
-        load_model(model, str(weights))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise _other_weights(weights, " ".join(str(error).split())[:200]) from None
-    return model.eval()
-
-
-class _Budget(TorchFunctionMode):
-    """Refuses tensors before they are made: the configuration may come from a stranger and ask for terabytes."""
-
-    def __init__(self, tensors: int, values: int) -> None:
-        super().__init__()
-        self.own, self.made = (tensors, values), (0, 0)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given, name = kwargs or {}, getattr(func, "__name__", "")
-        if name in ("empty", "zeros", "ones", "rand", "randn", "arange"):
-            sizes = [n for one in (*args, given.get("size", ())) for n in (one if isinstance(one, Sequence) else [one])]
-            tensors, values = (
-                self.made[0] + 1,
-                self.made[1] + (max(sizes, default=0) if name == "arange" else math.prod(sizes)),
-            )
-            self.made = tensors, values
-            # What a model needs beyond its saved tensors: weights that are drawn and then tied, and tables.
-            if tensors > 4 * self.own[0] + 200 or values > max(2**26, 4 * self.own[1]):
-                raise InputError(
-                    f"expected a model of {self.own[0]:,} tensors with {self.own[1]:,} values, as its weights have, "
-                    f"found settings that need {tensors:,} tensors with {values:,} values, or more"
-                )
-        return func(*args, **given)
+    return folder
 
 
 def build_within(config: ModelConfig, tensors: int, values: int) -> nn.Module:
@@ -181,84 +208,77 @@ def build_within(config: ModelConfig, tensors: int, values: int) -> nn.Module:
     return model
 
 
-def _trained_by_fit(recipe: Path) -> bool:
-    try:
-        return bool(parse(read_text(recipe, LONGEST_CONFIG))["model"]["is"] == "own")
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+class _Budget(TorchFunctionMode):
+    """Refuses tensors before they are made: the configuration may come from a stranger and ask for terabytes."""
+
+    def __init__(self, tensors: int, values: int) -> None:
+        super().__init__()
+        self.saved, self.tensors, self.values = (tensors, values), 0, 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in ("empty", "zeros", "ones", "rand", "randn", "arange"):
+            sizes = [n for one in (*args, named.get("size", ())) for n in (one if isinstance(one, Sequence) else [one])]
+            self.tensors += 1
+            self.values += max(sizes, default=0) if name == "arange" else math.prod(sizes)
+            # What a model needs beyond its saved tensors: weights that are drawn and then tied, and tables.
+            if self.tensors > 4 * self.saved[0] + 200 or self.values > max(2**26, 4 * self.saved[1]):
+                raise InputError(
+                    f"expected a model of {self.saved[0]:,} tensors with {self.saved[1]:,} values, as its weights "
+                    f"have, found settings that need {self.tensors:,} tensors with {self.values:,} values, or more"
+                )
+        return func(*args, **named)
 
 
-class _Saved(NamedTuple):
-    """What a file says of a tensor, before it is read."""
+def skeleton(config: ModelConfig) -> nn.Module:
+    """The model that a configuration describes, on the CPU, with arbitrary values in its parameters.
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def values(self) -> int:
-        """How many values it has."""
-        return math.prod(self.shape)
-
-
-def _read_config(path: Path) -> tuple[ModelConfig, str]:
-    """The configuration of a model, and the SHA-256 of its weights."""
-    try:
-        about = parse(read_text(path, LONGEST_CONFIG))
-        if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
-            raise InputError("expected a model and its sha256, as mnemos.save writes them")
-        return from_dict(ModelConfig, about["model"], "model"), about["sha256"]
-    except (InputError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error}; save again") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
-    except OSError as error:
-        raise InputError(f"{path}: expected settings, found an error ({error}); save again") from None
-
-
-def _read_header(weights: Path) -> dict[str, _Saved]:
-    """The shape and dtype of each tensor of a file, from its header alone."""
-    from safetensors import SafetensorError, safe_open
-
-    saved = {}
-    try:
-        with safe_open(str(weights), "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
-                one = file.get_slice(name)
-                if one.get_dtype() not in _DTYPES:
-                    known = ", ".join(_DTYPES)
-                    raise InputError(
-                        f"{weights}: {name}: expected one of the dtypes {known}, found {one.get_dtype()}; save again"
-                    )
-                saved[name] = _Saved(tuple(one.get_shape()), _DTYPES[one.get_dtype()])
-    except (SafetensorError, OSError) as error:
-        raise _other_weights(weights, str(error).splitlines()[0]) from None
-    return saved
-
-
-def _match(model: nn.Module, saved: dict[str, _Saved], weights: Path) -> None:
-    """Give the model the dtypes of the saved tensors.
-
-    Raises InputError for a tensor of another shape or kind of number, and for one that the model lacks. (Of tensors
-    that share memory, one is saved; `load_model` checks that no other is missing.)
+    The parameters are never written, so the system gives them no memory, and random generators stay as they are. The
+    meta device would do the same, but the first operation on it imports PyTorch's compiler, which takes seconds.
     """
-    own = model.state_dict(keep_vars=True)
-    for name, one in saved.items():
-        if name not in own:
-            raise _other_weights(weights, f"the model has no {name}")
-        shape, dtype = tuple(own[name].shape), own[name].dtype
-        if shape != one.shape:
-            raise _other_weights(weights, f"{name} has shape {one.shape} in the file and {shape} in the model")
-        if dtype != one.dtype and not (dtype.is_floating_point and one.dtype.is_floating_point):
-            raise _other_weights(weights, f"{name} has dtype {one.dtype} in the file and {dtype} in the model")
-    floating = {one.dtype for one in saved.values() if one.dtype.is_floating_point}
-    if len(floating) == 1:  # moved as a whole, so that the buffers that are not saved follow
-        wanted = floating.pop()
-        if any(own[name].dtype != wanted for name in saved if own[name].is_floating_point()):
-            model.to(wanted)
-    for name, value in model.state_dict(keep_vars=True).items():
-        if name in saved and value.dtype != saved[name].dtype:
-            value.data = value.data.to(saved[name].dtype)
+    with generators.preserve(), _WithoutValues():
+        model: nn.Module = config.build()
+    return model
 
 
-def _other_weights(weights: Path, problem: str) -> InputError:
-    return InputError(f"{weights}: expected this model's weights, found others ({problem}); save it again")
+class _WithoutValues(TorchFunctionMode):
+    """A mode in which operations that write into a parameter, such as those of `torch.nn.init`, do nothing."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named, name = kwargs or {}, getattr(func, "__name__", "")
+        target = args[0] if args else named.get("tensor")
+        writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+        return target if writes and isinstance(target, nn.Parameter) else func(*args, **named)
+
+
+def keep_tables(model: Any) -> None:
+    """Let a model with layers of other libraries have what they compute and do not save, such as positions, from meta.
+
+    Built on the meta device, these buffers have no values, and no load_state_dict gives them any; after it, they are
+    computed from the configuration again.
+    """
+
+    if any(x.is_meta for x in model.buffers()):
+        model.register_load_state_dict_post_hook(_compute_tables)
+
+
+def _compute_tables(model: Any, _: object) -> None:  # no closure: models are copied and pickled with their hooks
+    with torch.device("cpu"):
+        fresh = skeleton(model.config)
+    own, saved = dict(model.named_buffers()), model.state_dict().keys()
+    for name, x in fresh.named_buffers():
+        if name in own and name not in saved:
+            part, _, last = name.rpartition(".")
+            setattr(model.get_submodule(part), last, x.to(next(model.parameters()).device, own[name].dtype))

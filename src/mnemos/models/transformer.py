@@ -1,8 +1,14 @@
-"""The plain Transformer: any attention, with or without a gated cache, as a language model or a classifier."""
+"""The plain Transformer: any attention, with or without a gated cache, as a language model or a classifier.
+
+From top to bottom: what a block is made of (MLP, norms, positions), the settings, the model, whose `forward` is the
+whole computation, and what the other models of this room share with it.
+"""
 
 import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +19,20 @@ from mnemos.attention.multi_head import widened
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
-from mnemos.ops.padding import count_seen, zero_invalid
+from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.rotary import Rotary
+from mnemos.ops.sinusoids import sinusoids
 from mnemos.registry import load_baseline, register
 from mnemos.types import (
+    Attention,
     Device,
     HeadAttention,
     InputError,
     Likelihood,
+    Output,
     Splits,
     State,
     StateKind,
@@ -32,24 +42,185 @@ from mnemos.types import (
     combined_splits,
     combined_state_kind,
     leaves,
+    select,
 )
 
-from .blocks import (
-    ACTIVATIONS,
-    Activation,
-    Block,
-    LearnedPositions,
-    Norm,
-    SinusoidalPositions,
-    branch_layers,
-    final_norm_of,
-    init_weights,
-    mlp_of,
-    module_list,
-    shrink_residuals,
-)
-from .fields import TransformerFields, check_sizes, with_signature
-from .heads import HeadConfig, check_head, language_head, likelihood_of_head, tie
+Norm = Literal["rms", "pre", "post"]
+Ungated = Literal["gelu", "relu", "silu"]
+Activation = Literal["swiglu"] | Ungated
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "swiglu": nn.SiLU}
+_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.GELU: torch.ops.aten.gelu_,
+    nn.ReLU: torch.relu_,
+    nn.SiLU: torch.ops.aten.silu_,
+}
+TABLE = 4096  # positions that a table of sinusoids may have; those of longer streams are computed
+M = TypeVar("M", bound=nn.Module)
+
+
+def module_list(modules: Iterable[M]) -> Sequence[M]:
+    """An `nn.ModuleList`, typed by what it holds: torch's own type forgets it."""
+    return cast(Sequence[M], nn.ModuleList(modules))
+
+
+class MLP(nn.Module):
+    """W₂·φ(W₁·x) for each token, [.., D] -> [.., D]."""
+
+    def __init__(self, dim: int, hidden: int, activation: Ungated = "gelu", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.activation: nn.Module = ACTIVATIONS[activation]()
+        self.dropout = dropout_of(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.expand(x)
+        if torch.is_grad_enabled():
+            hidden = self.activation(hidden)
+        else:  # in place: allocating every intermediate costs more than the arithmetic
+            hidden = _IN_PLACE.get(type(self.activation), self.activation)(hidden)
+        return self.contract(self.dropout(hidden))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class GatedMLP(nn.Module):
+    """W₃·(SiLU(W₁·x) ⊙ W₂·x) for each token, [.., D] -> [.., D], without biases (SwiGLU, Shazeer 2020).
+
+    Cost: 6·D·hidden FLOPs for a token, where an `MLP` of this width has 4·D·hidden.
+    """
+
+    def __init__(self, dim: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gate, self.expand = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.contract = nn.Linear(hidden, dim, bias=False)
+        self.dropout = dropout_of(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            hidden = nn.functional.silu(self.gate(x)) * self.expand(x)
+        else:
+            hidden = nn.functional.silu(self.gate(x)).mul_(self.expand(x))
+        return self.contract(self.dropout(hidden))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+def dropout_of(share: float) -> nn.Module:
+    """Dropout, or nothing at all where no value is dropped."""
+    return Dropout(share) if share else nn.Identity()
+
+
+def mlp_of(dim: int, hidden: int, activation: Activation, dropout: float) -> MLP | GatedMLP:
+    """The MLP of a block."""
+    return GatedMLP(dim, hidden, dropout) if activation == "swiglu" else MLP(dim, hidden, activation, dropout)
+
+
+def norm_of(norm: Norm, dim: int) -> nn.RMSNorm | nn.LayerNorm:
+    """The norm of a block: RMSNorm ("rms", eps 1e-6) or LayerNorm."""
+    return nn.RMSNorm(dim, eps=1e-6) if norm == "rms" else nn.LayerNorm(dim)
+
+
+def final_norm_of(norm: Norm, dim: int) -> nn.Module:
+    """The norm after the last block; none where each block ends with one ("post")."""
+    return nn.Identity() if norm == "post" else norm_of(norm, dim)
+
+
+def add_into(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, in the memory of y where no gradient needs y; no other code may hold y."""
+    return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a residual and a norm: before it ("rms", "pre") or after the sum ("post").
+
+    x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state. mlp None: attention alone.
+    """
+
+    attention: Attention
+
+    def __init__(
+        self, attention: Attention, mlp: MLP | GatedMLP | None, dim: int, norm: Norm = "pre", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = norm_of(norm, dim), norm_of(norm, dim) if mlp else nn.Identity()
+        self.norm, self.dropout = norm, dropout_of(dropout)
+
+    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
+        if self.norm != "post":
+            y, state = self.attention(self.attention_norm(x), state, mask)
+            x = add_into(x, self.dropout(y))
+            return x if self.mlp is None else add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+        y, state = self.attention(x, state, mask)
+        x = self.attention_norm(add_into(x, self.dropout(y)))
+        return x if self.mlp is None else self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class LearnedPositions(nn.Embedding):
+    """y [B, T, D] plus learned positions from `seen` [B] on (None: 0). Raises InputError beyond the last position.
+
+    mask [B, T] bool: positions count valid tokens.
+
+    In a compiled graph and on other devices than a CPU, where reading `seen` would cost a wait, the look-up raises its
+    own error.
+    """
+
+    def forward(self, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        limit, numbers = self.num_embeddings, positions(y.shape[1], seen, mask, y.device)
+        if numbers.numel() and reads_without_waiting(numbers) and (last := int(numbers.max())) >= limit:
+            raise InputError(
+                f"learned positions: expected at most {limit} tokens, found {last + 1}; raise max_length or use "
+                'position="sinusoidal"'
+            )
+        return y + super().forward(numbers)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class SinusoidalPositions(nn.Module):
+    """y [B, T, D] plus sinusoids of the positions from `seen` [B] on (None: 0). Positions have no limit.
+
+    mask [B, T] bool: positions count valid tokens.
+
+    The first `TABLE` positions come from a table, which is kept between calls and grows as it is needed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._table: Tensor | None = None
+
+    def forward(self, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        t, dim, stops = y.shape[1], y.shape[2], y.shape[1]
+        if seen is not None and seen.numel() and reads_without_waiting(seen):
+            stops += int(seen.max())
+        elif seen is not None:
+            stops = TABLE + 1  # unknown without waiting for the device
+        if torch.compiler.is_compiling() or (stops > TABLE and seen is not None):
+            return y + sinusoids(positions(t, seen, mask, y.device), dim).to(y.dtype)
+        table = self._table
+        if table is None or len(table) < stops or table.device != y.device or table.dtype != y.dtype:
+            longest = stops if seen is None else min(TABLE, 2 * stops)
+            table = self._table = sinusoids(torch.arange(longest, device=y.device), dim).to(y.dtype)
+        return y + (table[:t] if seen is None and mask is None else table[positions(t, seen, mask, y.device)])
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What the model predicts: the next token (classes = 0), or one of `classes` for the whole sequence."""
+
+    classes: int = 0
+    hidden: int = 0  # width of a hidden layer before the classes; 0: none
+    pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
+    tied: bool = False  # language: share the embedding's weights
+    cutoffs: tuple[int, ...] = ()  # language: adaptive softmax with clusters from these tokens on; (): one softmax
+    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
+    mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
 
 
 @register
@@ -129,7 +300,6 @@ class TransformerConfig(ModelConfig):
         return self.dim**0.5 if scaled else 1.0
 
     def build(self) -> "Transformer":
-        """The model, freshly initialised."""
         return Transformer(self)
 
 
@@ -139,6 +309,28 @@ class TransformerState(NamedTuple):
 
     seen: Tensor | None
     layers: tuple[State, ...]
+
+
+def with_signature(config: type) -> Callable[[type[M]], type[M]]:
+    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks.
+
+    The meanings of the fields, "Attributes:" at the end of the configuration's docstring, are added to the model's.
+    """
+
+    def decorate(model: type[M]) -> type[M]:
+        first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=config)
+        defaults, only = config(), inspect.Parameter.KEYWORD_ONLY
+        fields = [
+            inspect.Parameter(f.name, only, default=getattr(defaults, f.name), annotation=f.type)
+            for f in dataclasses.fields(config)
+        ]
+        model.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
+        _, _, meanings = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
+        if meanings:  # none with python -OO
+            model.__doc__ = f"{inspect.getdoc(model)}\n\nFields:\n{meanings}"
+        return model
+
+    return decorate
 
 
 @with_signature(TransformerConfig)
@@ -160,80 +352,73 @@ class Transformer(nn.Module):
     picks_positions = True
     head: nn.Module
 
-    def __init__(self, config: TransformerConfig | None = None, **fields: Unpack[TransformerFields]) -> None:
+    def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = config = with_fields(config or TransformerConfig(), dict(fields), "Transformer")
-        _check(config)
+        self.config = c = with_fields(config or TransformerConfig(), fields, "Transformer")
+        _check(c)
+        # --- from tokens or vectors to hidden states ---
         self.embedding: nn.Embedding | nn.Linear
-        if config.features:
-            self.embedding = nn.Linear(config.features, config.dim)
-        else:
-            self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.cls = nn.Parameter(torch.zeros(config.dim)) if self._prefix else None
+        self.embedding = nn.Linear(c.features, c.dim) if c.features else nn.Embedding(c.vocab_size, c.dim)
+        prefix = int(bool(c.head.classes) and c.head.pool == "cls")  # a learned token in front
+        self.cls = nn.Parameter(torch.zeros(c.dim)) if prefix else None
         self.positions: LearnedPositions | SinusoidalPositions | None = None
-        if config.positions == "learned":
-            self.positions = LearnedPositions(config.max_length + self._prefix, config.dim)
-        elif config.positions == "sinusoidal":
+        if c.positions == "learned":
+            self.positions = LearnedPositions(c.max_length + prefix, c.dim)
+        elif c.positions == "sinusoidal":
             self.positions = SinusoidalPositions()
-        self.dropout = Dropout(config.dropout)
-        self.blocks = module_list(self._block(i) for i in range(config.layers))
-        self.final_norm = final_norm_of(config.norm, config.dim)
-        self.head = self._head()
+        self.dropout = dropout_of(c.dropout)
+        # --- blocks ---
+        blocks = []
+        rotary = {"rotary": c.rotary} if c.positions == "rotary" else {}
+        for number in range(c.layers):
+            settings = c.attention.of_layer(number)
+            attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
+            if c.cache is not None:
+                if not isinstance(attention, HeadAttention):
+                    raise InputError(
+                        "model.cache: expected an attention of heads to which a gated cache can be added (softmax, "
+                        f"linear, relative and others), found {c.attention.name!r}; use another attention, or "
+                        "cache=None"
+                    )
+                # A causal cache as long as the sequence would be updated once, at its end, and never read.
+                length = max(1, c.max_length // 8) if c.causal else c.max_length
+                attention = gated(attention, c.cache, length, prefix=prefix)
+            mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
+            blocks.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
+        self.blocks = module_list(blocks)
+        # --- from hidden states to outputs ---
+        self.final_norm = final_norm_of(c.norm, c.dim)
+        if c.head.mixture:
+            self.head = nn.Linear(c.dim, 3 * c.head.mixture)
+        elif c.head.classes and c.head.hidden:
+            hidden = nn.Linear(c.dim, c.head.hidden)
+            self.head = nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
+        elif c.head.classes or not isinstance(self.embedding, nn.Embedding):
+            self.head = nn.Linear(c.dim, c.head.classes or c.vocab_size)
+        else:
+            self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
+        # --- first values ---
         init_weights(self)
-        if config.norm == "rms":
+        if c.norm == "rms":
             shrink_residuals(self.blocks)
-        if isinstance(self.head, nn.Linear) and config.head.mixture:
+        if isinstance(self.head, nn.Linear) and c.head.mixture:
             load_baseline("mixture of logistics").space_means(self.head)
         if self.cls is not None:
-            nn.init.normal_(self.cls, std=config.dim**-0.5)
-        if config.head.tied and not config.head.classes and isinstance(self.embedding, nn.Embedding):
-            tie(self.head, self.embedding)
+            nn.init.normal_(self.cls, std=c.dim**-0.5)
+        if c.head.tied and isinstance(self.head, nn.Linear):
+            self.head.weight = self.embedding.weight
         # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
         self._caches = caches(self)
         for cache in self._caches:
             cache.owned = True
 
     @property
-    def _prefix(self) -> int:
-        return int(bool(self.config.head.classes) and self.config.head.pool == "cls")
-
-    def _block(self, number: int) -> Block:
-        c = self.config
-        rotary = {"rotary": c.rotary} if c.positions == "rotary" else {}
-        settings = c.attention.of_layer(number)
-        attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
-        if c.cache is not None:
-            if not isinstance(attention, HeadAttention):
-                raise InputError(
-                    "model.cache: expected an attention of heads to which a gated cache can be added (softmax, linear, "
-                    f"relative and others), found {c.attention.name!r}; use another attention, or cache=None"
-                )
-            # A causal cache as long as the sequence would be updated once, at its end, and never read.
-            length = max(1, c.max_length // 8) if c.causal else c.max_length
-            attention = gated(attention, c.cache, length, prefix=self._prefix)
-        mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
-        return Block(attention, mlp, c.dim, c.norm, c.dropout)
-
-    def _head(self) -> nn.Module:
-        c = self.config
-        if c.head.mixture:
-            return nn.Linear(c.dim, 3 * c.head.mixture)
-        if not c.head.classes:
-            if not isinstance(self.embedding, nn.Embedding):
-                return nn.Linear(c.dim, c.vocab_size)
-            return language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
-        if not c.head.hidden:
-            return nn.Linear(c.dim, c.head.classes)
-        hidden = nn.Linear(c.dim, c.head.hidden)
-        return nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
-
-    @property
     def likelihood(self) -> Likelihood | None:
         """Scores and samples the outputs of a mixture or an adaptive softmax; None if outputs are logits."""
-        if not self.config.head.mixture:
-            return likelihood_of_head(self.head)
-        mixture: Likelihood = load_baseline("mixture of logistics")(self.config.vocab_size)
-        return mixture
+        if self.config.head.mixture:
+            mixture: Likelihood = load_baseline("mixture of logistics")(self.config.vocab_size)
+            return mixture
+        return self.head if hasattr(self.head, "log_prob") else None
 
     @property
     def autoregressive(self) -> bool:
@@ -243,22 +428,19 @@ class Transformer(nn.Module):
     @property
     def splits(self) -> Splits:
         """Where a sequence may be cut: that of the layers; a classifier's logits are always those of one segment."""
-        found = combined_splits(block.attention.splits for block in self.blocks)
-        return "segments" if found == "anywhere" and self.config.head.classes else found
+        splits = combined_splits(block.attention.splits for block in self.blocks)
+        return "segments" if splits == "anywhere" and self.config.head.classes else splits
 
     @property
     def state_kind(self) -> StateKind:
-        """That of the layers."""
         return combined_state_kind(block.attention.state_kind for block in self.blocks)
 
     @property
     def rows_independent(self) -> bool:
-        """Whether a row's output in training depends on that row alone: in every layer."""
         return all(block.attention.rows_independent for block in self.blocks)
 
     @property
     def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and outgoing state: in every layer."""
         return all(block.attention.state_gradient for block in self.blocks)
 
     def initial_state(
@@ -282,35 +464,60 @@ class Transformer(nn.Module):
         only: Tensor | None = None,
     ) -> tuple[Tensor, TransformerState | None]:
         """See the class. only [B, T] bool, for a language model: its outputs at these positions alone, [n, V]."""
-        if self.config.features:
-            check_vectors(x, self.config.features, mask)
+        c = self.config
+        if c.features:
+            check_vectors(x, c.features, mask)
         else:
-            check_token_ids(x, self.config.vocab_size, mask)
-        began = self.training and begin_forward(self._caches)
+            check_token_ids(x, c.vocab_size, mask)
         b = x.shape[0]  # len() would fix the number of rows of an exported program
         if state is not None:
-            _check_state(state, b, len(self.blocks))
+            self._check_state(state, b)
+        began = self.training and begin_forward(self._caches)
+        # --- embeddings and positions ---
         seen = None if state is None else state.seen
         after = count_seen(x, seen, mask)
-        y = self.embedding(zero_invalid(x, mask) if self.config.features else x)
-        if (scale := self.config.embedding_scale) != 1:
+        y = self.embedding(zero_invalid(x, mask) if c.features else x)
+        if (scale := c.embedding_scale) != 1:
             y = y * scale
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
         y = self.dropout(y if self.positions is None else self.positions(y, seen, mask))
+        # --- blocks, each with the state of its attention ---
         layers: list[State] = []
         for i, block in enumerate(self.blocks):
             y, new = block(y, None if state is None else state.layers[i], mask)
             layers.append(new)
-        y = self._pool(y, mask)
-        logits = self.head(self.final_norm(y if only is None else y[only]))
+        # --- outputs: of every token, of some, or one of the whole sequence ---
+        if only is not None:
+            y = y[only]
+        elif c.head.classes and c.head.pool == "cls":
+            y = y[:, 0]
+        elif c.head.classes and c.head.pool == "mean":
+            y = y.mean(1) if mask is None else zero_invalid(y, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        elif c.head.classes and mask is None:
+            y = y[:, -1]
+        elif c.head.classes:
+            last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)
+            y = y[torch.arange(b, device=y.device), last]
+        logits = self.head(self.final_norm(y))
         if began:
             end_forward(self._caches)
         return logits, self._state(after, tuple(layers))
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def _check_state(self, state: object, rows: int) -> None:
+        layers = len(self.blocks)
+        if not isinstance(state, TransformerState) or len(state.layers) != layers:
+            other = f"{len(state.layers)} layers" if isinstance(state, TransformerState) else type(state).__name__
+            raise InputError(
+                f"expected the state that a model of {layers} layers returned, found one of {other}; start with "
+                "state=None"
+            )
+        if (count := leaves(state)[0].shape[0]) != rows:
+            raise InputError(f"expected a state of {rows} rows, as the tokens have, found {count}; use select or reset")
 
     def widened(self, state: TransformerState) -> TransformerState:
         """The same state with those of its layers `widened`."""
@@ -326,37 +533,36 @@ class Transformer(nn.Module):
         layers = branch_layers(attentions, state.layers, leaves(state)[0].shape[0], copies)
         return TransformerState(seen, layers)
 
-    def _pool(self, y: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, T, D] -> [B, D] for a classifier."""
-        head = self.config.head
-        if not head.classes:
-            return y
-        if head.pool == "cls":
-            return y[:, 0]
-        if head.pool == "mean":
-            if mask is None:
-                return y.mean(1)
-            return zero_invalid(y, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        if mask is None:
-            return y[:, -1]
-        last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)
-        return y[torch.arange(y.shape[0], device=y.device), last]
-
 
 def _check(c: TransformerConfig) -> None:
     check_fields(c, "model")
     check_fields(c.head, "model.head")
     check_fields(c.attention, "model.attention")
-    check_head(c.head, c.vocab_size)
     check_heads(c.dim, c.num_heads)
     check_sizes(c, vocab_size=1, layers=1, mlp=0, max_length=1)
     check_dropout(c.dropout)
-    if c.head.classes and c.head.pool == "cls" and c.causal:
+    head = c.head
+    if head.classes < 0 or head.hidden < 0:
+        raise InputError(
+            f"expected head.classes and head.hidden of at least 0, found {head.classes} and {head.hidden}; use 0 for "
+            "none"
+        )
+    if head.mixture < 0 or (head.mixture and (head.classes or head.tied or c.vocab_size < 2)):
+        raise InputError(
+            f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
+            f"{head.mixture}, classes {head.classes}, tied {head.tied}, vocab_size {c.vocab_size}; change one"
+        )
+    if (head.classes or head.mixture) and (head.cutoffs or head.div_value != 1):
+        raise InputError(
+            f"head.cutoffs: expected none but in a language model of tokens, found {head.cutoffs} with classes "
+            f"{head.classes}, mixture {head.mixture}; leave cutoffs and div_value out"
+        )
+    if head.classes and head.pool == "cls" and c.causal:
         raise InputError(
             'head.pool: expected "last" or "mean" in a causal classifier, found "cls", whose class token is before all '
             "tokens and attends to none; change it"
         )
-    if not c.head.classes and not c.causal:
+    if not head.classes and not c.causal:
         raise InputError(
             "causal: expected True in a language model, found False; set head.classes for a classifier "
             "(head=HeadConfig(classes=...) of mnemos.models in Python)"
@@ -366,12 +572,22 @@ def _check(c: TransformerConfig) -> None:
             f"position: expected an attention that rotates, found {c.attention.name!r} with rotary positions; use "
             'position="auto"'
         )
-    if c.features < 0 or (c.features and (c.head.mixture or c.head.tied or c.head.cutoffs or c.scale_embedding)):
+    if c.features < 0 or (c.features and (head.mixture or head.tied or head.cutoffs or c.scale_embedding)):
         raise InputError(
             f"features: expected 0, or inputs of vectors without a mixture, a tied head, cutoffs and scale_embedding, "
-            f"found {c.features} with {c.head} and scale_embedding {c.scale_embedding}; change one"
+            f"found {c.features} with {head} and scale_embedding {c.scale_embedding}; change one"
         )
     check_mode(c.attention, c.causal)
+
+
+# --- What the other models share with this one ---
+
+
+def check_sizes(config: object, **least: int) -> None:
+    """Raise InputError for a field of the configuration that is below its least value, or is NaN."""
+    for name, value in least.items():
+        if not getattr(config, name) >= value:
+            raise InputError(f"{name}: expected at least {value}, found {getattr(config, name)}; raise it")
 
 
 def check_mode(attention: AttentionConfig, causal: bool) -> None:
@@ -383,13 +599,89 @@ def check_mode(attention: AttentionConfig, causal: bool) -> None:
         )
 
 
-def _check_state(state: object, rows: int, layers: int) -> None:
-    if not isinstance(state, TransformerState) or len(state.layers) != layers:
-        found = f"one of {len(state.layers)} layers" if isinstance(state, TransformerState) else type(state).__name__
-        raise InputError(
-            f"expected the state that a model of {layers} layers returned, found {found}; start with state=None"
-        )
-    if (found_rows := leaves(state)[0].shape[0]) != rows:
-        raise InputError(
-            f"expected a state of {rows} rows, as the tokens have, found {found_rows}; use select or reset"
-        )
+def init_weights(model: nn.Module) -> None:
+    """Xavier for linear weights, zeros for their biases, normal with variance 1/D for embeddings.
+
+    A layer with a published start of its own then draws it: `draw_weights`.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    for module in model.modules():
+        draw: Any = getattr(module, "draw_weights", None)
+        if draw is not None:
+            draw()
+
+
+def shrink_residuals(blocks: Iterable[nn.Module]) -> None:
+    """Divide by √(2L) what the L blocks' `output` and `contract` add to the residual at the start (as GPT-2 does)."""
+    blocks = list(blocks)
+    with torch.no_grad():
+        for name, module in nn.ModuleList(blocks).named_modules():
+            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("output", "contract"):
+                module.weight.div_((2 * len(blocks)) ** 0.5)
+
+
+def branch_layers(
+    attentions: Sequence[Attention], layers: Sequence[State], rows: int, copies: int
+) -> tuple[State, ...]:
+    """The states of attentions for `copies` rows per row, next to each other; what they can share is not copied."""
+    index = torch.arange(rows).repeat_interleave(copies)
+    return tuple(
+        attention.branch(state, copies) if hasattr(attention, "branch") else select(state, index)
+        for attention, state in zip(attentions, layers, strict=True)
+    )
+
+
+def language_head(
+    embedding: nn.Embedding, tied: bool = False, cutoffs: Sequence[int] = (), div_value: float = 1.0
+) -> nn.Module:
+    """The head over the embedding's tokens, from hidden states [.., D]. A tied one shares the embedding's weights.
+
+    Without cut-offs, a linear map to logits [.., V], without a bias where it is tied; the caller sets its tied weight
+    after initialisation. With cut-offs, an adaptive softmax. Raises InputError for impossible cut-offs.
+    """
+    if cutoffs:
+        head: nn.Module = load_baseline("adaptive softmax")(embedding, tied, cutoffs, div_value)
+        return head
+    if div_value != 1:
+        raise InputError(f"div_value: expected 1 in a head without cutoffs, found {div_value}; set cutoffs, or use 1")
+    return nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=not tied)
+
+
+class LanguageModel(nn.Module):
+    """Base of the language models of tokens whose state has a constant size, and which may be cut anywhere."""
+
+    splits: Splits = "anywhere"
+    state_kind: StateKind = "constant"
+    rows_independent = True
+    state_gradient = True
+    autoregressive = True
+    picks_positions = True
+    head: nn.Module
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
+        return self.head if hasattr(self.head, "log_prob") else None
+
+
+class Stateless:
+    """Base of models without a state, next to `nn.Module`: what `mnemos.types.RecurrentModel` asks for."""
+
+    splits: Splits = "never"
+    state_kind: StateKind = "none"
+    state_gradient = False
+    autoregressive = False
+
+    @property
+    def rows_independent(self) -> bool:
+        return True
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        """None: there is no state."""
+        return None

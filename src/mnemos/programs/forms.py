@@ -26,16 +26,16 @@ from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.memory.gated_cache import own_weight
 from mnemos.memory.key_values import KeyValues
 from mnemos.memory.slots import SlotState
-from mnemos.models.blocks import LearnedPositions, sinusoids
 from mnemos.models.lstm import LSTM, LSTMState
-from mnemos.models.memformer import Memformer, MemformerState
-from mnemos.models.memformer_blocks import DecoderCache, Read
+from mnemos.models.memformer import DecoderCache, Memformer, MemformerState, Read
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
+from mnemos.models.transformer import LearnedPositions
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find
 from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
+from mnemos.ops.sinusoids import sinusoids
 from mnemos.types import InputError, S, State, leaves, map_state
 
 Form = Literal["operators", "onnxruntime"]
@@ -501,7 +501,7 @@ def _segments_positions(self: SegmentModel, like: Tensor) -> Tensor:
     c, length = self.config, self.front + self.config.segment + self.back
     if c.position == "rotary":
         return _Cosines().turns(length, c.dim // c.num_heads, None, like.device)[0].to(like.dtype)
-    return sinusoids(length, c.dim, None, like.device)[0].to(like.dtype)
+    return sinusoids(torch.arange(length, device=like.device), c.dim).to(like.dtype)
 
 
 def _memformer(
@@ -514,7 +514,7 @@ def _memformer(
     def sources(caches: tuple[DecoderCache, ...], read: Read) -> tuple[DecoderCache, ...]:
         # For rows within a segment the result is the same again.
         pairs = zip(self.decoder.blocks, caches, strict=True)
-        return tuple(cache._replace(sources=block.keys_values(read.given)) for block, cache in pairs)
+        return tuple(cache._replace(sources=block.keys_values(read.sources)) for block, cache in pairs)
 
     def write(past: Past, segment: Tensor, ends: Tensor) -> Past:
         # The segments of the other rows are written too, and that is dropped.

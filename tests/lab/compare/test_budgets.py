@@ -22,7 +22,7 @@ from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleCo
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
-from mnemos.models.memory_tokens import RMTConfig
+from mnemos.models.segments import RMTConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError, leaves
 

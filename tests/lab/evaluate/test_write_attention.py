@@ -61,7 +61,7 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
     own = [[] for _ in range(7)]
     for text in arrays:
         tokens = torch.tensor([[0, *text[:-1].tolist()]])
-        weights, _ = network.eval().writing(tokens)
+        weights, _ = write_attention.writing(network.eval(), tokens)
         for i, one in enumerate(weights[0].mean(1)):
             own[i].append(one[:, 0])
     assert found["counts"] == [len(each) for each in own] == [3, 2, 2, 1, 1, 1, 1]

@@ -10,6 +10,7 @@ import torch
 import mnemos
 from mnemos._compat import pytree
 from mnemos.hosts.row_states import BlockState
+from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
@@ -88,7 +89,7 @@ def test_a_recording_is_of_the_models_own_forward(name):
 def test_slots_are_recorded_as_the_writer_wrote_them():
     model = build("memformer")
     found = record(model, Document.of_text(TOKENS[0].tolist()))
-    weights, state = model.writing(TOKENS[:, :20], None)
+    weights, state = writing(model, TOKENS[:, :20])
     (slots,) = [one for one in found.memories if one.kind == "slots"]
     wanted = weights[0].mean(1)  # [S, K, 1 + L]
     torch.testing.assert_close(torch.tensor(slots.values["keeps"][:4]), wanted[..., 0])

@@ -9,7 +9,7 @@ from mnemos.attention import LinearAttention, SoftmaxAttention
 from mnemos.attention.softmax import attend
 from mnemos.lab.measure.flops import COUNTED, count_flops, forward_flops, step_flops
 from mnemos.lab.speech.models import BiLSTMConfig
-from mnemos.models.blocks import MLP
+from mnemos.models.transformer import MLP
 from mnemos.ops import linear_attention
 
 B, T, DIM, HEADS = 2, 48, 32, 4

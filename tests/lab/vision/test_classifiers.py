@@ -10,7 +10,7 @@ from mnemos import GRC, libraries
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
 from mnemos.memory.gated_cache import caches, stored
-from mnemos.models.skeleton import skeleton
+from mnemos.models.store import skeleton
 from mnemos.types import InputError
 
 NET = {"image": 224, "classes": 1000}

@@ -21,10 +21,9 @@ from mnemos.memory.associations import AssociationsConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory.tokens import TokensConfig
-from mnemos.models.armt import ARMTConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.memformer import MemformerConfig
-from mnemos.models.memory_tokens import RMTConfig
+from mnemos.models.segments import ARMTConfig, RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 

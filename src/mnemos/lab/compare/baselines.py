@@ -13,7 +13,7 @@ from mnemos.lab.run.recipe import unwritten as never_written
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.written import SEGMENT_MEMORIES, remove_memories
-from mnemos.models.skeleton import skeleton
+from mnemos.models.store import skeleton
 from mnemos.types import InputError
 
 NEAR = 0.05  # parameters that differ by no more than this share are equal

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.lab.tasks.task import Task
-from mnemos.models.memformer import Memformer
+from mnemos.memory.grid import stretches
+from mnemos.memory.slots import SlotMemory, SlotState
+from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.modes import evaluating
+from mnemos.ops.padding import Rows
 
 from .recorded import KINDS, ShownSegment, SlotExample, SlotKind, WriteAttention
 
@@ -121,12 +124,42 @@ def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> 
     length, state, self_weight, shown = model.config.segment, None, [], []
     for i in range(tokens.shape[1] // length):
         span = slice(i * length, (i + 1) * length)
-        weights, state = model.writing(tokens[:, span].to(device), state, valid[:, span].to(device))
+        weights, state = writing(model, tokens[:, span].to(device), state, valid[:, span].to(device))
         weights = weights[:, 0].float().mean(1).cpu()
         self_weight.append(weights[..., 0])
         if i in places:
             shown.append(weights[0])
     return torch.stack(self_weight, 1), torch.stack(shown)
+
+
+def writing(
+    model: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, MemformerState]:
+    """`advance` of a model with slots, and the writer's attention: weights [B, S, H, K, 1 + L + cls] of S segments.
+
+    Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. A row that completes fewer segments than
+    another has zeros behind them. The call has a whole segment at least.
+    """
+    assert model.memory is not None
+    length, writes = model.config.segment, list[Tensor]()
+
+    def listen(memory: SlotMemory, inputs: tuple[SlotState, Tensor, Tensor | None]) -> None:
+        writes.append(memory.write_attention(*inputs[:3]))
+
+    hook = model.memory.register_forward_pre_hook(listen)
+    try:
+        after = model.advance(x, state, mask)
+    finally:
+        hook.remove()
+    place = [0] * len(x) if state is None else (state.seen % length).tolist()
+    steps = [step for step in stretches(place, Rows.of(x, mask).counts, length) if any(step.done)]
+    most = max(sum(row) for row in zip(*(step.done for step in steps), strict=True))
+    weights, written = writes[0].new_zeros(len(x), most, *writes[0].shape[1:]), [0] * len(x)
+    for step, new in zip(steps, writes, strict=True):
+        for row, one in zip((row for row, done in enumerate(step.done) if done), new, strict=True):
+            weights[row, written[row]] = one
+            written[row] += 1
+    return weights, after
 
 
 def _shown(

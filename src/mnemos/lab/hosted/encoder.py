@@ -16,8 +16,8 @@ from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
 from mnemos.hosts.row_states import RowCaches
 from mnemos.memory.gated_cache import GRC
-from mnemos.models.blocks import Stateless
-from mnemos.models.skeleton import keep_tables
+from mnemos.models.store import keep_tables
+from mnemos.models.transformer import Stateless
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select

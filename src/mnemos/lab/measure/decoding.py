@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mnemos.generate.decoder_step import DecodeStep
+from mnemos.generate.fused import DecodeStep
 from mnemos.modes import evaluating
 from mnemos.types import State, select
 

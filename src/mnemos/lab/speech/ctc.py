@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.models.blocks import Stateless
+from mnemos.models.transformer import Stateless
 from mnemos.types import InputError
 
 

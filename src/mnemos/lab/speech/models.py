@@ -14,9 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames, check_sizes
-from mnemos.models.blocks import MLP, Block, Ungated, init_weights, module_list, sinusoids
-from mnemos.models.transformer import check_mode
-from mnemos.ops.dropout import Dropout
+from mnemos.models.transformer import MLP, Block, Ungated, check_mode, dropout_of, init_weights, module_list
+from mnemos.ops.sinusoids import sinusoids
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
 
@@ -70,7 +69,7 @@ class SpeechRecogniser(Transcriber):
         check_mode(c.attention, causal=False)
         self.stack = Stack(c.stack)
         self.entry = nn.Linear(c.stack * c.bands, c.dim)
-        self.dropout = Dropout(c.dropout)
+        self.dropout = dropout_of(c.dropout)
         self.blocks = module_list(
             Block(
                 c.attention.of_layer(i).build(c.dim, c.num_heads, causal=False, dropout=c.dropout),
@@ -90,7 +89,7 @@ class SpeechRecogniser(Transcriber):
         check_stateful(self.state_kind, state)
         x, mask = self.stack(x, mask)
         y = self.entry(x)
-        y = self.dropout(y + sinusoids(y.shape[1], y.shape[2], None, y.device).to(y.dtype))
+        y = self.dropout(y + sinusoids(torch.arange(y.shape[1], device=y.device), y.shape[2]).to(y.dtype))
         for block in self.blocks:
             y, _ = block(y, None, mask)
         return self.head(self.final_norm(y)), None

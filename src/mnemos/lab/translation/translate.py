@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mnemos.generate.beam import BeamConfig, Hypothesis, beam_search
-from mnemos.generate.decoder_step import DecoderStep, DecodeStep
+from mnemos.generate.beam import BeamConfig, DecoderStep, Hypothesis, beam_search
+from mnemos.generate.fused import DecodeStep
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing

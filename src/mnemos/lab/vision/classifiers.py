@@ -18,8 +18,8 @@ from mnemos.hosts.attach import cache
 from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
 from mnemos.memory.gated_cache import GRC, StoredCache, caches, clear_caches
-from mnemos.models.blocks import Stateless
-from mnemos.models.skeleton import keep_tables
+from mnemos.models.store import keep_tables
+from mnemos.models.transformer import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 

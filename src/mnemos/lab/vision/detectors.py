@@ -20,7 +20,7 @@ from mnemos.hosts.inputs import Grid
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
 from mnemos.memory.gated_cache import GRC, caches, recomputing
-from mnemos.models.blocks import Stateless
+from mnemos.models.transformer import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError
 

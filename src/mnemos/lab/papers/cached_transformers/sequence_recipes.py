@@ -16,7 +16,7 @@ from mnemos.lab.translation.translation import TranslationConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
-from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
+from mnemos.models.segments import MemoryTransformerConfig, RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 from ..baselines.bigbird.layer import BlockSparseConfig

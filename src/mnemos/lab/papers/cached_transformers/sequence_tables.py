@@ -12,7 +12,7 @@ from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig, unwritten
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.tokens import TokensConfig
-from mnemos.models.memory_tokens import MemoryTransformerConfig, RMTConfig
+from mnemos.models.segments import MemoryTransformerConfig, RMTConfig
 from mnemos.types import JSONObject
 
 from ..claim import Claim

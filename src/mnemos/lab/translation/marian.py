@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from mnemos.models.transformer import Ungated
 from mnemos.types import InputError
-
-from .blocks import Ungated
-from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 
 _ACTIVATIONS: dict[str, Ungated] = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 
@@ -18,7 +17,7 @@ def from_marian(host: Any, dropout: float | None = None) -> EncoderDecoder:
     """An `EncoderDecoder` with the weights of a `transformers.MarianMTModel`, in eval mode; the host is not changed.
 
         host = transformers.MarianMTModel.from_pretrained("Helsinki-NLP/opus-mt-en-de")
-        model = mnemos.models.from_marian(host)
+        model = mnemos.lab.translation.marian.from_marian(host)
 
     Its logits equal the host's to rounding. Marian has sines in the first half of the channels and cosines in the
     second, this library has them in pairs; the channels of the residual stream are permuted, which changes nothing

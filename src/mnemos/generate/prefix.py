@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from mnemos.state_file import weights_mark
 from mnemos.types import InputError, leaves
 
-from .rollback import check_cuts
 from .sampling import is_whole
 from .stream import Stream, check_tokens
 
@@ -40,7 +39,12 @@ class PrefixTree:
     """
 
     def __init__(self, model: nn.Module, block: int = 64, memory: int = 1 << 30) -> None:
-        check_cuts(model, "PrefixTree")
+        if (splits := getattr(model, "splits", "anywhere")) != "anywhere":
+            raise InputError(
+                f"PrefixTree: expected a model whose sequences may be cut at any token, found {type(model).__name__} "
+                f"with splits={splits!r}, in which a token read alone has other outputs than one read among others; "
+                "use another memory (relative attention: same_length=True)"
+            )
         if not (is_whole(block) and isinstance(memory, int | float) and block >= 1 and memory >= 0):
             raise InputError(
                 "PrefixTree: expected a block of at least 1 token, a whole number, and at least 0 bytes, found "
@@ -54,35 +58,61 @@ class PrefixTree:
 
     def prefill(self, prompts: Tensor | Sequence[Tensor]) -> Stream:
         """The stream after each of the prompts, tokens [B, T] or B tensors [T]; the rows are in their order."""
-        rows = [check_tokens(self._new, row[None])[0] for row in _rows(prompts)]
+        whole = list(prompts)
+        if not whole or not all(isinstance(row, Tensor) and row.dim() == 1 for row in whole):
+            raise InputError(
+                "PrefixTree: expected a tensor of prompts [B, T], or a list of tensors [T], of integers and at least "
+                f"one, found {type(prompts).__name__} of {len(whole)}"
+                f"{f' {type(whole[0]).__name__}' if whole else ''}"
+            )
+        whole = [check_tokens(self._new, row[None])[0] for row in whole]
         if weights_mark(self.model) != self._weights:
             raise InputError(
                 "PrefixTree: expected the weights with which the tree was made, found others; make a new tree"
             )
+        # --- each prompt once, with a key for each of its beginnings that end with a block: a hash of its tokens ---
         different: dict[bytes, int] = {}
-        numbers = [different.setdefault(_bytes(row), len(different)) for row in rows]
-        unique = [rows[numbers.index(i)] for i in range(len(different))]
-        keys = [list(self._keys(row)) for row in unique]
+        numbers = [different.setdefault(_bytes(row), len(different)) for row in whole]
+        rows = [whole[numbers.index(i)] for i in range(len(different))]
+        keys: list[list[str]] = []
+        for row in rows:
+            digest, keys_of_row = hashlib.sha256(), []
+            for end in range(self.block, len(row) + 1, self.block):
+                digest.update(_bytes(row[end - self.block : end]))
+                keys_of_row.append(digest.hexdigest())
+            keys.append(keys_of_row)
+        # --- their whole blocks, and what is behind them: ends of one length are read as one batch ---
         before = self.read
-        streams = self._read_blocks(unique, keys)
-        self.read += sum(len(row) % self.block for row in unique)
-        self.found += sum(map(len, rows)) - (self.read - before)
-        stream = self._read_ends(unique, keys, streams)
-        return stream if numbers == list(range(stream.rows)) else stream.select(torch.tensor(numbers))
+        streams = self._read_blocks(rows, keys)
+        self.read += sum(len(row) % self.block for row in rows)
+        self.found += sum(map(len, whole)) - (self.read - before)
+        groups: dict[tuple[bool, int], list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault((bool(keys[i]), len(row) % self.block), []).append(i)
+        parts = []
+        for (has_block, length), members in groups.items():
+            stream = Stream.join([streams[keys[i][-1]] for i in members]) if has_block else self._new
+            ends = [rows[i][len(rows[i]) - length :] for i in members]
+            parts.append(stream.prefill(torch.stack(ends)) if length else stream)
+        # --- in the order of the prompts ---
+        places = {i: place for place, i in enumerate(i for members in groups.values() for i in members)}
+        order = [places[number] for number in numbers]
+        stream = parts[0] if len(parts) == 1 else Stream.join(parts)
+        return stream if order == list(range(stream.rows)) else stream.select(torch.tensor(order))
 
     def _read_blocks(self, rows: list[Tensor], keys: list[list[str]]) -> dict[str, Stream]:
         """The streams after all whole blocks of the prompts, by key: those that are stored, or read now."""
+        # --- the longest stored beginning of each prompt ---
         streams: dict[str, Stream] = {}
         depths = []
         for row_keys in keys:
-            depth = len(row_keys)
-            while depth:
-                stream = self._get(row_keys[depth - 1])
-                if stream is not None:
-                    streams[row_keys[depth - 1]] = stream
-                    break
-                depth -= 1
+            depth = next((n for n in range(len(row_keys), 0, -1) if row_keys[n - 1] in self._stored), 0)
+            if depth:
+                key = row_keys[depth - 1]
+                streams[key] = self._stored[key]
+                self._stored.move_to_end(key)
             depths.append(depth)
+        # --- then the next block of all prompts that have one, after equally many tokens ---
         for depth in range(max(map(len, keys), default=0)):
             missing = {
                 row_keys[depth]: (row_keys[depth - 1] if depth else None, row)
@@ -98,55 +128,15 @@ class PrefixTree:
             for i, key in enumerate(missing):
                 one = after.select(torch.tensor([i]))  # a copy, so that a stored row keeps no more alive
                 streams[key] = after if len(missing) == 1 else one
-                self._put(key, one)
+                self._stored[key] = one
+                self.size += _size(one)
+                while self.size > self.memory:
+                    self.size -= _size(self._stored.popitem(last=False)[1])
         return streams
-
-    def _read_ends(self, rows: list[Tensor], keys: list[list[str]], streams: dict[str, Stream]) -> Stream:
-        """The streams after the prompts, from those after their blocks; ends of one length are read as one batch."""
-        groups: dict[tuple[bool, int], list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault((bool(keys[i]), len(row) % self.block), []).append(i)
-        parts = []
-        for (has_block, length), members in groups.items():
-            stream = Stream.join([streams[keys[i][-1]] for i in members]) if has_block else self._new
-            ends = [rows[i][len(rows[i]) - length :] for i in members]
-            parts.append(stream.prefill(torch.stack(ends)) if length else stream)
-        order = torch.tensor([i for members in groups.values() for i in members])
-        whole = parts[0] if len(parts) == 1 else Stream.join(parts)
-        return whole if bool((order.diff() > 0).all()) else whole.select(order.argsort())
-
-    def _keys(self, row: Tensor) -> Iterator[str]:
-        """A key for each beginning of the prompt that ends with a block: a hash of its tokens."""
-        found = hashlib.sha256()
-        for end in range(self.block, len(row) + 1, self.block):
-            found.update(_bytes(row[end - self.block : end]))
-            yield found.copy().hexdigest()
-
-    def _get(self, key: str) -> Stream | None:
-        stream = self._stored.get(key)
-        if stream is not None:
-            self._stored.move_to_end(key)
-        return stream
-
-    def _put(self, key: str, stream: Stream) -> None:
-        self._stored[key] = stream
-        self.size += _size(stream)
-        while self.size > self.memory:
-            self.size -= _size(self._stored.popitem(last=False)[1])
 
     def __len__(self) -> int:
         """The stored states."""
         return len(self._stored)
-
-
-def _rows(prompts: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    rows = list(prompts)
-    if not rows or not all(isinstance(row, Tensor) and row.dim() == 1 for row in rows):
-        raise InputError(
-            "PrefixTree: expected a tensor of prompts [B, T], or a list of tensors [T], of integers and at least one, "
-            f"found {type(prompts).__name__} of {len(rows)}{f' {type(rows[0]).__name__}' if rows else ''}"
-        )
-    return rows
 
 
 def _bytes(tokens: Tensor) -> bytes:
