@@ -41,7 +41,7 @@ class SoftmaxConfig(AttentionConfig):
 
     @property
     def causal_modes(self) -> frozenset[bool]:
-        """A window counts the tokens before a query, so the attention is then causal."""
+        # A window counts the tokens before a query.
         return frozenset({False, True} if self.window is None else {True})
 
     def build(
@@ -102,18 +102,15 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         return attend(q, k, v, visible, causal, dropout)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
-        """No tokens."""
         return KeyValues.empty(batch_size, self.kv_heads, self.dim // self.num_heads, device, dtype)
 
     def check_state(self, state: Keys, batch_size: int) -> None:
-        """Raise InputError unless the keys are [B, N, kv_heads, D/H]."""
         heads, width = self.kv_heads, self.dim // self.num_heads
         if isinstance(state, BranchedKeyValues) and state.fits(batch_size, heads, width):
             return
         check_key_values(state, batch_size, heads, width)
 
     def widened(self, state: Keys) -> Keys:
-        """The keys of a whole window."""
         return state if self.window is None or isinstance(state, BranchedKeyValues) else state.widened(self.window - 1)
 
     def branch(self, state: Keys, copies: int) -> Keys:
@@ -126,22 +123,38 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
     def compute_heads(
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
     ) -> tuple[Tensor, Keys | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
+        # --- queries [B, T, H, D/H], keys and values [B, T, kv_heads, D/H] ---
         b, t, _ = x.shape
-        turns = None
+        width, p, turns = self.dim // self.num_heads, self.active_dropout, None
         if self.rotary is not None:
-            before = None if state is None else state.seen
-            turns = self.rotary.turns(t, self.dim // self.num_heads, before, x.device, mask)
-        q, k, v = self._project_qkv(x, turns)
-        p = self.active_dropout
+            turns = self.rotary.turns(t, width, None if state is None else state.seen, x.device, mask)
+        if self.kv_heads == self.num_heads and self.query_norm is None:
+            q, k, v = project_qkv(self.qkv(x), self.num_heads, turns)
+        else:
+            few = self.kv_heads * width
+            q, k, v = (part.unflatten(2, (-1, width)) for part in self.qkv(x).split([self.dim, few, few], 2))
+            if self.query_norm is not None and self.key_norm is not None:
+                q, k = self.query_norm(q), self.key_norm(k)
+            if turns is not None:
+                q, k = rotate(q, turns), rotate(k, turns)
+
+        # --- not causal: all valid keys of the call ---
+        if not self.causal:
+            valid = None if mask is None else open_empty_rows(mask)[:, None, None]
+            return self.attend(q, k, v, add_bias(valid, bias), False, p), None
+
+        # --- a search: the rows of a group attend to the group's entries, each to its own past ---
         if isinstance(state, BranchedKeyValues):
             if t == 1 and bias is None and mask is None:
-                return self._attend_branched(q, k, v, state, p)
+                entries = state.append(k, v)
+                if self.window is not None:
+                    entries = entries.last(self.window)
+                visible, q = entries.visible.unflatten(0, (-1, entries.copies)), q.unflatten(0, (-1, entries.copies))
+                y = self.attend(q.flatten(1, 2), entries.k, entries.v, visible[:, None], False, p)
+                return y.flatten(0, 1)[:, None], entries if self.window is None else entries.last(self.window - 1)
             state = state.unshare()
-        if not self.causal:
-            return self.attend(
-                q, k, v, add_bias(None if mask is None else open_empty_rows(mask)[:, None, None], bias), False, p
-            ), None
+
+        # --- causal: the tokens so far, or those of the window ---
         new = (self.empty(b, x.device, k.dtype) if state is None else state).append(k, v, mask)
         keep = new
         if self.window is not None:  # a state may have more tokens: one of the same weights with a longer window
@@ -151,33 +164,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         n = new.k.shape[1]
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep
-        seen_by = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window, mask is not None)
-        return self.attend(q, new.k, new.v, add_bias(seen_by, bias), False, p), keep
-
-    def _project_qkv(self, x: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, T, H, D/H], and k and v [B, T, kv_heads, D/H], normalised and rotated as the layer does."""
-        if self.kv_heads == self.num_heads and self.query_norm is None:
-            return project_qkv(self.qkv(x), self.num_heads, turns)
-        few = self.kv_heads * (self.dim // self.num_heads)
-        q, k, v = (
-            part.unflatten(2, (-1, self.dim // self.num_heads)) for part in self.qkv(x).split([self.dim, few, few], 2)
-        )
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        return (q, k, v) if turns is None else (rotate(q, turns), rotate(k, turns), v)
-
-    def _attend_branched(
-        self, q: Tensor, k: Tensor, v: Tensor, state: BranchedKeyValues, dropout: float
-    ) -> tuple[Tensor, BranchedKeyValues]:
-        """One token of every row: the rows of a group attend to the group's entries, each to its own past."""
-        new = state.append(k, v)
-        if self.window is not None:
-            new = new.last(self.window)
-        n = new.copies
-        visible = new.visible.unflatten(0, (-1, n))[:, None]
-        y = self.attend(q.unflatten(0, (-1, n)).flatten(1, 2), new.k, new.v, visible, False, dropout)
-        keep = new if self.window is None else new.last(self.window - 1)
-        return y.flatten(0, 1)[:, None], keep
+        visible = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window, mask is not None)
+        return self.attend(q, new.k, new.v, add_bias(visible, bias), False, p), keep
 
     def forward(
         self, x: Tensor, state: Keys | None = None, mask: Tensor | None = None, bias: Tensor | None = None
@@ -221,12 +209,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:
+    """`attend` in separate products: q, k [B, H, T or N, D], v [B, H, N, M]."""
     b, h, t, d = q.shape
     q, k, v = (x.reshape(b * h, *x.shape[2:]) for x in (q, k, v))
     scores = torch.bmm(q, k.mT).mul_(d**-0.5).unflatten(0, (b, h))
+    blind = None  # the queries that see no key, [B or 1, H or 1, T or 1, 1]; None if it is known that there are none
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    blind = None if visible is None or causal else _blind(visible)
+    elif visible is not None:
+        seeing = visible if visible.dtype == torch.bool else ~visible.detach().isneginf()
+        blind = ~seeing.any(-1, keepdim=True)
+        if not (in_graph() or transformed(blind) or bool(blind.any())):
+            blind = None
     if visible is not None and blind is not None:
         # As in the fused kernels, a query that sees nothing reads zeros; its softmax would be 0/0.
         visible = visible | blind if visible.dtype == torch.bool else visible.masked_fill(blind, 0.0)
@@ -235,16 +229,6 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     weights = drop(torch.softmax(scores, -1), dropout)
     y = torch.bmm(weights.flatten(0, 1), v).view(b, h, t, v.shape[-1])
     return y if blind is None else y.masked_fill_(blind, 0.0)
-
-
-def _blind(visible: Tensor) -> Tensor | None:
-    """The queries that see no key, [B or 1, H or 1, T or 1, 1]; None if it is known that there are none."""
-    if visible.dtype == torch.bool:
-        found = ~visible.any(-1, keepdim=True)
-    else:
-        found = visible.detach().amax(-1, keepdim=True).isneginf()
-    fixed = in_graph() or transformed(found)
-    return found if fixed or bool(found.any()) else None
 
 
 def project_qkv(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

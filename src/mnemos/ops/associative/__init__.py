@@ -4,12 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.errors import InputError
 from mnemos.ops.precision import full_precision
-from mnemos.types import InputError
+from mnemos.ops.signature import Signature
 
 __all__ = ["associative_read", "associative_write", "dpfp"]
 
 GUARD = 1e-5  # bounded=False: added to every zᵀφ, so that an empty memory reads as 0
+CHECK_READ = Signature("associative_read", matrix="B F M", normaliser="B F", q="B T F")
+CHECK_WRITE = Signature("associative_write", matrix="B F M", normaliser="B F", k="B T F", v="B T M", beta="B T")
 
 
 def dpfp(x: Tensor, nu: int = 3) -> Tensor:
@@ -35,7 +38,7 @@ def associative_read(matrix: Tensor, normaliser: Tensor, q: Tensor, bounded: boo
     normaliser [B, F], q [B, T, F], all φ of `dpfp` -> [B, T, M] in the matrix's dtype. An empty memory (zeros) reads as
     0. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
-    _check(matrix, normaliser, q)
+    CHECK_READ(matrix=matrix, normaliser=normaliser, q=q)
     with full_precision(matrix.device.type):
         q = q.to(matrix.dtype)
         return (q @ matrix) / _weight(q @ normaliser[..., None], bounded)
@@ -58,12 +61,7 @@ def associative_write(
     matrix [B, F, M], normaliser [B, F], k [B, T, F] not negative and of length 1 or 0, v [B, T, M], beta [B, T] from 0
     to 1 -> the new matrix and normaliser. Cost: O(B·T·F·M). Raises InputError for shapes that do not fit.
     """
-    _check(matrix, normaliser, k)
-    if v.shape != (*k.shape[:2], matrix.shape[2]) or beta.shape != k.shape[:2]:
-        raise InputError(
-            f"associative_write: expected values {(*k.shape[:2], matrix.shape[2])} and beta {tuple(k.shape[:2])}, "
-            f"found {tuple(v.shape)} and {tuple(beta.shape)}"
-        )
+    CHECK_WRITE(matrix=matrix, normaliser=normaliser, k=k, v=v, beta=beta)
     with full_precision(matrix.device.type):
         k, v, beta = k.to(matrix.dtype), v.to(matrix.dtype), beta.to(matrix.dtype)
         held = k @ normaliser[..., None]
@@ -80,12 +78,3 @@ def associative_write(
 def _weight(held: Tensor, bounded: bool) -> Tensor:
     """The denominator from zᵀφ."""
     return held.clamp(min=1) if bounded else held + GUARD
-
-
-def _check(matrix: Tensor, normaliser: Tensor, features: Tensor) -> None:
-    fits = matrix.dim() == features.dim() == 3 and matrix.is_floating_point()
-    if not fits or normaliser.shape != matrix.shape[:2] or features.shape[::2] != matrix.shape[:2]:
-        raise InputError(
-            f"expected a matrix [B, F, M], a normaliser [B, F] and features [B, T, F] of one B and F, found "
-            f"{tuple(matrix.shape)}, {tuple(normaliser.shape)} and {tuple(features.shape)}"
-        )

@@ -4,14 +4,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.errors import InputError
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.checks import check_mask
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.padding import zero_invalid
+from mnemos.ops.signature import Signature
 from mnemos.ops.sinusoids import sinusoids as of_positions
-from mnemos.types import Device, InputError
+from mnemos.types import Device
 
 __all__ = ["distance_scores", "relative_attention", "relative_weights", "seen_keys", "sinusoids"]
+
+CHECK = Signature(
+    "relative_attention",
+    q="B T H D",
+    k="B N H D",
+    v="B N H M ?",
+    r="L H D",
+    content_bias="H D",
+    position_bias="H D",
+    mask="B N bool ?",
+)
 
 
 def relative_attention(
@@ -39,10 +51,9 @@ def relative_attention(
     distances are the bias of PyTorch's fused attention; with gradient that is slower than separate products.
     Raises InputError for shapes that do not fit.
     """
-    _check(q, k, v, r, content_bias, position_bias, causal, mask, window)
+    content, scores = _content_and_scores(q, k, v, r, content_bias, position_bias, causal, mask, window)
     if mask is not None:
-        q, k, v = zero_invalid(q, mask[:, k.shape[1] - q.shape[1] :]), zero_invalid(k, mask), zero_invalid(v, mask)
-    content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
+        k, v = zero_invalid(k, mask), zero_invalid(v, mask)
     k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
     # With dropout always this path, so that activation checkpointing draws the same numbers twice.
     if torch.is_grad_enabled() or dropout:
@@ -64,16 +75,15 @@ def relative_weights(
     window: int | None = None,
 ) -> Tensor:
     """The weights of `relative_attention` before dropout, [H, B, T, N]; each query's weights sum to 1."""
-    _check(q, k, k, r, content_bias, position_bias, causal, mask, window)
-    if mask is not None:
-        q, k = zero_invalid(q, mask[:, k.shape[1] - q.shape[1] :]), zero_invalid(k, mask)
-    content, scores = _content_and_scores(q, k, r, content_bias, position_bias, causal, mask, window)
+    content, scores = _content_and_scores(q, k, None, r, content_bias, position_bias, causal, mask, window)
+    k = zero_invalid(k, mask)
     return torch.softmax(torch.matmul(content, k.permute(2, 0, 3, 1)) + scores, -1)
 
 
 def _content_and_scores(
     q: Tensor,
     k: Tensor,
+    v: Tensor | None,
     r: Tensor,
     content_bias: Tensor,
     position_bias: Tensor,
@@ -81,8 +91,18 @@ def _content_and_scores(
     mask: Tensor | None,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """(q + u)/√D, [H, B, T, D], and the scores of distances with hidden keys, [H, B, T, N]."""
+    """(q + u)/√D, [H, B, T, D], and the scores of distances with hidden keys, [H, B, T, N]; checks what it gets."""
+    CHECK(q=q, k=k, v=v, r=r, content_bias=content_bias, position_bias=position_bias, mask=mask)
     t, n, scale = q.shape[1], k.shape[1], q.shape[3] ** -0.5
+    least = n if causal else n + t - 1
+    if n < t or r.shape[0] < least:
+        raise InputError(
+            f"relative_attention: expected k of at least the {t} tokens of q, found {n}, and r of at least {least} "
+            f"distances, found {r.shape[0]}"
+        )
+    if window is not None and window < 1:
+        raise InputError(f"relative_attention: expected a window of at least 1 position, found {window}")
+    q = zero_invalid(q, None if mask is None else mask[:, n - t :])
     place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
     scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)
     scores = hide(scores, seen_keys(t, n, causal, mask, window, q.device))
@@ -93,36 +113,6 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0)
     """softmax(q·kᵀ + scores)·v with dropout: q [G, T, D], k [G, N, D], v [G, N, M], scores [G, T, N]."""
     weights = torch.softmax(torch.baddbmm(scores, q, k.mT), -1)
     return torch.bmm(drop(weights, dropout) if dropout else weights, v)
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
-    causal: bool,
-    mask: Tensor | None,
-    window: int | None,
-) -> None:
-    if q.dim() != 4 or k.dim() != 4 or k.shape[:1] + k.shape[2:] != q.shape[:1] + q.shape[2:]:
-        raise InputError(f"expected q [B, T, H, D] and k [B, N, H, D], found {tuple(q.shape)} and {tuple(k.shape)}")
-    b, t, h, d = q.shape
-    n = k.shape[1]
-    if v.dim() != 4 or v.shape[:3] != k.shape[:3] or n < t:
-        raise InputError(f"expected v [B, N, H, M] of k's N, at least T = {t}; found {tuple(v.shape)}, N = {n}")
-    least = n if causal else n + t - 1
-    if r.dim() != 3 or r.shape[1:] != (h, d) or r.shape[0] < least:
-        raise InputError(
-            f"expected r [L, {h}, {d}] of L ≥ {least}, distances {n - 1} to {n - least}; found {tuple(r.shape)}"
-        )
-    if content_bias.shape != (h, d) or position_bias.shape != (h, d):
-        found = f"{tuple(content_bias.shape)} and {tuple(position_bias.shape)}"
-        raise InputError(f"expected content_bias and position_bias [{h}, {d}], found {found}")
-    check_mask(mask, (b, n))
-    if window is not None and window < 1:
-        raise InputError(f"expected a window of at least 1 position, found {window}")
 
 
 def sinusoids(first: int, last: int, dim: int, clamp: int = 0, device: Device = None) -> Tensor:
