@@ -10,8 +10,9 @@ from torch.autograd import forward_ad
 from mnemos import InputError
 from mnemos.native import instruction_set, instruction_sets
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
-from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, native, window_attention
+from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, window_attention
 from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
+from mnemos.ops.window_state.ring import kernel_step
 from mnemos.types import leaves, map_state
 
 STATES = ("none", "linear", "hedgehog", "delta")
@@ -210,7 +211,7 @@ def test_sizes_that_do_not_fit() -> None:
     x = draw(1, 3, 4, 2, 3, 2)
     with pytest.raises(InputError, match="window of at least 1"):
         window_attention(x["q"], x["k"], x["v"], Sizes(0, 0, 1.0))
-    with pytest.raises(InputError, match="multiple of Hk"):
+    with pytest.raises(InputError, match="multiple of K"):
         window_attention(x["k"], x["q"], x["v"], Sizes(1, 0, 1.0))
 
 
@@ -244,7 +245,7 @@ def test_the_kernel_of_single_tokens(
     for a, b in zip(*(leaves(ring.state()) for ring in rings), strict=True):
         torch.testing.assert_close(b.to(a.dtype), a, rtol=2e-5, atol=2e-5)
     q, k, v, sink_q = (narrow[n][:, :1].transpose(1, 2) for n in ("q", "k", "v", "sink_q"))
-    assert native.step(rings[1], q, k, v, far_of(state, narrow), sink_q, (q, k)) is not None
+    assert kernel_step(rings[1], q, k, v, far_of(state, narrow), sink_q, (q, k)) is not None
 
 
 @torch.no_grad()

@@ -59,9 +59,17 @@ class Backends:
     def for_call(self, name: str, *tensors: Tensor) -> Backend:
         """`choose`, but where a transform of PyTorch rewrites the call one in PyTorch's own operations."""
         one = self.choose(name, *tensors)
-        if one.differentiable or torch.compiler.is_compiling() or not (transformed() or forward_differentiated()):
+        if one.differentiable or not rewritten():
             return one
         return next(other for other in self.by_name.values() if other.differentiable)
+
+
+def rewritten() -> bool:
+    """Whether a transform of PyTorch (torch.func, forward-mode AD) rewrites operations, which it cannot do to kernels.
+
+    Nor to a hand-written backward: a kernel's tangent would silently be zero.
+    """
+    return not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
 
 
 def on_cpu(*tensors: Tensor) -> bool:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mnemos.ops.padding import take, valid_first
+
 
 def convolve(
     x: Tensor,
@@ -33,8 +35,8 @@ def convolve(
     if mask is not None:
         # A product with 0 would keep an invalid NaN, here and in the weights' gradient.
         x = x.masked_fill(~mask[..., None], 0)
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-        x = _taken(x, order)
+        order = valid_first(mask)
+        x = take(x, order)
         sequence = sequence if sequence is None else sequence.gather(1, order)
     seen = torch.cat([start, x], 1)
     of = None if sequence is None else F.pad(sequence, (w - 1, 0))  # the state belongs to sequence 0
@@ -48,13 +50,8 @@ def convolve(
     at = torch.arange(t, t + w - 1, device=x.device).expand(b, -1)  # the last of `seen` that are valid
     if mask is not None and order is not None:
         at = at - (~mask).sum(1, keepdim=True)
-        y = _taken(y, order.argsort(1)).masked_fill(~mask[..., None], 0)
-    end = _taken(seen, at)
+        y = take(y, order.argsort(1)).masked_fill(~mask[..., None], 0)
+    end = take(seen, at)
     if of is not None and resets is not None:
         end = end.masked_fill((of.gather(1, at) != resets.sum(1, keepdim=True))[..., None], 0)
     return y.to(dtype), end.to(dtype)
-
-
-def _taken(x: Tensor, at: Tensor) -> Tensor:
-    """x[b, at[b, i]], [B, N, C]."""
-    return x.gather(1, at[..., None].expand(*at.shape, x.shape[-1]))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos._compat import forward_differentiated, transformed
+from mnemos.ops.backend import rewritten
 from mnemos.ops.backward import by_slab
 
 CHUNK = 64  # a power of two
@@ -58,7 +58,7 @@ def recurrence(
     if t == 1:
         return _token(q, k, v, beta, decay, s, scale)
     tokens = v, q, k, beta, decay
-    if torch.compiler.is_compiling() or transformed() or forward_differentiated():
+    if torch.compiler.is_compiling() or rewritten():
         return _slab(scale, tokens, (), s) if t else (v.clone(), s.clone())
     numbers = SLAB_NUMBERS.get(v.device.type, SLAB_NUMBERS_ELSEWHERE)
     length = CHUNK * max(1, numbers // max(1, b * h * max(d, m) * CHUNK))

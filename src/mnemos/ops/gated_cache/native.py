@@ -7,7 +7,6 @@ through the composition of PyTorch's operations that each caller passes along, w
 """
 
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,53 +14,34 @@ import torch
 from torch import Tensor
 
 from mnemos import native as kernels
-from mnemos._compat import dispatch_mode_active, transformed
 from mnemos.modes import in_graph
-from mnemos.native import library, why_not
-
-__all__ = ["Kernel", "Reading", "Update", "fused", "takes"]
+from mnemos.ops.kernel_call import (
+    can_skip_dispatcher,
+    contiguous,
+    dense,
+    loaded_kernels,
+    mask_address,
+    pointers,
+    why_no_kernels,
+)
 
 Composition = Callable[..., tuple[Tensor | None, ...]]
 UPDATE, UPDATE_BACKWARD, READ, READ_BACKWARD = range(4)  # `mnemos_cache` of native/library.cpp
 _LANES = 16  # native/product.h
 _BLOCK = 64  # native/read.h
 _FEW = 1 << 18  # numbers of an intermediate that are kept for the backward, because memory of a megabyte is no concern
+_WORDS = 48  # at least those of either struct
+_TYPES = (torch.float32, torch.bool)  # bool: masks
 
 
 def takes(*tensors: Tensor | None) -> bool:
     """Whether there are kernels, and all tensors are plain ones of float32 on the CPU that no tracer observes."""
-    if in_graph() or dispatch_mode_active() or library() is None:
+    if in_graph() or why_no_kernels() or any([x is not None and x.dtype not in _TYPES for x in tensors]):
         return False
-    for x in tensors:
-        if x is not None and (type(x) not in _PLAIN or x.dtype not in _TYPES or not x.is_cpu):
-            return False
-    return not transformed(*(x for x in tensors if x is not None))
+    return all([x is None or x.is_cpu for x in tensors]) and can_skip_dispatcher(*tensors)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_TYPES = (torch.float32, torch.bool)  # bool: masks
-
-
-class Kernel(ABC):
-    """One call of a kernel. composition: the same function of the same tensors in PyTorch's operations."""
-
-    composition: Composition
-    differentiable: int  # results, before those that are not
-
-    @abstractmethod
-    def fits(self, *tensors: Any) -> bool:
-        """Whether the tensors have the shapes that the kernel reads without a check of its own."""
-
-    @abstractmethod
-    def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
-        """The results, and what the backward needs beside the tensors (if it `keeps` anything)."""
-
-    @abstractmethod
-    def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
-        """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
-
-
-def fused(kernel: Kernel, *tensors: Tensor | None) -> Any:
+def fused(kernel: "Update | Reading", *tensors: Tensor | None) -> Any:
     """The kernel's results, differentiable any number of times, if it `takes` the tensors and they fit."""
     keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return _Fused.apply(kernel, keeps, *tensors)
@@ -69,7 +49,7 @@ def fused(kernel: Kernel, *tensors: Tensor | None) -> Any:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, keeps: bool, *tensors: Tensor | None) -> Any:
+    def forward(ctx: Any, kernel: Any, keeps: bool, *tensors: Tensor | None) -> Any:
         results, kept = kernel.forward(keeps, *tensors)
         ctx.kernel, ctx.count = kernel, len(tensors)
         ctx.set_materialize_grads(False)
@@ -88,34 +68,31 @@ class _Fused(torch.autograd.Function):
             return None, None, *ctx.kernel.backward(needs, grads, *tensors, *kept)
         with torch.enable_grad():
             # Views: the gradient must stop at these inputs, although one input may be computed from another.
-            given = [x if x is None or not n else x.view_as(x) for x, n in zip(tensors, needs, strict=True)]
-            results = ctx.kernel.composition(*given)
+            inputs = [x if x is None or not n else x.view_as(x) for x, n in zip(tensors, needs, strict=True)]
+            results = ctx.kernel.composition(*inputs)
         pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y is not None and g is not None]
-        wanted = [x for x, n in zip(given, needs, strict=True) if n]
-        found = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs],
-                wanted,
-                [g for _, g in pairs],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
-        )
+        wanted = [x for x, n in zip(inputs, needs, strict=True) if n]
+        outputs, above = zip(*pairs, strict=True)
+        graph = torch.is_grad_enabled()
+        found = iter(torch.autograd.grad(outputs, wanted, above, create_graph=graph, allow_unused=True))
         return None, None, *(next(found) if n else None for n in needs)
 
 
-class Update(Kernel):
+class Update:
     """`struct Update` of native/cache.h for tensors (source, cache, mask, update, reset, candidate, norm).
 
     The last four are pairs of weight and bias, eight tensors; the norm's may be None. Results: C_t [B, Tm, Dm], and if
     `mean`, its mean [Tm, Dm] over the rows with a valid token and their number []. resampled: token i is slot i.
+    composition: the same function of the same tensors in PyTorch's operations.
     """
 
+    differentiable = 2  # results, before those that are not
+
     def __init__(self, composition: Composition, resampled: bool, mean: bool) -> None:
-        self.composition, self.resampled, self.mean, self.differentiable = composition, resampled, mean, 2
+        self.composition, self.resampled, self.mean = composition, resampled, mean
 
     def fits(self, *tensors: Any) -> bool:
-        """See `Kernel`."""
+        """Whether the tensors have the shapes that the kernel reads without a check of its own."""
         source, cache, mask, *weights = tensors
         rows, tokens, width = source.shape
         shapes = [None if w is None else tuple(w.shape) for w in weights]
@@ -131,53 +108,48 @@ class Update(Kernel):
         )
 
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
-        """See `Kernel`."""
+        """The results, and what the backward needs beside the tensors (if it `keeps` anything)."""
         source, cache, mask, *weights = tensors
-        new = cache.new_empty(source.shape[0], *cache.shape[-2:])
-        mean = cache.new_empty(cache.shape[-2:]) if self.mean else None
-        rows = cache.new_empty(()) if self.mean else None
-        row = 3 * cache.shape[-2] * _whole(cache.shape[-1])
-        kept = cache.new_empty(source.shape[0] * row) if keeps and source.shape[0] * row <= _FEW else None
-        source, cache, weights = _pack(source), cache.contiguous(), _contiguous(weights)
-        _call(UPDATE, [*self._prepare(source, cache, mask, weights), *_addresses(new, mean, rows, kept)])
+        new = cache.new_empty(len(source), *cache.shape[-2:])
+        mean, rows = (cache.new_empty(cache.shape[-2:]), cache.new_empty(())) if self.mean else (None, None)
+        count = len(source) * 3 * cache.shape[-2] * _whole(cache.shape[-1])
+        kept = cache.new_empty(count) if keeps and count <= _FEW else None
+        source, (cache, *weights) = dense(source), contiguous(cache, *weights)
+        _call(UPDATE, *self._begin(source, cache, mask, weights), *pointers(new, mean, rows, kept))
         return (new, mean, rows), [rows, kept]
 
     def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
-        """See `Kernel`."""
+        """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
         source, cache, mask, *weights = tensors[:11]
-        rows, kept = tensors[11:]
-        g_new, g_mean = (None if g is None else g.contiguous() for g in grads[:2])
-        d_source = _like(source) if needs[0] else None
-        d_cache = _like(cache) if needs[1] else None
-        wanted = any(needs[3:])
-        d_weights = [_like(w) if wanted and w is not None else None for w in weights]
-        source, cache, weights = _pack(source), cache.contiguous(), _contiguous(weights)
-        given = self._prepare(source, cache, mask, weights)
-        outgoing = _addresses(None, None, rows, kept, g_new, g_mean, d_source, d_cache, *d_weights)
-        _call(UPDATE_BACKWARD, [*given, *outgoing])
+        d_source, d_cache = _like(source) if needs[0] else None, _like(cache) if needs[1] else None
+        d_weights = [_like(w) if any(needs[3:]) else None for w in weights]
+        source, (cache, *weights), above = dense(source), contiguous(cache, *weights), contiguous(*grads[:2])
+        outgoing = pointers(None, None, *tensors[11:], *above, d_source, d_cache, *d_weights)
+        _call(UPDATE_BACKWARD, *self._begin(source, cache, mask, weights), *outgoing)
         return d_source, d_cache, None, *d_weights
 
-    def _prepare(self, source: Tensor, cache: Tensor, mask: Tensor | None, weights: list[Tensor | None]) -> list[int]:
+    def _begin(self, source: Tensor, cache: Tensor, mask: Tensor | None, weights: list[Any]) -> list[int]:
         slots, width = cache.shape[-2:]
-        sizes = [*source.shape[:2], slots, width, torch.get_num_threads(), int(self.resampled)]
-        where = [source.data_ptr(), *source.stride()[:2], 0]
-        masked = [0, 0, 0] if mask is None else [mask.data_ptr(), *mask.stride()]
-        old = [cache.data_ptr(), 0 if cache.dim() == 2 else slots * width]
-        return [*sizes, *where, *masked, *old, *_addresses(*weights)]
+        sizes = *source.shape[:2], slots, width, torch.get_num_threads(), int(self.resampled)
+        rows = source.data_ptr(), *source.stride()[:2], 0
+        shared = 0 if cache.dim() == 2 else slots * width
+        return [*sizes, *rows, *mask_address(mask), cache.data_ptr(), shared, *pointers(*weights)]
 
 
-class Reading(Kernel):
+class Reading:
     """`struct Reading` of native/cache.h for tensors (x, cache, own, mix, query, key, value).
 
     The last three are pairs of weight and bias, six tensors. Without `own` (and then without `mix`) the result is o_mem
-    [B, T, H, M]; with it, both mixed.
+    [B, T, H, M]; with it, both mixed. composition: as in `Update`.
     """
 
+    differentiable = 1
+
     def __init__(self, composition: Composition, heads: int) -> None:
-        self.composition, self.heads, self.differentiable = composition, heads, 1
+        self.composition, self.heads = composition, heads
 
     def fits(self, *tensors: Any) -> bool:
-        """See `Kernel`."""
+        """Whether the tensors have the shapes that the kernel reads without a check of its own."""
         x, cache, own, mix, *weights = tensors
         rows, tokens, width = x.shape
         values = weights[4].shape[0]
@@ -194,11 +166,9 @@ class Reading(Kernel):
         )
 
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
-        """See `Kernel`."""
-        x, cache, own, mix, *weights = tensors
-        b, t, width = x.shape
-        caches, slots, _ = cache.shape
-        values = weights[4].shape[0]
+        """The results, and what the backward needs beside the tensors (if it `keeps` anything)."""
+        x, cache, *_ = tensors
+        (b, t, width), (caches, slots, _), values = x.shape, cache.shape, tensors[8].shape[0]
         y = x.new_empty(b, t, self.heads, values // self.heads)
         kept = shares = None
         if keeps:
@@ -206,65 +176,47 @@ class Reading(Kernel):
             kept = x.new_empty(b * t * row + caches * slots * (row + value_row) + _LANES)
             count = b * self.heads * slots * _whole(t)
             shares = x.new_empty(count) if t <= _BLOCK and count <= _FEW else None
-        x, cache, own, mix, weights = _pack(x), cache.contiguous(), _pack(own), _one(mix), _contiguous(weights)
-        _call(READ, [*self._prepare(x, cache, own, mix, weights), *_addresses(y, kept, shares)])
+        ready = self._ready(tensors)
+        _call(READ, *self._begin(ready), *pointers(y, kept, shares))
         return (y,), [kept, shares]
 
-    def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
-        """See `Kernel`."""
+    def backward(self, needs: Sequence[bool], grads: Sequence[Any], *tensors: Any) -> tuple[Any, ...]:
+        """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
         x, cache, own, mix, *weights = tensors[:10]
-        g = _pack(grads[0])
-        d_x, d_weights = _like(x), [_like(w) for w in weights]
+        g, d_x, d_weights = dense(grads[0]), _like(x), [_like(w) for w in weights]
         d_cache = _like(cache) if needs[1] else None
-        d_own, d_mix = (None, None) if own is None else (_like(own), _like(mix))
-        x, cache, own, mix, weights = _pack(x), cache.contiguous(), _pack(own), _one(mix), _contiguous(weights)
-        given = [*self._prepare(x, cache, own, mix, weights), *_addresses(None, *tensors[10:])]
-        incoming = [g.data_ptr(), *g.stride()[:3]]
-        _call(READ_BACKWARD, [*given, *incoming, *_addresses(d_x, d_cache, *d_weights, d_own, d_mix)])
+        d_own, d_mix = _like(own), _like(mix)
+        ready = self._ready(tensors)
+        incoming = *pointers(None, *tensors[10:]), g.data_ptr(), *g.stride()[:3]
+        outgoing = pointers(d_x, d_cache, *d_weights, d_own, d_mix)
+        _call(READ_BACKWARD, *self._begin(ready), *incoming, *outgoing)
         return d_x, d_cache, d_own, d_mix, *d_weights
 
-    def _prepare(
-        self, x: Tensor, cache: Tensor, own: Tensor | None, mix: Tensor | None, weights: list[Tensor]
-    ) -> list[int]:
+    def _ready(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors as the kernel reads them."""
+        x, cache, own, mix, *weights = tensors[:10]
+        cache, mix, *weights = contiguous(cache, mix, *weights)
+        return [dense(x), cache, own if own is None else dense(own), mix, *weights]
+
+    def _begin(self, ready: list[Any]) -> list[int]:
+        x, cache, own, mix, *weights = ready
         heads, values = self.heads, weights[4].shape[0] // self.heads
-        sizes = [x.shape[0], cache.shape[0], x.shape[1], *cache.shape[1:], heads, values, torch.get_num_threads()]
-        beside = [0, 0, 0, 0] if own is None else [own.data_ptr(), *own.stride()[:3]]
-        where = [x.data_ptr(), *x.stride()[:2], 0, cache.data_ptr()]
-        return [*sizes, *where, *_addresses(*weights), *beside, *_addresses(mix)]
+        sizes = x.shape[0], cache.shape[0], x.shape[1], *cache.shape[1:], heads, values, torch.get_num_threads()
+        beside = (0, 0, 0, 0) if own is None else (own.data_ptr(), *own.stride()[:3])
+        rows = x.data_ptr(), *x.stride()[:2], 0
+        return [*sizes, *rows, cache.data_ptr(), *pointers(*weights), *beside, *pointers(mix)]
 
 
-def _call(what: int, words: list[int]) -> None:
-    loaded = library()
-    if loaded is None:
-        raise RuntimeError(why_not())
+def _call(what: int, *words: int) -> None:
+    loaded = loaded_kernels()
     call = (ctypes.c_int64 * _WORDS)(*words)  # what is not given is 0
     if loaded.mnemos_cache(kernels.variant(loaded), what, call):
         raise MemoryError("gated cache: not enough memory for the kernel; use smaller batches")
-
-
-_WORDS = 48  # at least those of either struct
 
 
 def _whole(n: int) -> int:
     return -(-n // _LANES) * _LANES
 
 
-def _addresses(*tensors: Tensor | None) -> list[int]:
-    return [0 if x is None else x.data_ptr() for x in tensors]
-
-
-def _pack(x: Any) -> Any:
-    """x with stride 1 in the last axis; the kernels take any other strides."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
-def _one(x: Any) -> Any:
-    return None if x is None else x.contiguous()
-
-
-def _contiguous(tensors: Sequence[Any]) -> list[Any]:
-    return [_one(x) for x in tensors]
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _like(x: Any) -> Any:
+    return None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.types import InputError
+from mnemos.errors import InputError
+from mnemos.ops.padding import take, valid_first
 
 
 def resample(
@@ -35,23 +36,21 @@ def resample(
             return tokens
         if method == "nearest":
             return tokens.index_select(1, places(t, length, tokens.device))
-        count = torch.full((1, 1), t, device=tokens.device)
-        where = None
+        count, order = torch.full((1, 1), t, device=tokens.device), None
     else:
-        count = mask.sum(1, keepdim=True)
-        where = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)  # valid tokens first, in order
+        count, order = mask.sum(1, keepdim=True), valid_first(mask)
     slot = torch.arange(length, device=tokens.device)[None]
     last = (count - 1).clamp(min=0)
     if method == "nearest":
-        return _take(tokens, torch.minimum(slot * count // length, last), where)
+        return _take(tokens, torch.minimum(slot * count // length, last), order)
     if method != "linear":
         raise InputError(f"expected resample nearest, linear or grid, found {method!r}; choose one of them")
     exact = torch.promote_types(tokens.dtype, torch.float32)
-    place = ((slot.to(exact) + 0.5) * count / length - 0.5).clamp(min=0)
-    low = torch.minimum(place.floor().long(), last)
+    centre = ((slot.to(exact) + 0.5) * count / length - 0.5).clamp(min=0)
+    low = torch.minimum(centre.floor().long(), last)
     high = torch.minimum(low + 1, last)
-    share = (place - low).clamp(max=1)[..., None].to(tokens.dtype)
-    return torch.lerp(_take(tokens, low, where), _take(tokens, high, where), share)
+    share = (centre - low).clamp(max=1)[..., None].to(tokens.dtype)
+    return torch.lerp(_take(tokens, low, order), _take(tokens, high, order), share)
 
 
 def same_number(tokens: int, length: int) -> bool:
@@ -64,11 +63,9 @@ def places(tokens: int, length: int, device: torch.device | None = None) -> Tens
     return torch.arange(length, device=device) * tokens // length
 
 
-def _take(tokens: Tensor, index: Tensor, where: Tensor | None) -> Tensor:
-    """tokens[b, where[b, index[b, i]]]; without `where` all rows have the same index [1, length]."""
-    if where is None:
-        return tokens.index_select(1, index[0])
-    return tokens.gather(1, where.gather(1, index)[..., None].expand(-1, -1, tokens.shape[2]))
+def _take(tokens: Tensor, index: Tensor, order: Tensor | None) -> Tensor:
+    """tokens[b, order[b, index[b, i]]]; without `order` all rows have the same index [1, length]."""
+    return tokens.index_select(1, index[0]) if order is None else take(tokens, order.gather(1, index))
 
 
 def _resample_grid(tokens: Tensor, length: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:

@@ -52,14 +52,14 @@ def gated_update(
     backward keeps only the inputs: it computes the products again, 4·B·Tm·Dm², and 8·B·Tm·Dm² of its own. If its
     result must be differentiable too, autograd computes it and keeps all intermediates.
     """
-    given = (source, cache, *update, *reset, *candidate, *(norm or (None, None)))
-    differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    inputs = source, cache, *update, *reset, *candidate, *(norm or (None, None))
+    differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     with full_precision(source.device.type):
         # Function transforms (vmap, jvp) and formats that are traced have rules for PyTorch's operations, and none for
         # `_Update`.
         plain = _transformed(source) or torch.jit.is_tracing()
         compute = _Update.apply if differentiates and not plain else _update
-        new, g_u, g_r = compute(places, *given)
+        new, g_u, g_r = compute(places, *inputs)
     return new, GateValues(g_u, g_r)
 
 
@@ -109,18 +109,18 @@ class _Update(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple:
-        places, *given = ctx.saved_tensors
+        places, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as in the forward
             if not torch.is_grad_enabled() and not _transformed(grad):
-                return None, *_backward(needed[1], grad, places, *given)
+                return None, *_backward(needed[1], grad, places, *inputs)
             with torch.enable_grad():
                 # Views: the gradient must stop at these inputs, although one input may be computed from another.
-                given = [None if t is None else t.view_as(t) for t in given]
-                new = _update(places, *given)[0]
-            wanted = [t for t, wants in zip(given, needed, strict=True) if wants]
-            found = iter(torch.autograd.grad(new, wanted, grad, create_graph=torch.is_grad_enabled()))
-            return None, *(next(found) if wants else None for wants in needed)
+                inputs = [None if t is None else t.view_as(t) for t in inputs]
+                new = _update(places, *inputs)[0]
+            wanted = [t for t, wants in zip(inputs, needed, strict=True) if wants]
+            grads = iter(torch.autograd.grad(new, wanted, grad, create_graph=torch.is_grad_enabled()))
+            return None, *(next(grads) if wants else None for wants in needed)
 
 
 def _backward(
@@ -216,11 +216,11 @@ def write(
         elif mask is not None and tokens != slots:  # a slot has no padding of its own: only whole rows do
             mask = mask.any(1, keepdim=True).expand(-1, slots)
     composed: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = partial(_compose, resampled, mean, observe)
-    given = (source, cache, mask, *weights)
+    inputs = source, cache, mask, *weights
     kernel = native.Update(composed, resampled, mean)
-    if observe is None and native.takes(*given) and kernel.fits(*given):
-        return Written(*native.fused(kernel, *given))
-    return Written(*composed(*given))
+    if observe is None and native.takes(*inputs) and kernel.fits(*inputs):
+        return Written(*native.fused(kernel, *inputs))
+    return Written(*composed(*inputs))
 
 
 def _compose(
@@ -233,12 +233,12 @@ def _compose(
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """`write` in PyTorch's operations."""
-    slots, takes = cache.shape[-2], None
+    slots, tokens = cache.shape[-2], None
     if not resampled:
         if mask is not None:
             source = resample(source.to(cache.dtype), slots, mask)
         elif not same_number(source.shape[1], slots):  # the backward resamples again, which saves keeping the result
-            takes = places(source.shape[1], slots, source.device)
+            tokens = places(source.shape[1], slots, source.device)
         else:
             source = source.to(cache.dtype)
     rows = None if mask is None else mask.any(1)
@@ -246,7 +246,7 @@ def _compose(
         source = torch.where(rows[:, None, None], source, 0)  # padding may hold anything, also NaN in the backward
     w_u, b_u, w_r, b_r, w_c, b_c, *norm = cast(Sequence[Tensor], weights)
     affine = None if norm[0] is None else (norm[0], norm[1])
-    new, gates = gated_update(source, cache, (w_u, b_u), (w_r, b_r), (w_c, b_c), affine, takes)
+    new, gates = gated_update(source, cache, (w_u, b_u), (w_r, b_r), (w_c, b_c), affine, tokens)
     if rows is not None:
         new = torch.where(rows[:, None, None], new, cache)
     if observe is not None:

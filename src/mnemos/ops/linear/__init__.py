@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mnemos._compat import exportable
 from mnemos.errors import InputError
-from mnemos.ops.backend import Backend, Backends, on_cpu
+from mnemos.ops.backend import Backend, Backends, on_cpu, rewritten
 from mnemos.ops.delta import decayed_attention
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid
@@ -159,13 +159,14 @@ def linear_attention(
     chosen = BACKENDS.for_call(backend, q, k, v)
     if not k.numel():  # no sums to make
         chosen = BACKENDS.by_name["chunked"]
+    by_decay = resets is not None or (causal and k.numel() > 0 and chosen.name == "chunked" and rewritten())
     with full_precision(v.device.type):
         wide = _wide(q, k, v)
         s, z = [x if x is None or x.dtype is wide else x.to(wide) for x in (s, z)]
-        if resets is None:
-            y, s, z = chosen.run(q, k, v, s, z, mask, inside, eps, causal)
+        if by_decay:
+            y, s, z = _by_decayed_attention(q, k, v, s, z, mask, inside, eps, resets, chosen.name)
         else:
-            y, s, z = _with_resets(q, k, v, s, z, mask, inside, eps, resets, chosen.name)
+            y, s, z = chosen.run(q, k, v, s, z, mask, inside, eps, causal)
     after = LinearState(s, z)
 
     def recompute_state(n: int, valid: Tensor | None) -> LinearState:
@@ -179,7 +180,7 @@ def linear_attention(
     return y, after
 
 
-def _with_resets(
+def _by_decayed_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -188,10 +189,10 @@ def _with_resets(
     mask: Tensor | None,
     phi: Pointwise | None,
     eps: float,
-    resets: Tensor,
+    resets: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A call with resets: decayed attention of [v, 1], whose last column is the normaliser."""
+    """Decayed attention of [v, 1], whose last column is the normaliser: it has resets, and all derivatives."""
     wide = _wide(q, k, v)
     q, k = q.to(wide), zero_invalid(k.to(wide), mask)
     if phi is not None:

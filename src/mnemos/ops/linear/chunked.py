@@ -25,9 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from mnemos._compat import forward_differentiated, transformed
 from mnemos.ops.backward import Gradients, differentiable_once
 from mnemos.ops.delta.chunked import masked_product
 from mnemos.ops.padding import zero_invalid
@@ -62,17 +60,14 @@ def attend(
     # One expanded number: the backward keeps no memory for it.
     s = v.new_zeros((), dtype=wide).expand(b, h, d, v.shape[-1]) if s is None else s
     z = v.new_zeros((), dtype=wide).expand(b, h, d) if z is None else z
-    rewritten = not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
-    if causal and q.shape[1] > 1 and k.numel() and not rewritten:
+    if causal and q.shape[1] > 1 and k.numel():
         return _Causal.apply(q, k, v, s, z, mask, phi, eps)
 
     # --- in PyTorch's own operations ---
     q, k, values = q.to(wide), zero_invalid(k.to(wide), mask), zero_invalid(v.to(wide), mask)
     if phi is not None:
         q, k = phi(q), zero_invalid(phi(k), mask)
-    if causal and q.shape[1] > 1 and k.numel():
-        y, s, z = _transformable(q, k, values, s, z, eps)
-    elif causal and k.numel():  # one token, eq. 18 to 20, in few operations: their number is the time of decoding
+    if causal and k.numel():  # one token, eq. 18 to 20, in few operations: their number is the time of decoding
         s = torch.addcmul(s, k.transpose(1, 2).mT, values.transpose(1, 2))
         z, q = z + k[:, 0], q.transpose(1, 2)  # [B, H, 1, D]
         y = ((q @ s) / (q @ z[..., None] + eps)).transpose(1, 2)
@@ -80,34 +75,6 @@ def attend(
         s, z = s + torch.einsum("bnhd,bnhm->bhdm", k, values), z + k.sum(1)
         y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
     return y.to(v.dtype), s, z
-
-
-def _transformable(
-    queries: Tensor, keys: Tensor, values: Tensor, s: Tensor, z: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`_Causal` after φ in PyTorch's own operations, for `torch.func` (grad, vjp, jvp, vmap) and forward-mode AD.
-
-    These transforms rewrite operations, which they cannot do to a compiled kernel or a hand-written backward: a
-    kernel's tangent would silently be zero. One slab; autograd keeps O(T·(C + D·M/C)) numbers per row and head, and
-    may differentiate it any number of times.
-    """
-    (b, t, h, d), m = queries.shape, values.shape[-1]
-    c = CHUNK_NARROW if max(d, m) <= NARROW else CHUNK_WIDE
-    n = -(-t // c)
-    values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
-
-    def split(x: Tensor) -> Tensor:
-        """[B, T, H, ·] as chunks [B·H·n, c, ·], padded with zeros."""
-        return F.pad(x.transpose(1, 2), (0, 0, 0, n * c - t)).reshape(b * h * n, c, x.shape[-1])
-
-    queries, keys, values = split(queries), split(keys), split(values)
-    sums = torch.bmm(keys.mT, values).unflatten(0, (b, h, n)).cumsum(2)
-    start = torch.cat([s, z[..., None]], -1)[:, :, None]
-    before = torch.cat([start, start + sums[:, :, :-1]], 2).flatten(0, 2)
-    num = masked_product(torch.bmm(queries, keys.mT).tril(), values) + torch.bmm(queries, before)
-    num = num.unflatten(0, (b, h, n)).flatten(2, 3)[:, :, :t].transpose(1, 2)
-    end = (start + sums[:, :, -1:]).squeeze(2)
-    return num[..., :m] / (num[..., m:] + eps), end[..., :m], end[..., m]
 
 
 def _plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos._compat import forward_differentiated, transformed
+from mnemos.ops.backend import rewritten
 from mnemos.ops.backward import by_slab
 
 CHUNK = 64
@@ -39,7 +39,7 @@ def scan(
     s = x.new_zeros(len(x), *A.shape) if s is None else s
     tokens = x, dt, B, C, resets
     t = x.shape[1]
-    if t == 1 or torch.compiler.is_compiling() or transformed() or forward_differentiated():
+    if t == 1 or torch.compiler.is_compiling() or rewritten():
         y, end = _chunk(tokens, (A,), s) if t else (x.clone(), s.clone())
     else:
         y, end = by_slab("selective_scan", _chunk, CHUNK, tokens, (A,), s)

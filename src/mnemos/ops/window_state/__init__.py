@@ -1,16 +1,25 @@
-"""Softmax attention over a window and the first tokens, and a linear-attention state of all between; see README.md."""
+"""Softmax attention over a window and the first tokens, and a linear-attention state of all between; see README.md.
 
+Read `window_attention` here, then `read_blocks` in chunked.py; ring.py computes single tokens of a stream.
+"""
+
+import torch
 from torch import Tensor
 
-from mnemos.ops.checks import check_mask
+from mnemos.errors import InputError
+from mnemos.ops.padding import valid_first
 from mnemos.ops.precision import full_precision
-from mnemos.types import InputError
+from mnemos.ops.signature import Signature
 
-from .chunked import Tokens, read
+from .chunked import Far, Sizes, Tokens, WindowState, gather, new_state, read_blocks
 from .ring import Ring
-from .state import Far, Sizes, WindowState, new_state
 
 __all__ = ["Far", "Ring", "Sizes", "WindowState", "new_state", "window_attention"]
+
+CHECK = Signature(
+    "window_attention", "; H is a multiple of K", q="B T H D", k="B T K D", v="B T K M", mask="B T bool ?"
+)
+TOGETHER = 512  # tokens that are computed at once
 
 
 def window_attention(
@@ -42,28 +51,41 @@ def window_attention(
     Cost: O(T·(w + c)·(D + M) + T·F·M) per head, c a block of 64 to 256 tokens. Raises InputError for shapes that do not
     fit.
     """
-    _check(q, k, v, sizes, mask)
-    b, _, heads, _ = q.shape
-    with full_precision(q.device.type):
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        sink_q = None if sink_q is None else sink_q.transpose(1, 2)
-        raw_q, raw_k = (None, None) if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2))
-        state = new_state(k, v, raw_k, sizes, far) if state is None else state
-        if len(state.seen) != b:
-            raise InputError(f"expected a state of {b} rows, found {len(state.seen)}; use mnemos.select")
-        shape = k.shape[1], heads // k.shape[1]
-        sink_q, raw_q = (x if x is None else x.unflatten(1, shape) for x in (sink_q, raw_q))
-        y, state = read(Tokens(q.unflatten(1, shape), k, v, sink_q, raw_q, raw_k), sizes, far, state, mask)
-    return y.flatten(1, 2).transpose(1, 2), state
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, mask: Tensor | None) -> None:
-    fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2] and q.shape[1] > 0
-    if not fits or k.shape[2] != v.shape[2] or not k.shape[2] or q.shape[2] % k.shape[2] or q.shape[3] != k.shape[3]:
-        raise InputError(
-            "expected q [B, T, H, D], k [B, T, Hk, D] and v [B, T, Hk, M], H a multiple of Hk and T at least 1, found "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
+    # --- checks ---
+    n = CHECK(q=q, k=k, v=v, mask=mask)
+    if not n["T"] or not n["K"] or n["H"] % n["K"]:
+        raise InputError(f"window_attention: expected T at least 1 and H a multiple of K, found {n}")
     if sizes.window < 1 or sizes.sinks < 0:
         raise InputError(f"expected a window of at least 1 and sinks of at least 0 tokens, found {sizes[:2]}")
-    check_mask(mask, q.shape[:2])
+    if state is not None and len(state.seen) != n["B"]:
+        raise InputError(f"expected a state of {n['B']} rows, found {len(state.seen)}; use mnemos.select")
+
+    # --- heads before tokens, the query heads of a key head together; padding is zeros, as 0 times NaN is NaN ---
+    group = n["K"], n["H"] // n["K"]
+    raw_q, raw_k = (None, None) if raw is None else raw
+    q, k, v, sink_q, raw_q, raw_k = (  # type: ignore[assignment]
+        x if x is None else x.transpose(1, 2) for x in (q, k, v, sink_q, raw_q, raw_k)
+    )
+    queries = [x if x is None else x.unflatten(1, group) for x in (q, sink_q, raw_q)]
+    with full_precision(q.device.type):
+        state = new_state(k, v, raw_k, sizes, far) if state is None else state
+        tokens = Tokens(queries[0], k, v, queries[1], queries[2], raw_k)  # type: ignore[arg-type]
+        if mask is not None:
+            padding = ~mask[:, None, :, None]
+            tokens = tokens.map(lambda x: x.masked_fill(padding if x.dim() == 4 else padding[:, :, None], 0))
+
+        # --- pieces of a call, in each of which the valid tokens of a row come first ---
+        outputs = []
+        for start in range(0, n["T"], TOGETHER):
+            piece = slice(start, start + TOGETHER)
+            part = tokens.map(lambda x, piece=piece: x[..., piece, :]) if n["T"] > TOGETHER else tokens
+            if mask is None:
+                y, state = read_blocks(part, sizes, far, state, None)
+            else:
+                order = valid_first(mask[:, piece])
+                part = part.map(lambda x, order=order: gather(x, order))
+                y, state = read_blocks(part, sizes, far, state, mask[:, piece].sum(1))
+                y = gather(y, order.argsort(1)).masked_fill(~mask[:, None, None, piece, None], 0)
+            outputs.append(y)
+    y = torch.cat(outputs, -2) if len(outputs) > 1 else y
+    return y.flatten(1, 2).transpose(1, 2), state

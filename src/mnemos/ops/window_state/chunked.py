@@ -1,4 +1,4 @@
-"""Attention with a window, sinks and a state in PyTorch, over blocks of tokens: `read` computes a call.
+"""Attention with a window, sinks and a state in PyTorch: what it is made of, and blocks of tokens.
 
 Key columns are those of the window that the state brings, then those of the call. A query of column i sees the columns
 i + 1 … i + w near; columns up to i are far, of which those of earlier blocks are in sums S and z at the block's start.
@@ -14,10 +14,68 @@ from torch.nn import functional as F
 
 from mnemos.ops.delta import KEY_EPS, delta_rule
 
-from .state import Far, Sizes, WindowState
-
 LARGEST, SMALLEST = 256, 64  # the size of a block, which is that of the window between these
-TOGETHER = 512  # tokens that are computed at once
+
+
+class Sizes(NamedTuple):
+    """window w ≥ 1 and sinks s ≥ 0, in tokens; scale of the scores q·k; softcap c: scores become c·tanh(score / c)."""
+
+    window: int
+    sinks: int
+    scale: float
+    softcap: float | None = None
+
+
+class Far(NamedTuple):
+    """How a state holds the tokens between sinks and window.
+
+    query, key: the feature maps [B, H, T, D] -> [B, H, T, F] of H query and of Hk key heads. gamma [H]: the weight γ of
+    the far tokens, ≥ 0. beta [Hk]: the rate of the delta rule on [v, 1], with features of keys divided by their length;
+    None: sums. decay: the natural logarithm, ≤ 0, of the factor of S and z for each token that enters them.
+    """
+
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    gamma: Tensor
+    beta: Tensor | None = None
+    decay: float = 0.0
+
+
+class WindowState(NamedTuple):
+    """The state of B rows, of constant size; zeros are new rows.
+
+    k [B, Hk, w, D] and v [B, Hk, w, M]: the last w tokens, the newest last. raw [B, Hk, w, D]: what their features are
+    computed of; [.., 0] if that is k. sink_k [B, Hk, s, D], sink_v [B, Hk, s, M]: the first s tokens. s [B, Hk, F, M]
+    and z [B, Hk, F]: the sums over the tokens between, in float32 at least. seen [B] int64: the tokens of each row.
+    """
+
+    k: Tensor
+    v: Tensor
+    raw: Tensor
+    sink_k: Tensor
+    sink_v: Tensor
+    s: Tensor
+    z: Tensor
+    seen: Tensor
+
+
+def new_state(k: Tensor, v: Tensor, raw: Tensor | None, sizes: Sizes, far: Far | None) -> WindowState:
+    """The state of new rows for k [B, Hk, T, D], v [B, Hk, T, M] and, if features are not k's, raw [B, Hk, T, D]."""
+    b, heads = k.shape[:2]
+    wide = torch.float64 if v.dtype == torch.float64 else torch.float32
+    features = 0
+    if far is not None:
+        features = far.key((k if raw is None else raw)[..., :0, :].to(wide)).shape[-1]
+    return WindowState(
+        k.new_zeros(b, heads, sizes.window, k.shape[-1]),
+        v.new_zeros(b, heads, sizes.window, v.shape[-1]),
+        k.new_zeros(b, heads, sizes.window, 0 if raw is None else raw.shape[-1]),
+        k.new_zeros(b, heads, sizes.sinks, k.shape[-1]),
+        v.new_zeros(b, heads, sizes.sinks, v.shape[-1]),
+        v.new_zeros(b, heads, features, v.shape[-1], dtype=wide),
+        v.new_zeros(b, heads, features, dtype=wide),
+        torch.zeros(b, dtype=torch.int64, device=k.device),
+    )
 
 
 class Tokens(NamedTuple):
@@ -33,14 +91,6 @@ class Tokens(NamedTuple):
     raw_q: Tensor | None
     raw_k: Tensor | None
 
-    def part(self, piece: slice) -> "Tokens":
-        """Those of some columns."""
-        return self.map(lambda x: x[..., piece, :])
-
-    def take(self, order: Tensor) -> "Tokens":
-        """The columns `order` [B, T]."""
-        return self.map(lambda x: gather(x, order))
-
     def map(self, fn: Callable[[Tensor], Tensor]) -> "Tokens":
         """The same with `fn` of each tensor."""
         sink_q, raw_q, raw_k = (x if x is None else fn(x) for x in self[3:])
@@ -53,32 +103,11 @@ def gather(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(-2, index.expand(*x.shape[:-2], order.shape[1], x.shape[-1]))
 
 
-def read(
-    tokens: Tokens, sizes: Sizes, far: Far | None, state: WindowState, mask: Tensor | None
-) -> tuple[Tensor, WindowState]:
-    """y [B, Hk, G, T, M] and the state after the call. mask [B, T] bool: True = valid; y of padding is 0."""
-    t = tokens.q.shape[-2]
-    if t > TOGETHER:
-        outputs = []
-        for start in range(0, t, TOGETHER):
-            piece = slice(start, start + TOGETHER)
-            y, state = read(tokens.part(piece), sizes, far, state, None if mask is None else mask[:, piece])
-            outputs.append(y)
-        return torch.cat(outputs, -2), state
-    if mask is None:
-        return _read(tokens, sizes, far, state, None)
-    padding = ~mask[:, None, :, None]  # may be NaN, which 0 times it stays
-    tokens = tokens.map(lambda x: x.masked_fill(padding if x.dim() == 4 else padding[:, :, None], 0))
-    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # valid tokens first
-    y, state = _read(tokens.take(order), sizes, far, state, mask.sum(1))
-    y = gather(y, order.argsort(1))
-    return y.masked_fill(~mask[:, None, None, :, None], 0), state
-
-
-def _read(
+def read_blocks(
     tokens: Tokens, sizes: Sizes, far: Far | None, state: WindowState, count: Tensor | None
 ) -> tuple[Tensor, WindowState]:
-    """The same for rows whose first `count` [B] tokens are valid (None: all)."""
+    """y [B, Hk, G, T, M] and the state, for rows whose first `count` [B] tokens are valid (None: all)."""
+    # --- key columns, and blocks of queries ---
     wide = state.s.dtype
     t, window = tokens.q.shape[-2], sizes.window
     k = torch.cat([state.k, tokens.k], -2)
@@ -99,6 +128,7 @@ def _read(
         """[B, Hk, w + T, D] -> [B, Hk, blocks, w + size, D]: what the queries of a block may see."""
         return _pad(x.to(wide), pad).unfold(-2, window + size, size).mT
 
+    # --- scores of the window ---
     q = into_blocks(tokens.q) * sizes.scale
     group = q.shape[2]
     q = q.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, D]
@@ -108,15 +138,20 @@ def _read(
     near = near[:, None, :, None]
     scores = _cap(q @ around(k).mT, sizes.softcap).unflatten(3, (group, size)).masked_fill_(~near, -torch.inf)
     largest = scores.amax(-1, keepdim=True)
+
+    # --- scores of the sinks that have left the window ---
     if sizes.sinks:
         meeting = tokens.q if tokens.sink_q is None else tokens.sink_q
-        found = _cap((into_blocks(meeting) * sizes.scale) @ after.sink_k.to(wide)[:, :, None, None].mT, sizes.softcap)
-        found = found.transpose(2, 3)  # [B, Hk, blocks, G, size, s]
-        place = (numbers[:, window:] - window).unflatten(1, (blocks, size))[..., None]
-        away = torch.arange(sizes.sinks, device=k.device) <= place
-        found = found.masked_fill_(~away[:, None, :, None], -torch.inf)
-        largest = torch.maximum(largest, found.amax(-1, keepdim=True))
-        met = (found - largest).exp_().flatten(3, 4)  # [B, Hk, blocks, G·size, s]
+        sink_keys = after.sink_k.to(wide)[:, :, None, None].mT
+        sink_scores = _cap((into_blocks(meeting) * sizes.scale) @ sink_keys, sizes.softcap)
+        sink_scores = sink_scores.transpose(2, 3)  # [B, Hk, blocks, G, size, s]
+        oldest = (numbers[:, window:] - window).unflatten(1, (blocks, size))[..., None]
+        away = torch.arange(sizes.sinks, device=k.device) <= oldest
+        sink_scores = sink_scores.masked_fill_(~away[:, None, :, None], -torch.inf)
+        largest = torch.maximum(largest, sink_scores.amax(-1, keepdim=True))
+        sink_weights = (sink_scores - largest).exp_().flatten(3, 4)  # [B, Hk, blocks, G·size, s]
+
+    # --- one normaliser for all ---
     weights = (scores - largest).exp_().flatten(3, 4)
     y, norm = weights @ around(v), weights.sum(-1, keepdim=True)
     if far is not None:
@@ -125,8 +160,8 @@ def _read(
         )
         y, norm, after = y + far_y, norm + far_norm, after._replace(s=sums, z=norms)
     if sizes.sinks:
-        y = y + met @ after.sink_v.to(wide)[:, :, None]
-        norm = norm + met.sum(-1, keepdim=True)
+        y = y + sink_weights @ after.sink_v.to(wide)[:, :, None]
+        norm = norm + sink_weights.sum(-1, keepdim=True)
     y = (y / norm).unflatten(3, (group, size)).transpose(2, 3).flatten(3, 4)[..., :t, :]
     return y.to(tokens.v.dtype), after
 
@@ -158,6 +193,8 @@ def _read_far(
     size = min(max(sizes.window, SMALLEST), LARGEST, t)
     blocks = -(-t // size)
     pad = blocks * size - t
+
+    # --- features and values of the tokens that enter the state ---
     moved = numbers[:, :t] >= sizes.sinks  # the columns that leave the window in this call, without sinks
     if count is not None:
         moved = moved & (torch.arange(t, device=v.device) < count[:, None])
@@ -171,49 +208,41 @@ def _read_far(
         added, one = _correct(fk, added, far.beta.to(wide), far.decay, state, moved)
         one = _pad(one[..., None], pad).unflatten(-2, (blocks, size))
     fk, added = (_pad(x, pad).unflatten(-2, (blocks, size)) for x in (fk, added))
+
+    # --- what queries read of their own block ---
     fq = far.query((tokens.q if tokens.raw_q is None else tokens.raw_q).flatten(1, 2).to(wide))
     fq = _pad(fq, pad).unflatten(1, (-1, group)).unflatten(-2, (blocks, size))
     fq = fq.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, F]
     inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_()  # [B, Hk, blocks, G, size, size]
     end = fk  # features with what is left at the block's end
     if far.decay:
-        age = _age(moved, far.decay, (blocks, size), wide)
+        # The logarithm of what is left at each token of what S had when its block began [B, 1, blocks, size].
+        entered = F.pad(moved, (0, pad)).unflatten(1, (blocks, size)).cumsum(2)
+        age = far.decay * entered[:, None].to(wide)
         inside = inside * (age[..., None] - age[..., None, :]).clamp(max=0).exp()[:, :, :, None]
         fq = fq * age.exp().repeat(1, 1, 1, group)[..., None]
         end = fk * (age[..., -1:] - age).exp()[..., None]
     inside = inside.flatten(3, 4)
+
+    # --- S and z before each block and after the last: [B, Hk, 1 + blocks, ..] ---
     sums = torch.cat([state.s[:, :, None], end.mT @ added], 2)
     norms = torch.cat([state.z[:, :, None], end.sum(-2) if one is None else (end * one).sum(-2)], 2)
     if far.decay:
-        kept = age[..., -1].exp().unbind(2)
-        sums, norms = _carry(sums, [x[..., None, None] for x in kept]), _carry(norms, [x[..., None] for x in kept])
+        states = [(sums[:, :, 0], norms[:, :, 0])]
+        for i, left in enumerate(age[..., -1].exp().unbind(2), 1):
+            s, z = states[-1]
+            states.append((left[..., None, None] * s + sums[:, :, i], left[..., None] * z + norms[:, :, i]))
+        sums, norms = (torch.stack(parts, 2) for parts in zip(*states, strict=True))
     else:
         sums, norms = sums.cumsum(2), norms.cumsum(2)
+
+    # --- y without its normaliser ---
     y = fq @ sums[:, :, :-1] + inside @ added
     norm = fq @ norms[:, :, :-1, :, None] + (inside.sum(-1, keepdim=True) if one is None else inside @ one)
     norm = norm if one is None else norm.clamp(min=0)
     gamma = far.gamma.to(wide).view(-1, 1, group, 1).expand(-1, blocks, -1, size).reshape(-1, blocks, group * size, 1)
     # Copies: a view of the last block would hold all of them.
     return gamma * y, gamma * norm, sums[:, :, -1].clone(), norms[:, :, -1].clone()
-
-
-def _age(moved: Tensor, decay: float, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """ln of what is left at each token of what S had when its block began: moved [B, T] -> [B, 1, blocks, size]."""
-    count = F.pad(moved, (0, shape[0] * shape[1] - moved.shape[1])).unflatten(1, shape).cumsum(2)
-    return decay * count[:, None].to(dtype)
-
-
-def _carry(x: Tensor, kept: list[Tensor]) -> Tensor:
-    """A state and what blocks add to it [B, Hk, 1 + blocks, ...] -> the state before each block and after the last.
-
-    kept: of each block, what it leaves of the state before it.
-    """
-    found, *added = x.unbind(2)
-    states = [found]
-    for factor, one in zip(kept, added, strict=True):
-        found = factor * found + one
-        states.append(found)
-    return torch.stack(states, 2)
 
 
 def _correct(
