@@ -14,8 +14,8 @@ from mnemos.errors import InputError
 from mnemos.modes import plain_module
 from mnemos.types import leaves
 
-from .laws import AFTER, LAWS, numbers, resuming_step
-from .probe import Law, Probe, copied
+from .laws import numbers, resuming_step
+from .probe import LAWS, Law, Probe, copied, first_line
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,7 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
             probe = _probe(layer, width, own, 1e-4 if own in (torch.float32, torch.float64) else 5e-2)
         results: dict[str, Result] = {}
         for law in chosen:
-            failed = [
-                name
-                for name in ("repeats", AFTER.get(law.name, ""))
-                if name in results and results[name].holds is False
-            ]
+            failed = [name for name in ("repeats", law.after) if name in results and results[name].holds is False]
             if failed and law.name != "float64":
                 results[law.name] = Result(law.name, law.about, None, f"says nothing more, because {failed[0]} fails")
             else:
@@ -149,16 +145,12 @@ def _copying(layer: Any) -> str:
     try:
         new = copy.deepcopy(layer)
     except Exception as error:
-        return f"raised {type(error).__name__} in copy.deepcopy(layer): {_first_line(error)}"
+        return f"raised {type(error).__name__} in copy.deepcopy(layer): {first_line(error)}"
     if isinstance(layer, nn.Module):
         own = {parameter.data_ptr() for parameter in layer.parameters() if parameter.numel()}
         if any(parameter.data_ptr() in own for parameter in new.parameters()):
             return "copy.deepcopy(layer) shares weights with the layer"
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _law(name: str) -> Law:
@@ -185,7 +177,7 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             return _probe(layer, width, torch.float32, 1e-4)
         raise InputError(
             f"check_memory: expected a layer that takes layer(x, None) with x [3, 4, {width}], found that it raises "
-            f"{type(error).__name__}: {_first_line(error)}; give its width, or put a module around it"
+            f"{type(error).__name__}: {first_line(error)}; give its width, or put a module around it"
         ) from error
     if not isinstance(found, tuple) or len(found) != 2 or getattr(found[0], "shape", None) != x[:, :4].shape:
         shown = f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple) else type(found).__name__

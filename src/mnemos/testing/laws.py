@@ -1,4 +1,8 @@
-"""The laws of a memory `y, state = layer(x, state)`: each is a function that looks for a counterexample."""
+"""The laws of a memory `y, state = layer(x, state)`: each is a function that looks for a counterexample of T tokens.
+
+`check_memory` tries them in the order in which they stand here: what a call may depend on, the state, padding,
+gradients, weights.
+"""
 
 import contextlib
 import itertools
@@ -18,24 +22,52 @@ from mnemos.types import (
     unshare,
 )
 
-from .padding import hidden, masked_calls, padding, patterns
-from .probe import LONG, ROWS, TOKENS, Call, Fault, Law, Probe
+from .probe import LAWS as LAWS
+from .probe import LONG, ROWS, TOKENS, Call, Fault, Probe, law
 from .weights import autocast, compiles, saving, weights
 
 GRADIENT = 1e-9  # a greater derivative counts as one
 
+
+def patterns(t: int) -> Tensor:
+    """Masks [7, t]: all valid; padding on the left, on the right, in the middle; a few tokens valid; one; none."""
+    i, third = torch.arange(t), max(1, t // 3)
+    middle = (i < third) | (i >= t - third)
+    return torch.stack([i >= 0, i >= third, i < t - third, middle, i % 3 == 1, i == t // 2, i < 0])
+
+
+def masked_calls(probe: Probe, t: int) -> list[Call]:
+    """Calls with masks and without, of many tokens and of one, such that every row is once padded wholly."""
+    first, then = patterns(t), patterns(3).roll(1, 0)
+    masks = first, None, then, then[:, :1], None
+    return [Call(probe.tokens(m.shape[1] if m is not None else 1, 2 + i, 7), m) for i, m in enumerate(masks)]
+
+
+def _stateful(probe: Probe) -> str:
+    return "there is no state" if probe.state_kind == "none" else ""
+
+
+def _masked(probe: Probe) -> str:
+    return "" if probe.takes_mask else "forward has no argument mask"
+
+
 # ---- what a call may depend on ----
 
 
+@law("equal calls give equal outputs: nothing is kept outside the state", 1, TOKENS, LONG)
 def _repeats(probe: Probe, t: int) -> Fault | None:
-    """Calls between two equal ones change nothing: nothing is kept outside the state, nothing is drawn."""
-    layer, calls = probe.layer, probe.calls(t, 1)
-    training = layer.training
-    weights = {
-        name: tensor.clone() for name, tensor in itertools.chain(layer.named_parameters(), layer.named_buffers())
-    }
-    settings = _settings()
+    layer, calls, training = probe.layer, probe.calls(t, 1), probe.layer.training
+
+    def settings() -> tuple[object, ...]:
+        return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+
+    def tensors() -> dict[str, Tensor]:
+        buffers = () if training else layer.named_buffers()  # training may keep statistics
+        return {name: tensor.clone() for name, tensor in (*layer.named_parameters(), *buffers)}
+
+    set_before, weights_before = settings(), tensors()
     with torch.random.fork_rng(devices=[]):
+        # --- the call again: it draws no number in eval mode, and none that matters in training ---
         torch.manual_seed(1)
         first = probe.run(calls)
         drawn = torch.get_rng_state()
@@ -52,6 +84,8 @@ def _repeats(probe: Probe, t: int) -> Fault | None:
             return Fault("a call sets the seed of the global random numbers")
         if t > TOKENS:
             return None
+
+        # --- after other calls ---
         others: list[tuple[str, list[Call]]] = [
             ("other tokens", probe.calls(t)[::-1]),
             ("more rows", probe.calls(2, 1, rows=ROWS + 2)),
@@ -67,30 +101,26 @@ def _repeats(probe: Probe, t: int) -> Fault | None:
             probe.run(calls)
         if fault := probe.compare(probe.run(calls), first, "the same call again, after one without gradients"):
             return fault
-        kept = (
-            layer.named_parameters() if training else itertools.chain(layer.named_parameters(), layer.named_buffers())
-        )
-        if changed := [name for name, tensor in kept if not torch.equal(tensor, weights[name])]:
+        if changed := [name for name, tensor in tensors().items() if not torch.equal(tensor, weights_before[name])]:
             return Fault(f"a call changes {changed[0]}")
-        if probe.rows_independent and probe.eval_as_trained:  # else it may keep statistics of what it is trained on
+
+        # --- in eval mode, after a call in training mode, unless it keeps statistics of what it is trained on ---
+        if probe.rows_independent and probe.eval_as_trained:
             layer.eval()
             before = probe.run(calls)
             layer.train()
-            probe.run([Call(1 + x) for x, _ in probe.calls(t, 1)])
+            probe.run([Call(1 + x) for x, _ in calls])
             layer.eval()
             fault = probe.compare(probe.run(calls), before, "in eval mode, after a call in training mode")
             layer.train(training)
             if fault:
                 return fault
-    if settings != _settings():
+    if set_before != settings():
         return Fault("a call changes a global setting of PyTorch: gradient mode, default dtype or threads")
     return None
 
 
-def _settings() -> tuple[object, ...]:
-    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
-
-
+@law("float64 in, float64 out and in between", shrinks=False)
 def _float64(probe: Probe, t: int) -> Fault | None:
     """Changes of x by 1e-7 and 2e-7: those of the outputs are one to two only if nothing rounds more coarsely."""
     x, direction = probe.tokens(t).double(), probe.tokens(t, 3).double()
@@ -105,13 +135,12 @@ def _float64(probe: Probe, t: int) -> Fault | None:
             return Fault(f"the {what} of float64 are {y.dtype}".replace("torch.", ""))
         bent, whole = (twice - 2 * once + y).abs().max(), (twice - y).abs().max()
         if bent > 1e-3 * whole or not (whole > 0 or what != "outputs"):
-            lower = (
-                "a part is computed in a lower precision" if what == "outputs" else "the state is of lower precision"
-            )
-            return Fault(f"{what} do not follow changes of 1e-7: {lower}", None, float(bent))
+            part = "a part is computed in a" if what == "outputs" else "the state is of"
+            return Fault(f"{what} do not follow changes of 1e-7: {part} lower precision", None, float(bent))
     return None
 
 
+@law("float32, no_grad, inference, eval and training mode: the same", 1, TOKENS, LONG)
 def _modes(probe: Probe, t: int) -> Fault | None:
     """The same calls without gradients, in inference mode, in float32, and in the other of training and eval mode."""
     scenarios = [("", probe.calls(t, 1, 2) if t <= TOKENS else probe.calls(t, 1))]
@@ -119,23 +148,19 @@ def _modes(probe: Probe, t: int) -> Fault | None:
         scenarios.append(("with a mask", masked_calls(probe, t)))
     own, modes = probe.layer.training, ("without gradients", "", "in inference mode", "weights frozen", "x frozen")
     trainings = (own, not own) if probe.same_modes() else (own,)
-    runs = [
-        (probe.copy(d, t), m) for t in trainings for d in dict.fromkeys((probe.dtype, torch.float32)) for m in modes
-    ]
     base = [probe.run(calls) for _, calls in scenarios]
-    for other, mode in runs:
-        if mode and mode != modes[0] and (other.dtype != probe.dtype or t > TOKENS):
+    for training, dtype, mode in itertools.product(trainings, dict.fromkeys((probe.dtype, torch.float32)), modes):
+        if mode and mode != modes[0] and (dtype != probe.dtype or t > TOKENS):
             continue
+        other = probe.copy(dtype, training)
         other.layer.requires_grad_(mode != "weights frozen")
         switch = {"without gradients": torch.no_grad, "in inference mode": torch.inference_mode}.get(mode)
         for (masked, calls), expected in zip(scenarios, base, strict=True):
-            words = [] if other.dtype == probe.dtype else ["float32"]
-            words += [mode] if mode else []
-            words += [] if other.layer.training == own else ["eval" if own else "training"]
-            words += [masked] if masked else []
+            words = ["float32" if dtype != probe.dtype else "", mode]
+            words += ["" if training == own else "eval" if own else "training", masked]
             with switch() if switch else torch.enable_grad():
                 found = other.run([Call(x.to(other.dtype), mask) for x, mask in calls], of_x=mode != "x frozen")
-            where = ", ".join(words) or "the same calls again"
+            where = ", ".join(filter(None, words)) or "the same calls again"
             if found and (kind := next(iter(found.values())).dtype) != other.dtype:
                 return Fault(f"{where}, the outputs of {other.dtype} are {kind}".replace("torch.", ""))
             if fault := other.compare(found, expected, f"{where}, against the first run"):
@@ -143,6 +168,24 @@ def _modes(probe: Probe, t: int) -> Fault | None:
     return None
 
 
+@law("every token changes its own output or a later one")
+def _reads(probe: Probe, t: int) -> Fault | None:
+    x = probe.tokens(t)
+    with torch.no_grad():
+        before = probe(x)[0]
+        for j in range(t):
+            other = x.clone()
+            other[:, j] += 1
+            if torch.equal(before[:, j:], probe(other)[0][:, j:]):
+                return Fault(f"token {j} changed, and no output from {j} on", j, 0.0)
+    return None
+
+
+@law(
+    "no token changes an earlier output",
+    *(TOKENS, LONG),
+    needs=lambda probe: "" if probe.causal else "declared: causal = False",
+)
 def _causal(probe: Probe, t: int) -> Fault | None:
     x, declared = probe.tokens(t), probe.future_free
     if not declared and t <= TOKENS:
@@ -157,18 +200,7 @@ def _causal(probe: Probe, t: int) -> Fault | None:
     return None if declared else Fault("declared future_free = False, and no later token changes an output")
 
 
-def _reads(probe: Probe, t: int) -> Fault | None:
-    x = probe.tokens(t)
-    with torch.no_grad():
-        before = probe(x)[0]
-        for j in range(t):
-            other = x.clone()
-            other[:, j] += 1
-            if torch.equal(before[:, j:], probe(other)[0][:, j:]):
-                return Fault(f"token {j} changed, and no output from {j} on", j, 0.0)
-    return None
-
-
+@law("no row of a batch changes another, in batches of any size", 1, TOKENS)
 def _rows(probe: Probe, t: int) -> Fault | None:
     x = probe.tokens(t)
     other = x.clone()
@@ -186,6 +218,7 @@ def _rows(probe: Probe, t: int) -> Fault | None:
     return probe.compare(probe.run(calls, groups), probe.run(calls), what)
 
 
+@law("no tokens and no rows can be read, and change nothing", shrinks=False)
 def _lengths(probe: Probe, t: int) -> Fault | None:
     """No tokens change nothing, and no rows are a batch."""
     first, then = probe.calls(t, 2)
@@ -213,6 +246,7 @@ def _lengths(probe: Probe, t: int) -> Fault | None:
 # ---- the state ----
 
 
+@law("parts, each from the last one's state, give what the whole gives", TOKENS, 300, needs=_stateful)
 def _resumes(probe: Probe, t: int) -> Fault | None:
     with torch.set_grad_enabled(t <= TOKENS):
         x = probe.tokens(t)
@@ -253,6 +287,16 @@ def cut_apart(probe: Probe, x: Tensor, whole: Tensor, cuts: Sequence[int]) -> Fa
     return probe.difference(torch.cat(parts, 1), whole, shown)
 
 
+# The same values: each second one of a larger tensor, and the last axis first in memory.
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as every second number of a tensor": lambda x: (
+        torch.stack([x, torch.zeros_like(x)], -1)[..., 0] if x.dim() else x.clone()
+    ),
+    "in another order in memory": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1) if x.dim() > 1 else x.clone(),
+}
+
+
+@law("x, mask and state may lie in memory in any way", 1, TOKENS)
 def _layout(probe: Probe, t: int) -> Fault | None:
     """x, mask and state are what they hold: not how they lie in memory, nor which tensors they are."""
     for run in (probe, probe.copy(torch.float32)):
@@ -282,21 +326,7 @@ def _layout(probe: Probe, t: int) -> Fault | None:
     return None
 
 
-def _strided(tensor: Tensor) -> Tensor:
-    """The same values, each second one of a larger tensor."""
-    if not tensor.dim():
-        return tensor.clone()
-    return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    """The same values, the last axis first in memory."""
-    return tensor.movedim(-1, 0).contiguous().movedim(0, -1) if tensor.dim() > 1 else tensor.clone()
-
-
-_LAYOUTS = {"as every second number of a tensor": _strided, "in another order in memory": _turned}
-
-
+@law("x, mask and state keep their values, and a new state is no view of others", 1, TOKENS)
 def _untouched(probe: Probe, t: int) -> Fault | None:
     """What is passed in keeps its values, and the state its own when x, mask, outputs or weights change afterwards."""
     for run in (probe, probe.copy(torch.float32)):
@@ -362,6 +392,7 @@ def _own(probe: Probe, t: int) -> Fault | None:
     return None
 
 
+@law("the state's first axis is the batch: rows can be taken and copied", needs=_stateful)
 def _select(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(t))
@@ -375,6 +406,7 @@ def _select(probe: Probe, t: int) -> Fault | None:
         return probe.difference(probe(x[rows], taken)[0], y[rows], "rows 2, 0, 2 of the state")
 
 
+@law("a row of zeros in the state is a new row", needs=_stateful, after="select")
 def _reset(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(t))
@@ -386,6 +418,13 @@ def _reset(probe: Probe, t: int) -> Fault | None:
     )
 
 
+def _declares_size(probe: Probe) -> str:
+    if any(name.startswith("state_kind") for name in probe.assumed):
+        return "the layer does not declare state_kind"
+    return _stateful(probe)
+
+
+@law("the state has a constant size or grows, as declared", needs=_declares_size, shrinks=False)
 def _size(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(300, rows=1))
@@ -401,9 +440,63 @@ def numbers(state: object) -> int:
     return sum(leaf.numel() for leaf in leaves(state))
 
 
+# ---- padding: a row with a mask is the row without it, and nothing reads what the padding holds ----
+
+
+@law("a row with padding is the row without it", 1, TOKENS, LONG, needs=_masked)
+def _padding(probe: Probe, t: int) -> Fault | None:
+    """Outputs, calls that follow and gradients of rows with padding are those of each row alone without it."""
+    if not probe.rows_independent:
+        probe = probe.copy(training=False)
+    low, plain = probe.copy(torch.float32), probe.calls(t, 1, 2)
+    valid = [Call(x, torch.ones(x.shape[:2], dtype=torch.bool)) for x, _ in plain]
+    if fault := probe.compare(probe.run(valid), probe.run(plain), "a mask in which all is valid, against no mask"):
+        return fault
+    masked = masked_calls(probe, t)
+    if t > TOKENS:
+        masked = [Call(x[1:4], None if mask is None else mask[1:4]) for x, mask in masked[:2]]
+    one_row = [Call(x[2:3], None if mask is None else mask[2:3]) for x, mask in masked]
+    square = [Call(probe.tokens(3), patterns(3)[[1, 2, 5]]), *probe.calls(1)]
+    for calls, what in (
+        (masked, "rows with padding"),
+        *([(one_row, "a batch of one row with padding"), (square, "as many rows as tokens")] if t <= TOKENS else []),
+    ):
+        expected = probe.run(calls, [slice(i, i + 1) for i in range(len(calls[0].x))])
+        fault = probe.compare(probe.run(calls), expected, f"{what}, against each row without it")
+        if t > TOKENS and not fault:  # of short calls the law of modes says it
+            with torch.no_grad():
+                found = low.run([Call(x.to(low.dtype), mask) for x, mask in calls])
+            fault = low.compare(found, expected, f"float32, without gradients, {what}, against each row without it")
+        if not probe.padding_free:
+            return Fault("declared padding_free = False, and it is") if t > TOKENS and not fault else None
+        if fault:
+            return fault
+    return None
+
+
+@law("what padding holds, NaN too, changes nothing", 1, TOKENS, LONG, needs=_masked)
+def _hidden(probe: Probe, t: int) -> Fault | None:
+    """What the padding holds changes no valid output and no gradient, and gets no gradient."""
+    calls = masked_calls(probe, t)[: 2 if t > TOKENS else None]
+    base = probe.run(calls)
+    for call, gradient in enumerate(x for name, x in base.items() if name.startswith("gradient of x")):
+        mask = calls[call].mask
+        if mask is not None and gradient[~mask].any():
+            return Fault("padding gets a gradient", None, float(gradient[~mask].abs().max()))
+    for value in (float("nan"), 100.0, -1e4, float("inf"), -float("inf"))[: None if t == TOKENS else 1]:
+        filled = [Call(x if m is None else torch.where(m[..., None], x, value), m) for x, m in calls]
+        if fault := probe.compare(probe.run(filled), base, f"padding of {value:g}, against numbers"):
+            return fault
+    with torch.no_grad():
+        if not probe(calls[0].x, None, calls[0].mask)[0].isfinite().all():
+            return Fault("outputs of padding are not finite")
+    return None
+
+
 # ---- gradients ----
 
 
+@law("every parameter gets a gradient", 80, shrinks=False)
 def _parameters(probe: Probe, t: int) -> Fault | None:
     layer = probe.layer
     with collect_auxiliary_losses() as auxiliary:
@@ -436,6 +529,12 @@ def _started(probe: Probe, live: bool) -> State:
     return map_state(leaf, probe(probe.tokens(4, 3))[1])
 
 
+@law(
+    "gradients are the derivatives",
+    *(1, 7),
+    needs=lambda probe: "" if probe.dtype == torch.float64 else "needs float64",
+    shrinks=False,
+)
 def _derivatives(probe: Probe, t: int) -> Fault | None:
     """Along a random direction of each input, gradients against differences of the outputs."""
     g = torch.Generator().manual_seed(5)
@@ -471,7 +570,14 @@ def _derivatives(probe: Probe, t: int) -> Fault | None:
     return None
 
 
-def _state_gradient(probe: Probe, t: int) -> Fault | None:
+def _cut_anywhere(probe: Probe) -> str:
+    if probe.splits != "anywhere":
+        return _stateful(probe) or "it is declared for layers that may be cut anywhere"
+    return "" if probe.state_gradient else "declared: state_gradient = False"
+
+
+@law("the gradient passes through the state", needs=_cut_anywhere, after="resumes")
+def _gradient(probe: Probe, t: int) -> Fault | None:
     for started in (False, True):
         whole: dict[str, Tensor] = {}
         for cuts in ([], [c for c in (2, 7) if c < t] or [1], list(range(1, t))):
@@ -492,6 +598,7 @@ def _state_gradient(probe: Probe, t: int) -> Fault | None:
     return None
 
 
+@law("zeros, large numbers and long sequences give finite numbers", 1, TOKENS, LONG)
 def _finite(probe: Probe, t: int) -> Fault | None:
     """Zeros, equal tokens and large numbers, in float32, and long sequences."""
     low = probe.copy(torch.float32)
@@ -520,80 +627,9 @@ def _finite(probe: Probe, t: int) -> Fault | None:
         return low.difference(torch.cat([first, low(x[:, 517:], state)[0]], 1), y, "1,000 tokens, cut before 517")
 
 
-# ---- which laws apply ----
+# ---- weights: changed ones are read, saved and copied ones are the same, casts and compilation agree ----
 
-
-def _declared_size(probe: Probe) -> str:
-    if any(name.startswith("state_kind") for name in probe.assumed):
-        return "the layer does not declare state_kind"
-    return _stateful(probe)
-
-
-def _stateful(probe: Probe) -> str:
-    return "there is no state" if probe.state_kind == "none" else ""
-
-
-def _cut_anywhere(probe: Probe) -> str:
-    if probe.splits != "anywhere":
-        return _stateful(probe) or "it is declared for layers that may be cut anywhere"
-    return "" if probe.state_gradient else "declared: state_gradient = False"
-
-
-def _no_float64(probe: Probe) -> str:
-    return "" if probe.dtype == torch.float64 else "needs float64"
-
-
-def _no_mask(probe: Probe) -> str:
-    return "" if probe.takes_mask else "forward has no argument mask"
-
-
-def _not_causal(probe: Probe) -> str:
-    return "" if probe.causal else "declared: causal = False"
-
-
-# The laws of a memory by name, in the order in which `check_memory` tries them.
-LAWS = {
-    law.name: law
-    for law in (
-        Law(
-            "repeats", "equal calls give equal outputs: nothing is kept outside the state", _repeats, (1, TOKENS, LONG)
-        ),
-        Law("float64", "float64 in, float64 out and in between", _float64, shrinks=False),
-        Law("modes", "float32, no_grad, inference, eval and training mode: the same", _modes, (1, TOKENS, LONG)),
-        Law("reads", "every token changes its own output or a later one", _reads),
-        Law("causal", "no token changes an earlier output", _causal, (TOKENS, LONG), _not_causal),
-        Law("rows", "no row of a batch changes another, in batches of any size", _rows, (1, TOKENS)),
-        Law("lengths", "no tokens and no rows can be read, and change nothing", _lengths, shrinks=False),
-        Law(
-            "resumes",
-            "parts, each from the last one's state, give what the whole gives",
-            _resumes,
-            (TOKENS, 300),
-            _stateful,
-        ),
-        Law("layout", "x, mask and state may lie in memory in any way", _layout, (1, TOKENS)),
-        Law(
-            "untouched",
-            "x, mask and state keep their values, and a new state is no view of others",
-            _untouched,
-            (1, TOKENS),
-        ),
-        Law("select", "the state's first axis is the batch: rows can be taken and copied", _select, needs=_stateful),
-        Law("reset", "a row of zeros in the state is a new row", _reset, needs=_stateful),
-        Law("size", "the state has a constant size or grows, as declared", _size, needs=_declared_size, shrinks=False),
-        Law("padding", "a row with padding is the row without it", padding, (1, TOKENS, LONG), _no_mask),
-        Law("hidden", "what padding holds, NaN too, changes nothing", hidden, (1, TOKENS, LONG), _no_mask),
-        Law("parameters", "every parameter gets a gradient", _parameters, (80,), shrinks=False),
-        Law("derivatives", "gradients are the derivatives", _derivatives, (1, 7), _no_float64, shrinks=False),
-        Law("gradient", "the gradient passes through the state", _state_gradient, needs=_cut_anywhere),
-        Law("finite", "zeros, large numbers and long sequences give finite numbers", _finite, (1, TOKENS, LONG)),
-        Law("weights", "weights that have changed are read", weights, shrinks=False),
-        Law("saving", "state_dict holds all that the outputs depend on; copies are equal", saving),
-        Law("autocast", "bfloat16 by autocast stays within 5 %", autocast, shrinks=False),
-        Law("compiles", "torch.compile gives the same outputs and gradients", compiles, shrinks=False),
-    )
-}
-
-
-# A law that says nothing more where another one fails.
-AFTER = {"gradient": "resumes", "reset": "select"}
+law("weights that have changed are read", shrinks=False)(weights)
+law("state_dict holds all that the outputs depend on; copies are equal")(saving)
+law("bfloat16 by autocast stays within 5 %", shrinks=False)(autocast)
+law("torch.compile gives the same outputs and gradients", shrinks=False)(compiles)

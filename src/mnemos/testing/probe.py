@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from typing import NamedTuple
 
@@ -182,9 +182,10 @@ class Law:
     name: str
     about: str
     check: Check
-    lengths: tuple[int, ...] = (TOKENS,)
-    needs: Callable[[Probe], str] = field(default=lambda probe: "")  # why it does not apply; "": it does
-    shrinks: bool = True
+    lengths: tuple[int, ...]
+    needs: Callable[[Probe], str]  # why it does not apply; "": it does
+    shrinks: bool = True  # whether a counterexample of fewer tokens is looked for
+    after: str = ""  # a law beside which it says nothing more where that one fails
 
     def counterexample(self, probe: Probe) -> tuple[int, Fault] | None:
         """The smallest T at which the law does not hold, and what is wrong there."""
@@ -219,5 +220,30 @@ class Law:
         try:
             return self.check(probe.copy(), t)
         except Exception as error:  # whatever a layer of others raises is what the report says
-            line = next(iter(str(error).strip().splitlines()), "")
-            return Fault(f"raised {type(error).__name__}: {line[:300]}")
+            return Fault(f"raised {type(error).__name__}: {first_line(error)[:300]}")
+
+
+def first_line(error: Exception) -> str:
+    """Of an error's text; "" where there is none."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+LAWS: dict[str, Law] = {}  # by name, in the order in which `check_memory` tries them
+
+
+def law(
+    about: str,
+    *lengths: int,
+    needs: Callable[[Probe], str] = lambda probe: "",
+    shrinks: bool = True,
+    after: str = "",
+) -> Callable[[Check], Check]:
+    """Decorator of the function that looks for a counterexample: the law with its name, tried at these numbers of
+    tokens."""
+
+    def register(check: Check) -> Check:
+        name = check.__name__.removeprefix("_")
+        LAWS[name] = Law(name, about, check, lengths or (TOKENS,), needs, shrinks, after)
+        return check
+
+    return register
