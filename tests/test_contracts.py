@@ -9,10 +9,10 @@ import typing
 import contract_cases
 import pytest
 import torch
-from contract_cases import ROWS, holds, make, over_layers, padding_changes_nothing, same_state, tokens
+from contract_cases import ROWS, holds, make, over_layers, same_state, tokens
 
 from mnemos.attention import GatedCacheAttention
-from mnemos.types import Attention, HeadAttention, InputError, Splits, StateKind, is_padding_free, leaves
+from mnemos.types import Attention, HeadAttention, InputError, Splits, StateKind, leaves
 
 pytest_generate_tests = contract_cases.generate
 
@@ -64,7 +64,7 @@ def test_a_state_of_other_rows_or_of_another_layer_is_refused(layer):
             layer(tokens(), state)
 
 
-@over_layers(lambda layer: layer.causal, modes=(True, False))
+@over_layers(lambda layer: layer.causal)
 def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
     holds("causal", layer)
 
@@ -100,7 +100,7 @@ def test_weights_that_have_changed_are_read(layer):
     holds("weights", layer)
 
 
-@over_layers(modes=(True, False))
+@over_layers(modes=(False,))
 def test_every_token_is_read(layer):
     holds("reads", layer)
 
@@ -198,10 +198,3 @@ def test_built_on_meta_and_materialised_it_is_the_same(layer, request):
         found, after = other(tokens())
         assert torch.equal(found, y)
         same_state(after, state)
-
-
-@over_layers(modes=(False,))
-def test_what_padding_holds_and_where_it_stands_changes_nothing(layer):
-    """In outputs, in the states that go on, and in gradients, whether the padding holds NaN or infinity."""
-    x = tokens(t=40, rows=5)
-    padding_changes_nothing(layer, x, lambda x, state, mask, _: layer(x, state, mask=mask), is_padding_free(layer))

@@ -96,15 +96,15 @@ def test_a_byte_changed_anywhere_is_an_error_or_changes_nothing(tmp_path, dtype)
     mnemos.save_state(state, file, torch.nn.Linear(1, 1), dtype)
     whole, saved = file.read_bytes(), mnemos.load_state(file, like=state)
     for place in range(len(whole)):
-        for bit in (1, 32, 128):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
-            try:
-                found = mnemos.load_state(file, like=state)
-            except InputError:
-                continue
-            assert found["n"] == 7
-            assert all(map(torch.equal, leaves(found), leaves(saved))), place
-    for length in range(0, len(whole), 7):
+        bit = (1, 32, 128)[place % 3]
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        try:
+            found = mnemos.load_state(file, like=state)
+        except InputError:
+            continue
+        assert found["n"] == 7
+        assert all(map(torch.equal, leaves(found), leaves(saved))), place
+    for length in range(0, len(whole), 23):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError):
             mnemos.load_state(file, like=state)
@@ -115,14 +115,14 @@ def test_a_byte_changed_in_a_tree_is_an_error_or_changes_nothing(tmp_path):
     tree_file.write(file, value)
     whole = file.read_bytes()
     for place in range(len(whole)):
-        for bit in (1, 32, 128):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
-            try:
-                found = tree_file.read(file)
-            except InputError:
-                continue
-            assert (found["a"], found["t"]) == (value["a"], value["t"])
-            assert torch.equal(found["x"], value["x"])
+        bit = (1, 32, 128)[place % 3]
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        try:
+            found = tree_file.read(file)
+        except InputError:
+            continue
+        assert (found["a"], found["t"]) == (value["a"], value["t"])
+        assert torch.equal(found["x"], value["x"])
 
 
 def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_path):
