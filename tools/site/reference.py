@@ -76,7 +76,7 @@ def public_paths() -> list[str]:
         if "lazy" in package.members:  # of mnemos.face: what is imported for type checkers, and its own functions
             every = {name: one for name, one in package.members.items() if name[0] != "_" and name != "lazy"}
             names = [name for name, one in every.items() if (_is_of(one, package) if one.is_alias else one.is_function)]
-        found |= {f"{package.path}.{name}" for name in names or ()}
+        found |= {f"{package.path}.{name}" for name in names or () if name != "BACKENDS"}
     for room in WHOLE:
         own = (one for one in PACKAGE[room].members.values() if not one.is_alias and one.name[0] != "_")
         found |= {one.path for one in own if one.is_class or one.is_function}
