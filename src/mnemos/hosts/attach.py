@@ -31,7 +31,7 @@ from .masks import DECODERS
 from .named import make_adapter, make_reader, probe, record_calls
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
-_NOT_NAMED = "not named by where="
+NOT_NAMED = "not named by where="
 
 
 class SavedSizes(NamedTuple):
@@ -304,7 +304,7 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
         reason: str | None = None
         if adapter is not None:
             if named is not None and site.name not in named:
-                reason = _NOT_NAMED
+                reason = NOT_NAMED
             else:
                 reason = adapter.find_obstacle(site, named is not None)
             if reason is None and named is None and has_cache:
@@ -390,7 +390,7 @@ def _refuse_nothing(chosen: Collection[NamedModule], skipped: list[Skipped], whe
     if chosen:
         return
     if skipped:
-        first = next((one for one in skipped if one.why != _NOT_NAMED), skipped[0])
+        first = next((one for one in skipped if one.why != NOT_NAMED), skipped[0])
         more = f"; {len(skipped) - 1} more were left" if skipped[1:] else ""
         raise InputError(
             f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"

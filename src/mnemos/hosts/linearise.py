@@ -17,8 +17,8 @@ from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .adapters import adapters_by_class
-from .attach import Where, is_called_attention, list_sites, select_sites
-from .host import DecoderHost
+from .attach import NOT_NAMED, Where, is_called_attention, list_sites, select_sites
+from .host import DecoderHost, Host
 from .inputs import NamedModule
 from .linearised import (
     Linearised,
@@ -143,22 +143,65 @@ def linearise(
     forward calls no attention function of Transformers (Falcon).
     Calls beyond the window raise it for registered decoders with another form of attention.
     """
+    # --- the settings ---
     settings = Settings(window, sinks, state, rank, rotary, half_life)
     model = uncompiled(model)
-    _check(model, settings)
-    sites = list(list_sites(model))
-    chosen, left = _plan(sites, settings, where, model)
-    made = [_make(site.module, host, settings, model) for site, host in chosen]
-    changed = [_apply(site, own, heads) for (site, _), (own, *heads) in zip(chosen, made, strict=True)]
-    kept = {site.name for site in sites if not is_linearised(site.module)}
-    _note_masks(model, any(one.name in kept for one in left))
-    _record(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
+        )
+    for name, least in (("window", 1), ("sinks", 0), ("rank", 0), ("half_life", 0)):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
+    if half_life > LONGEST:
+        raise InputError(f"linearise: expected half_life, at most {LONGEST:,}, found {half_life}; 0 never forgets")
+    if not isinstance(rotary, bool):
+        raise InputError(f"linearise: expected rotary, True or False, found {rotary!r}")
+    if state not in (states := get_args(StateName)):
+        raise InputError(f"linearise: expected a state of {', '.join(states)}, found {state!r}")
+
+    # --- the new children; until here nothing was changed ---
+    sites = list_sites(model)
+    chosen, left = _choose(sites, settings, where)
+    made = []
+    for site, host in chosen:
+        module = site.module
+        heads = host.sizes(module)[2]
+        kv_heads = heads // getattr(module, "num_key_value_groups", 1)
+        width = getattr(module, "head_dim", None) or module.head_size
+        own = Linearised(settings, heads, kv_heads, width)
+        for name, _, size, out in list_projections(module) if rank else ():
+            own.updates[f"to_{name}"] = LowRank(size, out, rank)
+        device = next((x.device for x in chain(module.parameters(), module.buffers())), None)
+        every = chain(module.parameters(), model.parameters())  # quantised projections have integers alone
+        dtype = next((x.dtype for x in every if x.is_floating_point() and x.element_size() > 1), torch.float32)
+        own.to(device=device, dtype=dtype).train(module.training)
+        made.append((site, own, heads, kv_heads, width))
+
+    # --- the attentions get another class, whose forward runs `linearised.run` ---
+    changed: list[LinearisedAttention] = []
     maps: dict[str, nn.Parameter] = {}
     updates: dict[str, nn.Parameter] = {}
-    for site, _ in chosen:
-        for name, parameter in site.module.linearised.named_parameters():
-            found = updates if name.startswith("updates.") else maps
-            found[f"{site.name}.linearised.{name}".removeprefix(".")] = parameter
+    for site, own, heads, kv_heads, width in made:
+        cls = site.module.__class__
+        site.module.__class__ = _make_class(cls)
+        site.module.linearised = own
+        add_updates(site.module)
+        features = {"none": 0, "linear": width}.get(state, 2 * width)
+        size = 2 * (window + sinks) * width + features * (width + 1)
+        size += window * width if own.raw and has_rotary(cls) else 0
+        changed.append(LinearisedAttention(site.name, cls.__name__, heads, kv_heads, 4 * kv_heads * size))
+        for name, parameter in own.named_parameters():
+            group = updates if name.startswith("updates.") else maps
+            group[f"{site.name}.linearised.{name}".removeprefix(".")] = parameter
+    # --- masks must have all keys where layers keep them all, or windows differ ---
+    owners = [module.linearised for module in model.modules() if is_linearised(module)]
+    changed_names = {site.name for site in sites if is_linearised(site.module)}
+    whole = any(one.name not in changed_names for one in left) or len({own.settings.window for own in owners}) > 1
+    for own in owners:
+        own.whole_masks = whole
+    _record(model)
     return LineariseReport(tuple(changed), tuple(left), settings, maps, updates)
 
 
@@ -169,19 +212,17 @@ def unlinearise(model: nn.Module) -> nn.Module:
     if accelerate's hooks were added after `linearise`.
     """
     sites = [site for site in list_sites(model) if is_linearised(site.module)]
-    found = [site.module for site in sites]
-    if not found:
+    if not sites:
         raise InputError(
             "expected a model that mnemos.linearise() was called on, found none of its states; nothing to undo"
         )
     for site in sites:
         if (reason := _find_obstacle(site)) is not None:
             raise InputError(f"unlinearise: expected a decoder as linearise changed it; {site.name}: {reason}")
-    for module in found:
-        kind: Any = type(module)
+    for module in (site.module for site in sites):
         drop_updates(module)
         del module.linearised
-        module.__class__ = kind.__mro__[1]
+        module.__class__ = type(module).__mro__[1]
     for module in model.modules():
         if hasattr(config := getattr(module, "config", None), RECORD):
             delattr(config, RECORD)
@@ -198,7 +239,7 @@ def merge_updates(model: nn.Module) -> nn.Module:
     leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, and for weights that
     are no matrix of floating-point numbers (quantised ones).
     """
-    found: list[tuple[Any, LowRank]] = []
+    merged: list[tuple[Any, LowRank]] = []
     owners: list[Any] = [module for module in model.modules() if is_linearised(module)]
     for module in owners:
         projections = {name: projection for name, projection, *_ in list_projections(module)}
@@ -211,12 +252,12 @@ def merge_updates(model: nn.Module) -> nn.Module:
                     f"merge_updates: expected weights [{shape[0]}, {shape[1]}] of floating-point numbers, found {name} "
                     f"({type(projection).__name__}) with {seen}; keep its updates, or merge before quantisation"
                 )
-            found.append((projection, update))
-    if not found:
+            merged.append((projection, update))
+    if not merged:
         raise InputError(
             "merge_updates: expected a model that mnemos.linearise() gave low-rank updates, found none; nothing to add"
         )
-    for projection, update in found:
+    for projection, update in merged:
         change = update.up.float() @ update.down.float()
         transposed = hasattr(projection, "nf")  # Conv1D, whose weight is [in, out]
         projection.weight.add_((change.mT if transposed else change).to(projection.weight.dtype))
@@ -228,56 +269,37 @@ def merge_updates(model: nn.Module) -> nn.Module:
     return model
 
 
-def is_linearised(module: nn.Module) -> bool:
+def is_linearised(module: Any) -> bool:
     """Whether `linearise` changed this attention."""
     return isinstance(getattr(module, "linearised", None), Linearised)
 
 
-def _check(model: nn.Module, settings: Settings) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
-        )
-    for name, least in (("window", 1), ("sinks", 0), ("rank", 0), ("half_life", 0)):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
-    if settings.half_life > LONGEST:
-        raise InputError(
-            f"linearise: expected half_life, at most {LONGEST:,}, found {settings.half_life}; 0 never forgets"
-        )
-    if not isinstance(settings.rotary, bool):
-        raise InputError(f"linearise: expected rotary, True or False, found {settings.rotary!r}")
-    if settings.state not in (known := get_args(StateName)):
-        raise InputError(f"linearise: expected a state of {', '.join(known)}, found {settings.state!r}")
-
-
-def _plan(
-    sites: list[NamedModule], settings: Settings, where: Where, model: nn.Module
+def _choose(
+    sites: list[NamedModule], settings: Settings, where: Where
 ) -> tuple[list[tuple[NamedModule, DecoderHost]], list[SkippedLayer]]:
+    """The attentions that are linearised, each with its adapter, and the others."""
     find = adapters_by_class()
-    hosts = {site.name: host for site in sites if (host := find(site.module)) is not None}
-    named, _ = select_sites(sites, set(hosts), where)
+    adapters = {site.name: adapter for site in sites if (adapter := find(site.module)) is not None}
+    named, _ = select_sites(sites, set(adapters), where)
     chosen, left = [], []
     for site in sites:
-        host = hosts.get(site.name)
-        kind = type(site.module).__name__
-        inside = any(site.name.startswith(f"{name}.") for name in hosts if name)
-        if host is None:
+        adapter, cls = adapters.get(site.name), type(site.module).__name__
+        if adapter is None:
+            inside = any(site.name.startswith(f"{name}.") for name in adapters if name)
             if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
-                left.append(SkippedLayer(site.name, kind, "its class is not known to mnemos.linearise"))
+                left.append(SkippedLayer(site.name, cls, "its class is not known to mnemos.linearise"))
             continue
-        reason = _find_reason(site, host, settings)
+        reason = _find_reason(site, adapter, settings)
         if reason is None and named is not None and site.name not in named:
-            reason = "not named by where="
-        if reason is None and isinstance(host, DecoderHost):
-            host.check(site.module)
-            chosen.append((site, host))
-        elif reason is not None:
-            left.append(SkippedLayer(site.name, kind, reason))
+            reason = NOT_NAMED
+        if reason is not None:
+            left.append(SkippedLayer(site.name, cls, reason))
+        elif isinstance(adapter, DecoderHost):
+            adapter.check(site.module)
+            chosen.append((site, adapter))
     if not chosen:
-        first = next((one for one in left if not one.reason.startswith("not named")), left[0] if left else None)
-        found = f"where={where!r} chose nothing" if where is not None and first is None else "none"
+        first = next((one for one in left if one.reason != NOT_NAMED), left[0] if left else None)
+        found = f"where={where!r} chose nothing" if where is not None else "none"
         found = found if first is None else f"none: {first.name} was left ({first.reason})"
         raise InputError(
             f"linearise: expected causal self-attentions of a decoder of Transformers, found {found}; see "
@@ -286,23 +308,28 @@ def _plan(
     return chosen, left
 
 
-def _find_reason(site: NamedModule, host: Any, settings: Settings) -> str | None:
+def _find_reason(site: NamedModule, adapter: Host, settings: Settings) -> str | None:
     """Why an attention of a known class cannot be linearised."""
-    module, cls = site.module, site.module.__class__
-    if not isinstance(host, DecoderHost):
-        return host.find_obstacle(site, True) or "it is no causal self-attention of a decoder"
+    module, why = site.module, adapter.find_obstacle(site, named=True)
+    if not isinstance(adapter, DecoderHost):
+        return why or "it is no causal self-attention of a decoder"
     if is_linearised(module):
         return "it is linearised already; mnemos.unlinearise(model) undoes that"
-    if (why := host.find_obstacle(site, True)) is not None:
+    if (why := why or _find_obstacle(site)) is not None:
         return why
-    if (why := _find_obstacle(site)) is not None:
-        return why
-    if copy_forward(cls) is None:
+    if copy_forward(type(module)) is None:
         return "its forward calls no attention function of Transformers, but computes attention itself"
     if getattr(module, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn=True computes attention itself"
-    own = _sliding_window(module)
-    if own is not None and own <= settings.window:
+    # --- a sliding window of its own ---
+    config, number = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if hasattr(module, "sliding_window"):
+        own = module.sliding_window
+    else:
+        types = getattr(config, "layer_types", None)
+        slides = not types or number is None or types[number] == "sliding_attention"
+        own = getattr(config, "sliding_window", None) if slides else None
+    if isinstance(own, int) and 0 < own <= settings.window:
         return f"its own sliding window of {own} tokens is not longer than window={settings.window}"
     return None
 
@@ -320,80 +347,35 @@ def _find_obstacle(site: NamedModule) -> str | None:
     return None
 
 
-def _sliding_window(module: Any) -> int | None:
-    """The sliding window of an attention itself; None: it sees all tokens."""
-    if hasattr(module, "sliding_window"):
-        own = module.sliding_window
-    else:
-        kinds, number = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
-        slides = not kinds or number is None or kinds[number] == "sliding_attention"
-        own = getattr(module.config, "sliding_window", None) if slides else None
-    return own if isinstance(own, int) and own > 0 else None
-
-
 @functools.cache
-def _make_kind(kind: Any) -> Any:
+def _make_class(cls: Any) -> Any:
     """The subclass of a class of attentions that is linearised."""
-    forward = copy_forward(kind)
+    copied = copy_forward(cls)
 
-    class LinearisedKind(kind):
-        @functools.wraps(kind.forward)
+    class LinearisedClass(cls):
+        @functools.wraps(cls.forward)
         def forward(self, *args: Any, **options: Any) -> Any:
-            return run(forward, self, args, options)
+            return run(copied, self, args, options)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Pickle finds a class by its name, and this class is made when it is needed.
-            return _make_empty, (kind,), self.__dict__
+            return _make_empty, (cls,), self.__dict__
 
-    LinearisedKind.__name__, LinearisedKind.__qualname__ = kind.__name__, kind.__qualname__
-    LinearisedKind.__module__ = kind.__module__
-    return LinearisedKind
+    LinearisedClass.__name__, LinearisedClass.__qualname__ = cls.__name__, cls.__qualname__
+    LinearisedClass.__module__ = cls.__module__
+    return LinearisedClass
 
 
-def _make_empty(kind: Any) -> Any:
-    made = _make_kind(kind)
+def _make_empty(cls: Any) -> Any:
+    made = _make_class(cls)
     return made.__new__(made)
-
-
-def _make(module: Any, host: DecoderHost, settings: Settings, model: nn.Module) -> tuple[Linearised, int, int, int]:
-    """The new child of an attention, and H, Hk and d. Changes nothing."""
-    heads = host.sizes(module)[2]
-    kv_heads = heads // getattr(module, "num_key_value_groups", 1)
-    width = getattr(module, "head_dim", None) or module.head_size
-    own = Linearised(settings, heads, kv_heads, width)
-    for name, _, size, out in list_projections(module) if settings.rank else ():
-        own.updates[f"to_{name}"] = LowRank(size, out, settings.rank)
-    device = next((x.device for x in chain(module.parameters(), module.buffers())), None)
-    every = chain(module.parameters(), model.parameters())  # quantised projections have integers alone
-    dtype = next((x.dtype for x in every if x.is_floating_point() and x.element_size() > 1), torch.float32)
-    return own.to(device=device, dtype=dtype).train(module.training), heads, kv_heads, width
-
-
-def _apply(site: NamedModule, own: Linearised, sizes: list[int]) -> LinearisedAttention:
-    module, kind, settings = site.module, site.module.__class__, own.settings
-    heads, kv_heads, width = sizes
-    module.__class__ = _make_kind(kind)
-    module.linearised = own
-    add_updates(module)
-    features = {"none": 0, "linear": width}.get(settings.state, 2 * width)
-    size = 2 * (settings.window + settings.sinks) * width + features * (width + 1)
-    size += settings.window * width if own.raw and has_rotary(kind) else 0
-    return LinearisedAttention(site.name, kind.__name__, heads, kv_heads, 4 * kv_heads * size)
-
-
-def _note_masks(model: nn.Module, left: bool) -> None:
-    """Whether masks must have all keys: where layers keep them all, or windows differ."""
-    found: list[Linearised] = [module.linearised for module in model.modules() if is_linearised(module)]  # type: ignore[misc]
-    whole = left or len({own.settings.window for own in found}) > 1
-    for own in found:
-        own.whole_masks = whole
 
 
 def _record(model: Any) -> None:
     """Note in the configuration what `mnemos.hosts.from_pretrained` makes again: all that is linearised now."""
-    config, found = getattr(model, "config", None), dict[Settings, list[str]]()
+    names: dict[Settings, list[str]] = {}
     for name, module in model.named_modules():
         if is_linearised(module):
-            found.setdefault(module.linearised.settings, []).append(name)
-    if hasattr(model, "save_pretrained") and config is not None:
-        setattr(config, RECORD, [{"settings": asdict(one), "names": names} for one, names in found.items()])
+            names.setdefault(module.linearised.settings, []).append(name)
+    if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
+        setattr(model.config, RECORD, [{"settings": asdict(one), "names": found} for one, found in names.items()])

@@ -4,7 +4,6 @@
 """
 
 import inspect
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,22 +47,79 @@ def remember(
     Raises InputError for a model of an unknown layout, parts that it does not have, a decoder that is not causal, and
     parts whose logits are not the model's.
     """
+    # --- what is no decoder with its head: a wrapper, one of our models, a bare decoder ---
+    cls = type(model).__name__
     if not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"remember: expected tokens, a whole number of at least 1, found {tokens!r}; change tokens")
-    _check_host(model)
-    names = embedding, decoder, head
-    if all(name is None for name in names):
-        parts: Sequence[nn.Module] = _find_known_parts(model)
-    elif None in names:
-        missing = ", ".join(n for n, v in zip(("embedding", "decoder", "head"), names, strict=True) if v is None)
-        raise InputError(f"remember: expected the names of three parts, found none for {missing}; use {_PARTS}")
-    else:
-        parts = [_find_named_part(model, str(name)) for name in names]
-    found = Remembering(model, tokens, *parts)
-    if decoder is not None:
-        found.check_causal(decoder)
-        found.after = _find_after_head(model, parts[0], parts[2], lambda embeds: found._find_hidden(embeds, None))
-    return found
+    if isinstance(model, Remembering):
+        raise InputError(
+            f"remember: expected a decoder, found {cls}, which has memory tokens already; use it as it is, or give "
+            "its .model"
+        )
+    if not isinstance(model, nn.Module):
+        raise InputError(f"remember: expected a model, a torch.nn.Module, found {cls}; give the model itself")
+    if type(model).__module__.startswith("mnemos."):
+        raise InputError(
+            f"remember: expected a decoder of another library, found {cls} of mnemos, which carries its own state; "
+            "for memory tokens use mnemos.RMT"
+        )
+
+    # --- its parts, by name or of a known class ---
+    names = {"embedding": embedding, "decoder": decoder, "head": head}
+    if missing := [part for part, name in names.items() if name is None]:
+        if len(missing) < len(names):
+            raise InputError(f"remember: expected three names, found none for {', '.join(missing)}; use {_PARTS}")
+        known = next((c for c in type(model).__mro__ if _is_of_transformers(c) and c.__name__ in _KNOWN), None)
+        if known is None:
+            stem = cls.removesuffix("Model")
+            whole = next((one for one in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if one in _KNOWN), None)
+            if whole is not None:
+                raise InputError(
+                    f"remember: expected a decoder with its head, found {cls}, which returns hidden states and no "
+                    f"logits; use {whole}"
+                )
+            raise InputError(
+                f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(_KNOWN))}), found "
+                f"{cls}; name its parts: {_PARTS}"
+            )
+        of_library: Any = model
+        inner = model.get_submodule(_KNOWN[known.__name__])
+        return Remembering(model, tokens, of_library.get_input_embeddings(), inner, of_library.get_output_embeddings())
+    parts = []
+    for name in map(str, names.values()):
+        try:
+            parts.append(model.get_submodule(name))
+        except AttributeError:
+            known_parts = ", ".join(part for part, _ in model.named_children())
+            raise InputError(
+                f"remember: expected the name of a part of {cls}, found {name!r}; it has {known_parts}"
+            ) from None
+    made = Remembering(model, tokens, *parts)
+    made.check_parts(str(decoder))
+    return made
+
+
+def _is_of_transformers(cls: type) -> bool:
+    return cls.__module__.startswith("transformers.")
+
+
+class AfterHead(NamedTuple):
+    """What a model does with the logits of its head: times `scale` (Cohere, Granite), then a soft cap (Gemma)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @staticmethod
+    def of(model: nn.Module) -> "AfterHead":
+        """As the configuration of a model of transformers has it."""
+        config = getattr(model, "config", None)
+        scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        scale = float(scale) if isinstance(scale, int | float) else 1.0
+        return AfterHead(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        logits = logits if self.scale == 1 else logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
 class Remembering(nn.Module):
@@ -96,7 +152,8 @@ class Remembering(nn.Module):
         super().__init__()
         self.model = model
         # By name: they are parts of `model` already, and adapters (PEFT) put others in their places.
-        self._names = tuple(_find_name(model, part) for part in (embedding, decoder, head))
+        names = list(model.named_modules(remove_duplicate=False))
+        self._names = tuple(next(name for name, one in names if one is part) for part in (embedding, decoder, head))
         takes = inspect.signature(decoder.forward).parameters
         if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             raise InputError(
@@ -108,8 +165,11 @@ class Remembering(nn.Module):
         self.after = AfterHead.of(model)
         weight = embedding.weight
         self.memory = TokenMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
-        with torch.no_grad():  # as large as the embeddings of tokens
-            self.memory.start.copy_(torch.randn_like(self.memory.start, dtype=torch.float32) * _measure_std(embedding))
+        with torch.no_grad():  # as large as the embeddings of tokens: some scale their weights (Gemma 3, Bart)
+            some = torch.arange(min(256, len(weight)), device=weight.device)
+            scale = embedding(some).float().norm() / weight[some].float().norm().clamp(min=1e-30)
+            start = torch.randn_like(self.memory.start, dtype=torch.float32)
+            self.memory.start.copy_(start * weight.float().std() * scale)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> TokenState:
         """The memory of `batch_size` new rows; passing None to `forward` means the same."""
@@ -123,7 +183,7 @@ class Remembering(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, TokenState]:
         """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
-        hidden, state = self._read(x, state, _merge_masks(mask, attention_mask))
+        hidden, state = self.hidden(x, state, _merge_masks(mask, attention_mask))
         return self.logits(hidden), state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -141,7 +201,7 @@ class Remembering(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> TokenState:
         """The memory that `forward` returns, without the head."""
-        return self._read(x, state, _merge_masks(mask, attention_mask))[1]
+        return self.hidden(x, state, _merge_masks(mask, attention_mask))[1]
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -156,11 +216,18 @@ class Remembering(nn.Module):
 
         writes: False for tokens of a segment that is not whole yet, which read the memory and leave it as it is.
         """
-        if writes:
-            return self._read(x, state, mask)
         state = self._check(x, state, mask)
-        embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
-        return self._find_hidden(embeds, self._valid(x, mask, 0))[:, -x.shape[1] :], state
+        memory, t = self._embed(state), x.shape[1]
+        m, back = memory.shape[1], [memory] if writes else []
+        valid = None
+        if mask is not None:
+            ends = mask.new_ones(len(x), m)
+            valid = torch.cat([ends, mask, *([ends] if writes else [])], 1)
+        hidden = self._call_decoder(torch.cat([memory, self.parts[0](x), *back], 1), valid)
+        if not writes:
+            return hidden[:, m:], state
+        active = None if mask is None else mask.any(1)
+        return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
 
     @torch.no_grad()
     def generate(
@@ -184,7 +251,7 @@ class Remembering(nn.Module):
             raise InputError(
                 f"generate: expected padding on the left, found rows {rows} that end with it; move it to the left"
             )
-        embeds = torch.cat([self._tokens(state), self.parts[0](x)], 1)
+        embeds = torch.cat([self._embed(state), self.parts[0](x)], 1)
         valid = embeds.new_ones(embeds.shape[:2], dtype=torch.bool)
         if mask is not None and not bool(mask.all()):
             if "position_ids" not in inspect.signature(self.model.forward).parameters:
@@ -198,62 +265,87 @@ class Remembering(nn.Module):
         generate: Any = self.model.generate
         return generate(inputs_embeds=embeds, attention_mask=valid.long(), **options)
 
-    def check_causal(self, name: str) -> None:
-        """Raise InputError unless outputs of the decoder are independent of later embeddings. It is called once."""
-        weight = self.memory.start
+    def check_parts(self, decoder: str) -> None:
+        """Raise InputError unless the named decoder is causal and its parts give the model's logits; finds `after`.
+
+        Its outputs must not change with later embeddings; logits are compared on eight tokens. A model that is not
+        called itself, without a forward, does nothing after its head.
+        """
+        model, (embedding, _, head) = self.model, self.parts
         with torch.no_grad(), generators.preserve(), evaluating(self):
+            weight = self.memory.start
             x = torch.randn(1, 4, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
             other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
-            before, after = self._find_hidden(torch.cat([x, other]), None)[:, :3].float()
-        if not torch.allclose(before, after, rtol=1e-3, atol=1e-4):
+            before, later = self._call_decoder(torch.cat([x, other]), None)[:, :3].float()
+            if not torch.allclose(before, later, rtol=1e-3, atol=1e-4):
+                raise InputError(
+                    f"decoder={decoder!r}: expected a causal module, found outputs that change with later embeddings; "
+                    "name the causal decoder"
+                )
+            if type(model).forward is nn.Module.forward:
+                self.after = AfterHead()
+                return
+            cls, rows = type(model).__name__, len(embedding.weight)
+            ids = ((rows // 2 + torch.arange(8)) % rows).view(2, 4).to(embedding.weight.device)
+            try:
+                whole: Any = model(ids)
+            except Exception as error:  # of any class: it is the model's own
+                raise InputError(
+                    "remember: expected a model that is called with token ids [B, T], to compare its logits with those "
+                    f"of its parts, found {type(error).__name__}: {' '.join(str(error).split())}; use another model"
+                ) from error
+            whole = whole[0] if isinstance(whole, tuple) else getattr(whole, "logits", whole)
+            logits = head(self._call_decoder(embedding(ids), None))
+        if not isinstance(whole, Tensor) or whole.shape != logits.shape:
+            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
             raise InputError(
-                f"decoder={name!r}: expected a causal module, found outputs that change with later embeddings; name "
-                "the causal decoder"
+                f"remember: expected parts whose logits are those of {cls}, found {tuple(logits.shape)} and {shape}; "
+                "name other parts"
             )
 
-    def _read(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> tuple[Tensor, TokenState]:
-        """The last hidden states [B, T, D] of the tokens, and the new state."""
-        state = self._check(x, state, mask)
-        tokens = self._tokens(state)
-        m, t = tokens.shape[1], x.shape[1]
-        hidden = self._find_hidden(torch.cat([tokens, self.parts[0](x), tokens], 1), self._valid(x, mask, m))
-        active = None if mask is None else mask.any(1)
-        return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
+        def are_same(x: Tensor) -> bool:  # but for rounding
+            rounding = max(torch.finfo(x.dtype).eps, torch.finfo(whole.dtype).eps)
+            return bool((x - whole).abs().max() <= min(100 * rounding, 0.05) * whole.abs().max())
 
-    def _tokens(self, state: TokenState) -> Tensor:
+        for after in (AfterHead.of(model), AfterHead()):  # in half precision rounding may hide a cap
+            if are_same(after(logits)):
+                self.after = after
+                return
+        logits, whole = logits.float(), whole.float()
+        factor = (logits * whole).sum() / logits.square().sum()
+        differs = f"that they differ by up to {(logits - whole).abs().max():.2g}"
+        if factor != 0 and are_same(logits * factor):
+            differs = f"that {cls} multiplies them by {factor:.4g}"
+        raise InputError(
+            f"remember: expected parts whose logits are those of {cls}, found {differs}; name parts that include all "
+            "that it computes, or use a model whose layout is known"
+        )
+
+    def _embed(self, state: TokenState) -> Tensor:
         """M [B, m, D] as the decoder's embeddings."""
         return self.memory.contents(state).to(self.parts[0].weight.dtype)
 
-    def _valid(self, x: Tensor, mask: Tensor | None, back: int) -> Tensor | None:
-        """Which of [M ; x ; `back` tokens of M] are valid, [B, n] bool; None: all."""
-        if mask is None:
-            return None
-        ends = [mask.new_ones(len(x), n) for n in (self.memory.start.shape[0], back)]
-        return torch.cat([ends[0], mask, ends[1]], 1)
-
-    def _find_hidden(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
-        """The decoder's last hidden states, [B, n, D].
+    def _call_decoder(self, embeds: Tensor, valid: Tensor | None) -> Tensor:
+        """The decoder's last hidden states, [B, n, D]. Raises InputError for others than those of the embeddings.
 
         It reads the valid tokens of a row first and its padding last, where no valid token sees it and none has another
         position because of it, whatever the decoder makes of masks and positions.
         """
+        order, options = None, dict[str, Any](self._options)
         if valid is not None:
             order = valid.byte().argsort(dim=1, descending=True, stable=True)
-            options = {"attention_mask": valid.gather(1, order).long()} if self._takes_mask else {}
-            return _reorder(self._call_decoder(_reorder(embeds, order), options), order.argsort(1))
-        return self._call_decoder(embeds, {})
-
-    def _call_decoder(self, embeds: Tensor, options: dict[str, Any]) -> Tensor:
-        """The hidden states that the decoder returns. Raises InputError for others than those of the embeddings."""
-        out = self.parts[1](inputs_embeds=embeds, **options, **self._options)
+            embeds = _reorder(embeds, order)
+            if self._takes_mask:
+                options["attention_mask"] = valid.gather(1, order).long()
+        out = self.parts[1](inputs_embeds=embeds, **options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
         if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
-            found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+            shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
             raise InputError(
                 f"remember: expected a decoder that returns hidden states {tuple(embeds.shape)}, as its embeddings, "
-                f"found {found}; name another decoder"
+                f"found {shape}; name another decoder"
             )
-        return hidden
+        return hidden if order is None else _reorder(hidden, order.argsort(1))
 
     def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
@@ -262,23 +354,39 @@ class Remembering(nn.Module):
         if state is None:
             state = self.initial_state(len(x))
         elif not isinstance(state, TokenState) or state.tokens.shape != (len(x), m, width):
-            found = tuple(state.tokens.shape) if isinstance(state, TokenState) else type(state).__name__
+            shape = tuple(state.tokens.shape) if isinstance(state, TokenState) else type(state).__name__
             raise InputError(
-                f"expected the state that this wrapper returned, of shape {(len(x), m, width)}, found {found}; start "
+                f"expected the state that this wrapper returned, of shape {(len(x), m, width)}, found {shape}; start "
                 "with None"
             )
-        self._check_length(x.shape[1] + 2 * m, x.shape[1])
-        return state
-
-    def _check_length(self, n: int, t: int) -> None:
-        config = getattr(self.model, "config", None)
+        n, config = x.shape[1] + 2 * m, getattr(self.model, "config", None)
         for field, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of its window")):
             limit = getattr(config, field, None)
             if isinstance(limit, int) and 0 < limit < n:  # 0: a window that is not used
                 raise InputError(
-                    f"remember: expected at most the {limit} {what} of the decoder, found {n}: {t} tokens and {n - t} "
-                    "of memory; give shorter segments"
+                    f"remember: expected at most the {limit} {what} of the decoder, found {n}: {x.shape[1]} tokens and "
+                    f"{2 * m} of memory; give shorter segments"
                 )
+        return state
+
+
+def _reorder(x: Tensor, order: Tensor) -> Tensor:
+    """x [B, n, D] in another order [B, n] of the tokens of each row."""
+    return x.gather(1, order[..., None].expand_as(x))
+
+
+def _merge_masks(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+    """The mask, or `attention_mask` as booleans. Raises InputError for both, and for other values than 0 and 1."""
+    if attention_mask is None:
+        return mask
+    if mask is not None:
+        raise InputError("expected mask= or attention_mask=, found both; leave one out")
+    if attention_mask.is_floating_point() or attention_mask.dim() != 2:
+        raise InputError(
+            f"attention_mask: expected integers or booleans [B, T], 1 = valid, found {attention_mask.dtype} "
+            f"{tuple(attention_mask.shape)}; give the one that the tokenizer returns"
+        )
+    return attention_mask != 0
 
 
 class SegmentedState(NamedTuple):
@@ -339,216 +447,54 @@ class Segmented(nn.Module):
         only: Tensor | None = None,
     ) -> tuple[Tensor, SegmentedState]:
         """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
-        hidden, state = self._find_hidden(x, state, mask)
+        fresh = state is None
+        if state is None:
+            state = self.initial_state(len(x))
+        if not isinstance(state, SegmentedState) or state.tokens.shape != (len(x), self.segment - 1):
+            shape = tuple(state.tokens.shape) if isinstance(state, SegmentedState) else type(state).__name__
+            raise InputError(
+                f"expected the state that this model returned, of rows and tokens {(len(x), self.segment - 1)}, found "
+                f"{shape}; start with None"
+            )
+        if mask is not None and not fresh:
+            raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
+
+        if mask is not None:
+            # --- new rows with padding on the right: segments of columns ---
+            memory, parts = state.memory, []
+            for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
+                part, memory = self.remembering.hidden(tokens, memory, valid)
+                parts.append(part)
+            hidden, state = torch.cat(parts, 1), state._replace(memory=memory)
+        elif len(counts := state.begun.unique().tolist()) == 1:
+            hidden, state = self._read_segments(x, state, counts[0])
+        else:
+            # --- rows that have begun segments of different lengths, those of one length together ---
+            order, read = [], []
+            for count in counts:
+                rows = (state.begun == count).nonzero()[:, 0]
+                order.append(rows)
+                read.append(self._read_segments(x[rows], select(state, rows), count))
+            back = torch.cat(order).argsort()
+            hidden = torch.cat([part for part, _ in read])[back]
+            state = select(join([after for _, after in read]), back)
         return self.remembering.logits(hidden if only is None else hidden[only]), state
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _find_hidden(
-        self, x: Tensor, state: SegmentedState | None, mask: Tensor | None
-    ) -> tuple[Tensor, SegmentedState]:
-        """The last hidden states [B, T, D], and the new state."""
-        fresh = state is None
-        if state is None:
-            state = self.initial_state(len(x))
-        if not isinstance(state, SegmentedState) or state.tokens.shape != (len(x), self.segment - 1):
-            found = tuple(state.tokens.shape) if isinstance(state, SegmentedState) else type(state).__name__
-            raise InputError(
-                f"expected the state that this model returned, of rows and tokens {(len(x), self.segment - 1)}, found "
-                f"{found}; start with None"
-            )
-        if mask is not None:
-            if not fresh:
-                raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
-            return self._read_padded(x, state, mask)
-        counts = state.begun.unique().tolist()
-        if len(counts) == 1:
-            return self._read_segments(x, state, counts[0])
-        parts = []
-        for count in counts:
-            rows = (state.begun == count).nonzero()[:, 0]
-            parts.append((rows, *self._read_segments(x[rows], select(state, rows), count)))
-        back = torch.cat([rows for rows, _, _ in parts]).argsort()
-        hidden = torch.cat([found for _, found, _ in parts])[back]
-        return hidden, select(join([after for _, _, after in parts]), back)
-
     def _read_segments(self, x: Tensor, state: SegmentedState, count: int) -> tuple[Tensor, SegmentedState]:
         """Hidden states [B, T, D] of rows that all have `count` tokens of an unfinished segment."""
-        memory, unfinished, found, i = state.memory, state.tokens[:, :count], [], 0
+        memory, unfinished, parts, i = state.memory, state.tokens[:, :count], [], 0
         while i < x.shape[1]:
             before = unfinished.shape[1]
             unfinished = torch.cat([unfinished, x[:, i : i + self.segment - before]], 1)
             i += unfinished.shape[1] - before
-            if unfinished.shape[1] == self.segment:
-                hidden, memory = self.remembering.hidden(unfinished, memory)
-                unfinished = unfinished[:, :0]
-            else:
-                hidden, _ = self.remembering.hidden(unfinished, memory, writes=False)
-            found.append(hidden[:, before:])
+            whole = unfinished.shape[1] == self.segment
+            hidden, memory = self.remembering.hidden(unfinished, memory, writes=whole)
+            parts.append(hidden[:, before:])
+            unfinished = unfinished[:, :0] if whole else unfinished
         n = unfinished.shape[1]
         kept = torch.zeros_like(state.tokens)
         kept[:, :n] = unfinished
-        return torch.cat(found, 1), SegmentedState(memory, kept, torch.full_like(state.begun, n))
-
-    def _read_padded(self, x: Tensor, state: SegmentedState, mask: Tensor) -> tuple[Tensor, SegmentedState]:
-        memory, found = state.memory, []
-        for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
-            hidden, memory = self.remembering.hidden(tokens, memory, valid)
-            found.append(hidden)
-        return torch.cat(found, 1), state._replace(memory=memory)
-
-
-def _reorder(x: Tensor, order: Tensor) -> Tensor:
-    """x [B, n, D] in another order [B, n] of the tokens of each row."""
-    return x.gather(1, order[..., None].expand_as(x))
-
-
-def _find_name(model: nn.Module, part: nn.Module) -> str:
-    """The name of a part in a model."""
-    return next(name for name, found in model.named_modules(remove_duplicate=False) if found is part)
-
-
-def _merge_masks(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-    """The mask, or `attention_mask` as booleans. Raises InputError for both, and for other values than 0 and 1."""
-    if attention_mask is None:
-        return mask
-    if mask is not None:
-        raise InputError("expected mask= or attention_mask=, found both; leave one out")
-    if attention_mask.is_floating_point() or attention_mask.dim() != 2:
-        raise InputError(
-            f"attention_mask: expected integers or booleans [B, T], 1 = valid, found {attention_mask.dtype} "
-            f"{tuple(attention_mask.shape)}; give the one that the tokenizer returns"
-        )
-    return attention_mask != 0
-
-
-def _check_host(model: object) -> None:
-    """Raise InputError for what is no decoder with its head: a wrapper, a report, one of our models, a bare decoder."""
-    found = type(model).__name__
-    if isinstance(model, Remembering):
-        raise InputError(
-            f"remember: expected a decoder, found {found}, which has memory tokens already; use it as it is, or give "
-            "its .model"
-        )
-    if not isinstance(model, nn.Module):
-        raise InputError(f"remember: expected a model, a torch.nn.Module, found {found}; give the model itself")
-    if type(model).__module__.startswith("mnemos."):
-        raise InputError(
-            f"remember: expected a decoder of another library, found {found} of mnemos, which carries its own state; "
-            "for memory tokens use mnemos.RMT"
-        )
-
-
-class AfterHead(NamedTuple):
-    """What a model does with the logits of its head: times `scale` (Cohere, Granite), then a soft cap (Gemma)."""
-
-    scale: float = 1.0
-    cap: float | None = None
-
-    @staticmethod
-    def of(model: nn.Module) -> "AfterHead":
-        """As the configuration of a model of transformers has it."""
-        config = getattr(model, "config", None)
-        scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
-        scale = float(scale) if isinstance(scale, int | float) else 1.0
-        return AfterHead(scale, getattr(config, "final_logit_softcapping", None))
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """The model's logits of those of its head."""
-        logits = logits if self.scale == 1 else logits * self.scale
-        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
-
-
-def _are_same(x: Tensor, y: Tensor) -> bool:
-    """Whether logits are equal but for rounding."""
-    rounding = max(torch.finfo(x.dtype).eps, torch.finfo(y.dtype).eps)
-    return bool((x - y).abs().max() <= min(100 * rounding, 0.05) * y.abs().max())
-
-
-def _measure_std(embedding: Any) -> Tensor:
-    """The standard deviation of what an embedding gives for tokens: some scale their weights (Gemma 3, Bart)."""
-    weight = embedding.weight
-    some = torch.arange(min(256, len(weight)), device=weight.device)
-    scale = embedding(some).float().norm() / weight[some].float().norm().clamp(min=1e-30)
-    return weight.float().std() * scale
-
-
-def _find_after_head(
-    model: nn.Module, embedding: Any, head: nn.Module, hidden: Callable[[Tensor], Tensor]
-) -> AfterHead:
-    """What a model does with the logits of its head. Raises InputError unless its parts, with it, give its logits.
-
-    hidden: the decoder's hidden states [B, n, D] of embeddings. Both are compared on eight tokens. A model that is not
-    called itself, without a forward, does nothing.
-    """
-    if type(model).forward is nn.Module.forward:
-        return AfterHead()
-    found, rows = type(model).__name__, len(embedding.weight)
-    ids = ((rows // 2 + torch.arange(8)) % rows).view(2, 4).to(embedding.weight.device)
-    with torch.no_grad(), generators.preserve(), evaluating(model):
-        try:
-            whole: Any = model(ids)
-        except Exception as error:  # of any class: it is the model's own
-            raise InputError(
-                "remember: expected a model that is called with token ids [B, T], to compare its logits with those of "
-                f"its parts, found {type(error).__name__}: {' '.join(str(error).split())}; use another model"
-            ) from error
-        whole = whole[0] if isinstance(whole, tuple) else getattr(whole, "logits", whole)
-        logits = head(hidden(embedding(ids)))
-        if not isinstance(whole, Tensor) or whole.shape != logits.shape:
-            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-            raise InputError(
-                f"remember: expected parts whose logits are those of {found}, found {tuple(logits.shape)} and {shape}; "
-                "name other parts"
-            )
-        for after in (AfterHead.of(model), AfterHead()):  # in half precision rounding may hide a cap
-            if _are_same(after(logits), whole):
-                return after
-    logits, whole = logits.float(), whole.float()
-    factor = (logits * whole).sum() / logits.square().sum()
-    said = f"that they differ by up to {(logits - whole).abs().max():.2g}"
-    if factor != 0 and _are_same(logits * factor, whole):
-        said = f"that {found} multiplies them by {factor:.4g}"
-    raise InputError(
-        f"remember: expected parts whose logits are those of {found}, found {said}; name parts that include all that "
-        "it computes, or use a model whose layout is known"
-    )
-
-
-def _find_with_head(name: str) -> str | None:
-    """The known class that has a decoder of the class `name` and a head, such as GPT2LMHeadModel of GPT2Model."""
-    stem = name.removesuffix("Model")
-    return next((known for known in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if known in _KNOWN), None)
-
-
-def _find_known_parts(model: nn.Module) -> list[nn.Module]:
-    """The embedding, the decoder and the head of a known class. Raises InputError for another."""
-    for cls in type(model).__mro__:
-        if cls.__module__.startswith("transformers.") and cls.__name__ in _KNOWN:
-            of_library: Any = model
-            return [
-                of_library.get_input_embeddings(),
-                model.get_submodule(_KNOWN[cls.__name__]),
-                of_library.get_output_embeddings(),
-            ]
-    if (whole := _find_with_head(type(model).__name__)) is not None:
-        raise InputError(
-            f"remember: expected a decoder with its head, found {type(model).__name__}, which returns hidden states "
-            f"and no logits; use {whole}"
-        )
-    raise InputError(
-        f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(_KNOWN))}), found "
-        f"{type(model).__name__}; name its parts: {_PARTS}"
-    )
-
-
-def _find_named_part(model: nn.Module, name: str) -> nn.Module:
-    """The part of a model with a name. Raises InputError if it has none."""
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        known = ", ".join(name for name, _ in model.named_children())
-        raise InputError(
-            f"remember: expected the name of a part of {type(model).__name__}, found {name!r}; it has {known}"
-        ) from None
+        return torch.cat(parts, 1), SegmentedState(memory, kept, torch.full_like(state.begun, n))
