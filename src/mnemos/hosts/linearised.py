@@ -1,7 +1,8 @@
 """What a linearised attention of a decoder has and does: feature maps, low-rank updates, and its calls.
 
-`linearise` puts it into a model. The attention runs a copy of its class's forward, in which the functions of
-Transformers for attention and rotary positions are those of this file.
+`linearise` puts the child `Linearised` into an attention, which then runs a copy of its class's forward, in which the
+functions of Transformers for attention and rotary positions are those of this file: `run` makes a call, `_rotate` notes
+queries and keys before rotary positions, and `_attend` computes attention, from the model's own cache and to it.
 """
 
 import functools
@@ -28,7 +29,7 @@ StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
 _OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
-_KNOWN = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
+_PASSED = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm, with features before
 # and after rotary positions (docs/linearised.md).
 START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
@@ -43,7 +44,7 @@ class Settings:
     state: StateName
     rank: int
     rotary: bool
-    half_life: int = 0  # 0: pickles made before there was one
+    half_life: int
 
 
 class LinearisedState(NamedTuple):
@@ -51,63 +52,6 @@ class LinearisedState(NamedTuple):
 
     window: WindowState
     turn: Tensor
-
-
-class LowRank(nn.Module):
-    """x -> up·down·x, which is 0 at the start: down [r, D], up [D', r]."""
-
-    def __init__(self, width: int, out: int, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
-        self.up = nn.Parameter(torch.zeros(out, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The change of a projection's output for its input x."""
-        return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
-
-    def add(self, projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
-        """The hook after the forward of a projection."""
-        return output + self(args[0])
-
-
-def add_updates(attention: Any) -> None:
-    """Hook the updates of an attention to its projections, unless they are.
-
-    Every call asks for it, since tools wrap and replace projections (adapters, quantisation), and a trained update must
-    not vanish with the module that it was hooked to. Raises InputError where a projection is gone.
-    """
-    for name, update in attention.linearised.updates.items():
-        projection = getattr(attention, name.removeprefix("to_"), None)
-        if not isinstance(projection, nn.Module):
-            raise InputError(
-                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
-                "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
-            )
-        # Not `update.add in …`: torch.compile finds no bound method equal to another.
-        if any([getattr(hook, "__self__", None) is update for hook in hooks_of(projection).values()]):
-            continue
-        with _hooking:  # two threads may call the model
-            drop_updates(projection)
-            projection.register_forward_hook(update.add)
-
-
-def drop_updates(module: nn.Module) -> None:
-    """Remove the hooks of updates from a module and all below it."""
-    for part in module.modules():
-        hooks = hooks_of(part)
-        for key in [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is LowRank.add]:
-            del hooks[key]
-
-
-def list_projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
-    """The projections of an attention, inside the wrappers of adapters: name, module, width of input and of output."""
-    for name, child in attention.named_children():
-        while isinstance(inner := getattr(child, "base_layer", None), nn.Module):  # PEFT's, which takes them off again
-            child = inner
-        for sizes in (("in_features", "out_features"), ("nx", "nf")):  # nn.Linear, quantised ones; Conv1D
-            width, out = (getattr(child, size, None) for size in sizes)
-            if isinstance(width, int) and isinstance(out, int):
-                yield name, child, width, out
 
 
 class Rotation(NamedTuple):
@@ -134,182 +78,8 @@ class Rotation(NamedTuple):
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, H, N, D] rotated; of x wider than what is rotated the rest stays."""
         width = self.q.shape[-1]
-        found = self.apply(x[..., :width], x[:, :1, ..., :width], cos, sin)[0]
-        return found if x.shape[-1] == width else torch.cat([found, x[..., width:]], -1)
-
-
-class _Call:
-    """One call of an attention: its cache, its arguments by name, and what was noted inside."""
-
-    def __init__(self, past: Any, options: dict[str, Any]) -> None:
-        self.past, self.options, self.answered = past, options, False
-        self.rotation: Rotation | None = None
-        self.rotated: tuple[Tensor, Tensor] | None = None
-
-
-_hooking = threading.Lock()
-
-
-class _Present(threading.local):
-    """The calls that are being made. Threads may share a model."""
-
-    calls: tuple[_Call, ...] = ()
-
-
-_present = _Present()
-
-
-class _Passing:
-    """The cache that the forward of an attention gets: its update returns what it is given."""
-
-    def __init__(self, past: Any) -> None:
-        self._past = past
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values of the call alone."""
-        return keys, values
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._past, name)
-
-
-class _Functions:
-    """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def get_interface(self, name: str, default: Any) -> Any:
-        """What the forward calls with (module, query, key, value, mask, …)."""
-        return functools.partial(_attend, self._table.get_interface(name, default))
-
-
-@functools.cache
-def copy_forward(kind: Any) -> Any:
-    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
-    function = inspect.unwrap(kind.forward)
-    names = function.__globals__
-    if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
-        return None
-    others: dict[str, Any] = {ATTENTIONS: _Functions(names[ATTENTIONS])}
-    if has_rotary(kind):
-        others[ROTARY] = functools.partial(_rotate, names[ROTARY])
-    return with_globals(kind.forward, others)
-
-
-def has_rotary(kind: Any) -> bool:
-    """Whether the forward of a class of attentions may rotate its queries and keys."""
-    return ROTARY in inspect.unwrap(kind.forward).__code__.co_names
-
-
-def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
-    apply = functools.partial(function, **options) if options else function
-    call = _present.calls[-1]
-    call.rotation = Rotation(q, k, cos, sin, apply)
-    call.rotated = function(q, k, cos, sin, *args, **options)
-    return call.rotated
-
-
-@functools.cache
-def _list_names(forward: Any) -> tuple[str, ...]:
-    """The arguments of the forward of a class of attentions, without `self`."""
-    return tuple(inspect.signature(forward).parameters)[1:]
-
-
-def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
-    """A call of the linearised attention `module`."""
-    refuse_lengths(options)
-    add_updates(module)
-    past = None
-    for i, name in enumerate(_list_names(type(module).forward)[: len(args)]):
-        if name in _PASTS and args[i] is not None:
-            past = args[i]
-            args = (*args[:i], _Passing(past), *args[i + 1 :])
-    for name in _PASTS:
-        if options.get(name) is not None:
-            past = options[name]
-            options = {**options, name: _Passing(past)}
-    call = _Call(past, options)
-    _present.calls = *_present.calls, call
-    try:
-        found = forward(module, *args, **options)
-    finally:
-        _present.calls = _present.calls[:-1]
-    if not call.answered:
-        raise InputError(
-            f"{type(module).__name__}: expected a forward that calls its attention function, found one that computes "
-            "attention itself; leave it out of where="
-        )
-    return found
-
-
-def _attend(
-    function: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
-    """What the forward gets: attention [B, T, H, M], from q [B, H, T, D] and the keys and values of T tokens."""
-    call = _present.calls[-1]
-    call.answered = True
-    own: Linearised = module.linearised
-    t = q.shape[2]
-    scale = options.get("scaling")
-    sizes = Sizes(
-        own.settings.window,
-        own.settings.sinks,
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        options.get("softcap"),
-    )
-    if call.past is None:
-        if t <= sizes.window:
-            found: tuple[Tensor, Tensor | None] = function(module, q, k, v, mask, **options)
-            return found
-        _refuse_other_forms(call, module, q, k, options)
-        return own.read(q, k, v, sizes, call.rotation, None, find_valid(mask, q))[0], None
-    if hasattr(call.past, "gated"):  # that of `mnemos.functional`, which has the state itself
-        _refuse_other_forms(call, module, q, k, options)
-        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(LinearisedState), call.past.valid)
-        call.past.new.append(state)
-        return y, None
-    from .linearised_cache import find_layer
-
-    layer = find_layer(call.past, module.layer_idx, own)
-    valid = find_valid(mask, q)
-    if layer.whole and layer.get_seq_length() + t <= sizes.window:
-        k, v = layer.extend(k, v, call.rotation if own.raw else None, valid)
-        found = function(module, q, k, v, mask, **options)
-        return found
-    _refuse_other_forms(call, module, q, k, options)
-    return layer.read(own, q, k, v, sizes, call.rotation, valid), None
-
-
-def _refuse_other_forms(call: _Call, module: nn.Module, q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
-    """Raise InputError for an attention that is more than softmax of q·k with rotary positions last."""
-    expected = f"{type(module).__name__}: expected softmax attention of queries and keys after rotary positions, found"
-    for name in options.keys() - _KNOWN:  # what the caller gave it, and its forward has no name for, changes nothing
-        if options[name] is not None and (name in _list_names(type(module).forward) or name not in call.options):
-            raise InputError(f"{expected} the option {name!r}; leave it out of where=")
-    if call.rotated is not None and not all(map(_is_kept, (q, k), call.rotated)):
-        raise InputError(f"{expected} them changed again after rotary positions; leave it out of where=")
-
-
-def _is_kept(x: Tensor, rotated: Tensor) -> bool:
-    """Whether x is what rotary positions gave, or begins with it."""
-    part = x[..., : rotated.shape[-1]]
-    return x is rotated or (
-        part.shape == rotated.shape and torch.allclose(part, rotated.to(part.dtype), 0, 0, equal_nan=True)
-    )
-
-
-def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """Which of the tokens of q [B, H, T, D] are valid, [B, T]; None: all. It is found once for a mask."""
-    if mask is None:
-        return None
-    key, kept = (count_writes(mask), q.shape[2]), getattr(mask, _OWN, None)
-    if kept is None or key[0] is None or kept[0] != key:
-        found = own_tokens(mask, q[:, 0], mask.shape[-1])
-        kept = key, None if found is None or bool(found.all()) else found
-        setattr(mask, _OWN, kept)
-    valid: Tensor | None = kept[1]
-    return valid
+        turned = self.apply(x[..., :width], x[:, :1, ..., :width], cos, sin)[0]
+        return turned if x.shape[-1] == width else torch.cat([turned, x[..., width:]], -1)
 
 
 class Linearised(nn.Module):
@@ -352,10 +122,6 @@ class Linearised(nn.Module):
             beta = torch.sigmoid(self.rate) if state == "delta" else None
             return Far(Hedgehog(self.query_map), Hedgehog(self.key_map), gamma, beta, decay)
 
-    def before_rotation(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor] | None:
-        """What features are computed of, [B, H, T, D]; None: of q and k, as where there are no rotary positions."""
-        return rotation.before(q, k) if self.raw and rotation is not None else None
-
     def read(
         self,
         q: Tensor,
@@ -367,13 +133,30 @@ class Linearised(nn.Module):
         valid: Tensor | None,
     ) -> tuple[Tensor, LinearisedState]:
         """y [B, T, H, M] and the state after a call, from q [B, H, T, D], k [B, Hk, T, D], v; valid [B, T]."""
-        raw, far, t = self.before_rotation(q, k, rotation), self.far(), q.shape[2]
+        b, t = len(q), q.shape[2]
+        raw = rotation.before(q, k) if self.raw and rotation is not None else None  # what features are computed of
+        far = self.far()
         if state is None:
-            turn = q.new_zeros(len(q), 2, rotation.cos.shape[-1] if rotation is not None and sizes.sinks else 0)
+            turn = q.new_zeros(b, 2, rotation.cos.shape[-1] if rotation is not None and sizes.sinks else 0)
             state = LinearisedState(new_state(k, v, None if raw is None else raw[1], sizes, far), turn)
+
+        # --- sinks are met by queries at the positions min(i, w + s − 1); cos and sin of the last of these are kept ---
         sink_q, turn = None, state.turn
         if rotation is not None and sizes.sinks:
-            sink_q, turn = _meet_sinks(rotation.before(q, k)[0], rotation, sizes, state, valid)
+            last = sizes.window + sizes.sinks - 1
+            cos, sin = (x.expand(b, t, -1) for x in (rotation.cos, rotation.sin))
+            number = torch.arange(t, device=q.device) if valid is None else valid.cumsum(1) - 1
+            number = state.window.seen[:, None] + number
+            is_last = number == last if valid is None else (number == last) & valid
+            rows, position = torch.arange(b, device=q.device), is_last.to(torch.uint8).argmax(1)
+            both = torch.stack([cos[rows, position], sin[rows, position]], 1).to(turn.dtype)
+            turn = torch.where(is_last.any(1)[:, None, None], both, turn)
+            beyond = (number > last)[..., None]
+            cos = torch.where(beyond, turn[:, :1].to(cos.dtype), cos)
+            sin = torch.where(beyond, turn[:, 1:].to(sin.dtype), sin)
+            sink_q = rotation.turn(rotation.before(q, k)[0], cos, sin).transpose(1, 2)
+
+        # --- attention in the window, and beyond it ---
         y, window = window_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -382,12 +165,12 @@ class Linearised(nn.Module):
             far,
             state.window,
             valid,
-            None if sink_q is None else sink_q.transpose(1, 2),
+            sink_q,
             None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2)),
         )
         end = LinearisedState(window, turn)
-        given = q, k, v, sizes, rotation, state, valid
-        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *given, kept)))
+        call = q, k, v, sizes, rotation, state, valid
+        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *call, kept)))
         return y, end
 
     def read_first(
@@ -414,31 +197,241 @@ class Linearised(nn.Module):
         """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""
         keys = state.window.sink_k
         if rotation is not None and sizes.sinks:
-            cos, sin = state.turn[:, :1], state.turn[:, 1:]
-            keys = rotation.turn(keys, cos, -sin)
+            keys = rotation.turn(keys, state.turn[:, :1], -state.turn[:, 1:])
         return Ring(state.window, sizes, keys)
 
     def step(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
         """y [B, 1, H, M] of one token; the ring is changed."""
-        sink_q = None if rotation is None or not ring.sizes.sinks else rotation.before(q, k)[0]
-        return ring.step(q, k, v, self.far(), sink_q, self.before_rotation(q, k, rotation)).transpose(1, 2)
+        before = None if rotation is None else rotation.before(q, k)
+        sink_q = None if before is None or not ring.sizes.sinks else before[0]
+        return ring.step(q, k, v, self.far(), sink_q, before if self.raw else None).transpose(1, 2)
 
 
-def _meet_sinks(
-    q: Tensor, rotation: Rotation, sizes: Sizes, state: LinearisedState, valid: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Queries q [B, H, T, D] rotated to the positions min(i, w + s − 1), and cos and sin of the last of these."""
-    b, t, last = len(q), q.shape[2], sizes.window + sizes.sinks - 1
-    cos, sin = (x.expand(b, t, -1) for x in (rotation.cos, rotation.sin))
-    seen = state.window.seen[:, None]
-    number = seen + (torch.arange(t, device=q.device) if valid is None else valid.cumsum(1) - 1)
-    here = number == last if valid is None else (number == last) & valid
-    found = here.any(1)
-    place = here.to(torch.uint8).argmax(1)
-    rows = torch.arange(b, device=q.device)
-    both = torch.stack([cos[rows, place], sin[rows, place]], 1).to(state.turn.dtype)
-    turn = torch.where(found[:, None, None], both, state.turn)
-    beyond = (number > last)[..., None]
-    cos = torch.where(beyond, turn[:, :1].to(cos.dtype), cos)
-    sin = torch.where(beyond, turn[:, 1:].to(sin.dtype), sin)
-    return rotation.turn(q, cos, sin), turn
+# --- low-rank updates of projections ---
+
+
+class LowRank(nn.Module):
+    """x -> up·down·x, which is 0 at the start: down [r, D], up [D', r]."""
+
+    def __init__(self, width: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
+        self.up = nn.Parameter(torch.zeros(out, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+
+    def add(self, projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        """The hook after the forward of a projection."""
+        return output + self(args[0])
+
+
+_hooking = threading.Lock()
+
+
+def add_updates(attention: Any) -> None:
+    """Hook the updates of an attention to its projections, unless they are.
+
+    Every call asks for it, since tools wrap and replace projections (adapters, quantisation), and a trained update must
+    not vanish with the module that it was hooked to. Raises InputError where a projection is gone.
+    """
+    for name, update in attention.linearised.updates.items():
+        projection = getattr(attention, name.removeprefix("to_"), None)
+        if not isinstance(projection, nn.Module):
+            raise InputError(
+                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
+                "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
+            )
+        # Not `update.add in …`: torch.compile finds no bound method equal to another.
+        if any([getattr(hook, "__self__", None) is update for hook in hooks_of(projection).values()]):
+            continue
+        with _hooking:  # two threads may call the model
+            drop_updates(projection)
+            projection.register_forward_hook(update.add)
+
+
+def drop_updates(module: nn.Module) -> None:
+    """Remove the hooks of updates from a module and all below it."""
+    for part in module.modules():
+        hooks = hooks_of(part)
+        for key in [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is LowRank.add]:
+            del hooks[key]
+
+
+def list_projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
+    """The projections of an attention, inside the wrappers of adapters: name, module, width of input and of output."""
+    for name, child in attention.named_children():
+        while isinstance(inner := getattr(child, "base_layer", None), nn.Module):  # PEFT's, which takes them off again
+            child = inner
+        for sizes in (("in_features", "out_features"), ("nx", "nf")):  # nn.Linear, quantised ones; Conv1D
+            width, out = (getattr(child, size, None) for size in sizes)
+            if isinstance(width, int) and isinstance(out, int):
+                yield name, child, width, out
+
+
+# --- a call of a linearised attention ---
+
+
+class ActiveCall:
+    """One call of an attention: its cache, its arguments by name, and what was noted inside."""
+
+    def __init__(self, past: Any, options: dict[str, Any]) -> None:
+        self.past, self.options, self.answered = past, options, False
+        self.rotation: Rotation | None = None
+        self.rotated: tuple[Tensor, Tensor] | None = None
+
+
+class _CallStack(threading.local):
+    """The calls that are being made. Threads may share a model."""
+
+    calls: tuple[ActiveCall, ...] = ()
+
+
+_stack = _CallStack()
+
+
+class _PassingCache:
+    """The cache that the forward of an attention gets: its update returns what it is given."""
+
+    def __init__(self, past: Any) -> None:
+        self._past = past
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values of the call alone."""
+        return keys, values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._past, name)
+
+
+class _AttentionFunctions:
+    """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def get_interface(self, name: str, default: Any) -> Any:
+        """What the forward calls with (module, query, key, value, mask, …)."""
+        return functools.partial(_attend, self._table.get_interface(name, default))
+
+
+@functools.cache
+def copy_forward(cls: Any) -> Any:
+    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
+    function = inspect.unwrap(cls.forward)
+    names = function.__globals__
+    if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
+        return None
+    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS])}
+    if has_rotary(cls):
+        others[ROTARY] = functools.partial(_rotate, names[ROTARY])
+    return with_globals(cls.forward, others)
+
+
+def has_rotary(cls: Any) -> bool:
+    """Whether the forward of a class of attentions may rotate its queries and keys."""
+    return ROTARY in inspect.unwrap(cls.forward).__code__.co_names
+
+
+@functools.cache
+def _list_names(forward: Any) -> tuple[str, ...]:
+    """The arguments of the forward of a class of attentions, without `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
+    """A call of the linearised attention `module`; forward: the copy of its class's."""
+    refuse_lengths(options)
+    add_updates(module)
+    past = None
+    for i, name in enumerate(_list_names(type(module).forward)[: len(args)]):
+        if name in _PASTS and args[i] is not None:
+            past = args[i]
+            args = (*args[:i], _PassingCache(past), *args[i + 1 :])
+    for name in _PASTS:
+        if options.get(name) is not None:
+            past = options[name]
+            options = {**options, name: _PassingCache(past)}
+    call = ActiveCall(past, options)
+    _stack.calls = *_stack.calls, call
+    try:
+        output = forward(module, *args, **options)
+    finally:
+        _stack.calls = _stack.calls[:-1]
+    if not call.answered:
+        raise InputError(
+            f"{type(module).__name__}: expected a forward that calls its attention function, found one that computes "
+            "attention itself; leave it out of where="
+        )
+    return output
+
+
+def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
+    apply = functools.partial(function, **options) if options else function
+    call = _stack.calls[-1]
+    call.rotation = Rotation(q, k, cos, sin, apply)
+    call.rotated = function(q, k, cos, sin, *args, **options)
+    return call.rotated
+
+
+def _attend(
+    function: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What the forward gets: attention [B, T, H, M], from q [B, H, T, D] and the keys and values of T tokens."""
+    call = _stack.calls[-1]
+    call.answered = True
+    own: Linearised = module.linearised
+    t, scale = q.shape[2], options.get("scaling")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    sizes = Sizes(own.settings.window, own.settings.sinks, scale, options.get("softcap"))
+    of_functional = hasattr(call.past, "gated")  # that of `mnemos.functional`, which has the state itself
+
+    # --- within the window: the model's own function ---
+    layer: Any = None
+    if call.past is None and t <= sizes.window:
+        whole: tuple[Tensor, Tensor | None] = function(module, q, k, v, mask, **options)
+        return whole
+    if call.past is not None and not of_functional:
+        from .linearised_cache import find_layer
+
+        layer = find_layer(call.past, module.layer_idx, own)
+        if layer.whole and layer.get_seq_length() + t <= sizes.window:
+            k, v = layer.extend(k, v, call.rotation if own.raw else None, find_valid(mask, q))
+            whole = function(module, q, k, v, mask, **options)
+            return whole
+
+    # --- beyond it: refuse an attention that is more than softmax of q·k with rotary positions last ---
+    expected = f"{type(module).__name__}: expected softmax attention of queries and keys after rotary positions, found"
+    for name in options.keys() - _PASSED:  # what the caller gave it, and its forward has no name for, changes nothing
+        if options[name] is not None and (name in _list_names(type(module).forward) or name not in call.options):
+            raise InputError(f"{expected} the option {name!r}; leave it out of where=")
+    for x, rotated in zip((q, k), call.rotated or (), strict=False):
+        part = x[..., : rotated.shape[-1]]
+        same = part.shape == rotated.shape and (
+            x is rotated or torch.allclose(part, rotated.to(part.dtype), 0, 0, equal_nan=True)
+        )
+        if not same:
+            raise InputError(f"{expected} them changed again after rotary positions; leave it out of where=")
+
+    # --- the state ---
+    if of_functional:
+        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(LinearisedState), call.past.valid)
+        call.past.new.append(state)
+        return y, None
+    valid = find_valid(mask, q)
+    if layer is None:
+        return own.read(q, k, v, sizes, call.rotation, None, valid)[0], None
+    return layer.read(own, q, k, v, sizes, call.rotation, valid), None
+
+
+def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """Which of the tokens of q [B, H, T, D] are valid, [B, T]; None: all. It is computed once for a mask."""
+    if mask is None:
+        return None
+    key, kept = (count_writes(mask), q.shape[2]), getattr(mask, _OWN, None)
+    if kept is None or key[0] is None or kept[0] != key:
+        tokens = own_tokens(mask, q[:, 0], mask.shape[-1])
+        kept = key, None if tokens is None or bool(tokens.all()) else tokens
+        setattr(mask, _OWN, kept)
+    valid: Tensor | None = kept[1]
+    return valid

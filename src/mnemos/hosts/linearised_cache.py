@@ -46,7 +46,6 @@ class LinearisedLayer(DynamicLayer):
         return self.state is None and self.ring is None
 
     def get_seq_length(self) -> int:
-        """The tokens read, with padding."""
         return self.columns
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -72,8 +71,8 @@ class LinearisedLayer(DynamicLayer):
                 self.valid = new.new_ones(len(k), self.columns)
             self.valid = torch.cat([self.valid, new], 1)
         self.columns += k.shape[2]
-        found: tuple[Tensor, Tensor] = super().update(k, v)
-        return found
+        whole: tuple[Tensor, Tensor] = super().update(k, v)
+        return whole
 
     def read(
         self,
@@ -98,7 +97,17 @@ class LinearisedLayer(DynamicLayer):
                 return own.step(self.ring[0], q, k, v, rotation)
         state = self.current()
         if state is None and self.columns:
-            state = self._begin(own, q, sizes, rotation)
+            # --- the tokens that were kept whole, whose positions are before the one that `turn` is of ---
+            b, n = len(q), self.columns
+            zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
+            keys: Any = self.keys
+            values: Any = self.values
+            before = None
+            if rotation is not None:
+                cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
+                raw = keys[..., :width] if self.raw is None else self.raw
+                before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
+            state = own.read(zeros, keys, values, sizes, before, None, self.valid)[1]
         y, self.state = own.read(q, k, v, sizes, rotation, state, valid)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():
@@ -114,20 +123,6 @@ class LinearisedLayer(DynamicLayer):
         if self.ring is not None:
             self.state, self.ring = LinearisedState(self.ring[0].state(), self.ring[1]), None
         return self.state
-
-    def _begin(self, own: Linearised, q: Tensor, sizes: Sizes, rotation: Rotation | None) -> LinearisedState:
-        """The state after the tokens that were kept whole. Their positions are before the one that `turn` is of."""
-        b, n = len(q), self.columns
-        zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
-        cos = None if rotation is None else rotation.cos.new_zeros(b, n, rotation.cos.shape[-1])
-        k: Any = self.keys
-        v: Any = self.values
-        before = None
-        if rotation is not None and cos is not None:
-            width = rotation.q.shape[-1]
-            raw = k[..., :width] if self.raw is None else self.raw
-            before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-        return own.read(zeros, k, v, sizes, before, None, self.valid)[1]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back: any while all fit into the window, then those of the last call of up to DRAFT.
@@ -154,20 +149,16 @@ class LinearisedLayer(DynamicLayer):
         self.valid = None if self.valid is None else self.valid[:, : self.columns]
 
     def reset(self) -> None:
-        """Start new rows."""
         super().reset()
         self._clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows `beam_idx`."""
         self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
         self._map(lambda x: x.repeat_interleave(repeats, 0))
 
     def batch_select_indices(self, indices: Any) -> None:
-        """Take the rows `indices`."""
         self._map(lambda x: x[indices.to(x.device) if isinstance(indices, Tensor) else indices])
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -196,10 +187,10 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
             )
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():
-        found = "none" if layer is None else type(layer).__name__
-        found += f" of {layer.get_seq_length()} tokens" if layer is not None else ""
+        shown = "none" if layer is None else type(layer).__name__
+        shown += f" of {layer.get_seq_length()} tokens" if layer is not None else ""
         raise InputError(
-            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {found}; give a new "
+            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {shown}; give a new "
             "transformers.DynamicCache, or none"
         )
     layers[number] = LinearisedLayer(own)

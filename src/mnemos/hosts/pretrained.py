@@ -53,7 +53,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         apply_record(model, record, folder)
     names = [name for name, _ in model.named_modules()]
     for one in states:
-        settings = {"half_life": 0, **one["settings"]}  # 0: as decoders were saved before there was one
+        settings = one["settings"]
         if new := {*settings} - {field.name for field in fields(Settings)}:
             raise InputError(
                 f"{folder}: expected the settings of linearise that this version knows, found {', '.join(sorted(new))} "
