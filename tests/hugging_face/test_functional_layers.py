@@ -7,8 +7,7 @@ from module_surgery import WAYS
 from torch.autograd import gradcheck
 
 import mnemos
-from mnemos.hugging_face.functional_cache import FunctionalCache, Padding
-from mnemos.hugging_face.recurrent_layers import STEPS
+from mnemos.hugging_face.functional_cache import RECURRENT, FunctionalCache, Padding
 from mnemos.types import leaves
 
 LAYERS = {
@@ -28,13 +27,13 @@ def test_derivatives_of_a_layer(name):
     layer = next(part for part in model.modules() if type(part).__name__ == LAYERS[name]).double()
     cache = FunctionalCache(step._layout, torch.tensor([3, 0]), None, 3, None)
     x = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
-    STEPS[LAYERS[name]](layer, cache, x)  # a state that is not zero
+    layer(x, cache)  # a state that is not zero
     kind, start = type(cache.new[0]), [z.detach().requires_grad_() for z in leaves(cache.new[0])]
     padding = Padding(torch.tensor([[True, True, True], [True, False, True]]))
 
     def run(x, *parts):
         cache = FunctionalCache(step._layout, torch.tensor([3, 3]), (kind(*parts),), 3, padding)
-        y = STEPS[LAYERS[name]](layer, cache, x)
+        y = layer(x, cache)
         valid = padding.valid[..., None]
         return y.masked_fill(~valid, 0), *leaves(cache.new[0])
 
@@ -78,7 +77,7 @@ def test_what_is_around_a_module_or_in_its_place_counts(name):
         model = build(name)
         plain = model(x).logits
         for above, layer in list(model.named_modules()):
-            if type(layer).__name__ in STEPS:
+            if type(layer).__name__ in RECURRENT:
                 for part, _ in reversed(list(layer.named_modules(prefix=above))[1:]):
                     way(model, part)
         wanted = model(x).logits

@@ -1,7 +1,8 @@
 """What `fast` puts in place of the functions that recurrent layers of Transformers call.
 
 Each function below has the name and the parameters that its counterpart has there; behind the star stand those that
-layers hand on beside them. None in place of a result: Transformers' own function has to compute it.
+layers hand on beside them, and what `functional` adds: `valid` [B, T], the tokens that count, and a state where they
+have none. None in place of a result: Transformers' own function has to compute it.
 """
 
 import inspect
@@ -16,7 +17,7 @@ from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_conv
 from mnemos.ops.rewind import record_view
 
 Function = Callable[..., Any]
-_UNLIMITED = (0.0, float("inf"))
+UNLIMITED = (0.0, float("inf"))
 
 
 # --- short convolutions ---
@@ -72,6 +73,7 @@ def torch_chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     *,
     cu_seqlens: Tensor | None = None,
+    valid: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, H, M] of queries and keys [B, T, H or fewer, D], and the state [B, H, D, M]."""
@@ -82,7 +84,7 @@ def torch_chunk_gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         query, key = (_wide(x) for x in (query, key))
         query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (query, key))
-    y, end = delta_rule(query, key, value, beta, g, initial_state, resets=resets)
+    y, end = delta_rule(query, key, value, beta, g, initial_state, valid, resets=resets)
     return y, end if output_final_state else None
 
 
@@ -100,25 +102,42 @@ def mamba2_chunk_scan(
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = _UNLIMITED,
+    dt_limit: tuple[float, float] = UNLIMITED,
     return_final_states: bool = False,
     *,
     seq_idx: Tensor | None = None,
     **ignored: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y [B, T, H, P], and the state [B, H, P, N]."""
-    dt = _step_sizes(dt, dt_bias, dt_softplus)
-    dt = _wide(dt if tuple(dt_limit) == _UNLIMITED and dt_softplus else dt.clamp(*dt_limit))
-    x, state = _wide(hidden_states), None if initial_states is None else initial_states.mT
-    y, end = decayed_attention(
-        _wide(C), _wide(B), x * dt[..., None], A * dt, state, scale=1.0, resets=_first_tokens(x, seq_idx)
-    )
-    y = y if D is None else torch.addcmul(y, x, _wide(D)[..., None])
+    resets, state = _first_tokens(hidden_states, seq_idx), None if initial_states is None else initial_states.mT
+    y, end = state_space(hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, resets=resets)
     if not return_final_states:
         return y
     theirs = end.mT.contiguous()
     record_view(theirs, end, lambda x: x.mT.contiguous())  # so that `rewindable` knows this tensor, too
     return y, theirs
+
+
+def state_space(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+    state: Tensor | None,
+    valid: Tensor | None = None,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y [B, T, H, P], and the state [B, H, N, P] as `decayed_attention` has it."""
+    dt = _step_sizes(dt, dt_bias, dt_softplus)
+    dt = _wide(dt if tuple(dt_limit) == UNLIMITED and dt_softplus else dt.clamp(*dt_limit))
+    x = _wide(x)
+    y, end = decayed_attention(_wide(C), _wide(B), x * dt[..., None], A * dt, state, valid, scale=1.0, resets=resets)
+    return (y if D is None else torch.addcmul(y, x, _wide(D)[..., None])), end
 
 
 def mamba2_selective_state_update(
@@ -163,11 +182,14 @@ def mamba_selective_scan(
     return_last_state: bool = False,
     use_mambapy: bool = False,
     use_associative_scan: bool = False,
+    *,
+    initial_state: Tensor | None = None,
+    valid: Tensor | None = None,
     **ignored: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """y [B, C, T] from zeros, and the state [B, C, N]."""
+    """y [B, C, T], from zeros in Transformers, and the state [B, C, N]."""
     steps = _wide(_step_sizes(dt.mT.contiguous(), delta_bias, delta_softplus))  # contiguous: as the kernel reads them
-    y, end = selective_scan(_wide(hidden_states.mT), steps, A, B.mT, C.mT, D)
+    y, end = selective_scan(_wide(hidden_states.mT), steps, A, B.mT, C.mT, D, initial_state, valid)
     y = _gated(y, None if z is None else z.mT).mT
     # A view, which `rewindable` does not know: Transformers gives no state, so going back would lose the past.
     return (y, end.view_as(end)) if return_last_state else y

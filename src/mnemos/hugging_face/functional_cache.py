@@ -1,15 +1,21 @@
-"""The cache that a model of Transformers is called with: it hands out the given state and collects the new one.
+"""The cache that `functional` calls a model with: it hands out the given state and collects the new one.
 
-A call with padding moves the valid tokens of every row to the right end (`Padding`), where keys, values and
-convolution windows of a row stay next to each other. So padding takes no place in any state.
+A call with padding moves the valid tokens of every row to the right end (`Padding`), where keys, values and the inputs
+of convolutions of a row stay next to each other. So padding is in no state.
+
+Recurrent layers run the forward of their class, but for the functions that it calls for its recurrence: these take the
+state from the cache, leave padding out, and write into nothing (`add_forwards`).
 """
 
 import copy
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
@@ -17,6 +23,9 @@ from mnemos.hosts.row_states import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
+
+from .fast_functions import UNLIMITED, mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
+from .fast_model import replaceable
 
 _library: Any = libraries.transformers()
 try:
@@ -35,6 +44,9 @@ except ImportError as error:
     ) from None
 
 
+# --- states ---
+
+
 class FunctionalState(NamedTuple):
     """The state of a model of Transformers. seen [B] int64: the valid tokens that each row has read.
 
@@ -45,6 +57,33 @@ class FunctionalState(NamedTuple):
 
     seen: Tensor
     parts: tuple[State, ...]
+
+
+class MambaState(NamedTuple):
+    """window [B, K − 1, C]: the last inputs of the convolution. memory [B, C, N]; in Mamba-2 [B, H, N, D]. float32."""
+
+    window: Tensor
+    memory: Tensor
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "state space"
+
+
+class DeltaState(NamedTuple):
+    """window [B, K − 1, C]: the last inputs of the convolution. memory [B, H, D, M], float32."""
+
+    window: Tensor
+    memory: Tensor
+
+    @property
+    def memory_name(self) -> str:
+        """Its name in reports."""
+        return "gated delta"
+
+
+# --- padding ---
 
 
 class Padding:
@@ -78,8 +117,8 @@ def join_tokens(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
     joined = torch.cat([past, new], 1)
     if padding is None:
         return joined
-    place, count = torch.arange(joined.shape[1], device=joined.device), padding.count.to(joined.device)[:, None]
-    return _gather(joined, torch.where(place >= past.shape[1] + count, place, (place - count).clamp(min=0)))
+    position, count = torch.arange(joined.shape[1], device=joined.device), padding.count.to(joined.device)[:, None]
+    return _gather(joined, torch.where(position >= past.shape[1] + count, position, (position - count).clamp(min=0)))
 
 
 def join_masks(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
@@ -99,15 +138,18 @@ def _widen(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
 
 
+# --- the cache ---
+
+
 class CacheLayout:
-    """What a model's configuration says of its cache: per layer, its kind, whether it attends, and its window.
+    """What a model's configuration says of its cache: per layer, its type, whether it attends, and its window.
 
     Raises InputError for layers that are unknown here; `advice` says what to do then.
     """
 
     def __init__(self, model: Any, advice: str) -> None:
         config, self.architecture, self.advice = model.config, type(model).__name__, advice
-        kinds = (
+        known = (
             DynamicLayer,
             DynamicSlidingWindowLayer,
             LinearAttentionAndFullAttentionLayer,
@@ -115,10 +157,14 @@ class CacheLayout:
             DummyLayer,
         )
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
-        cache = DynamicCache(config=_take_decoder(config))
-        self.kinds = [named[i] if i < len(named) else type(layer).__name__ for i, layer in enumerate(cache.layers)]
-        for i, (layer, name) in enumerate(zip(cache.layers, self.kinds, strict=True)):
-            if type(layer) not in kinds or name == "chunked_attention":
+        layers = getattr(config, "decoder_layers", None)
+        if layers is not None and layers != config.num_hidden_layers:  # which is another name of the encoder's
+            config = copy.deepcopy(config)
+            config.num_hidden_layers = layers
+        cache = DynamicCache(config=config)
+        self.types = [named[i] if i < len(named) else type(layer).__name__ for i, layer in enumerate(cache.layers)]
+        for i, (layer, name) in enumerate(zip(cache.layers, self.types, strict=True)):
+            if type(layer) not in known or name == "chunked_attention":
                 raise InputError(
                     "functional: expected layers of full or sliding attention or linear recurrences, found "
                     f"{self.named(i)}; {self.advice}"
@@ -128,16 +174,17 @@ class CacheLayout:
         self.attends = [not (linear or dummy) for linear, dummy in zip(self.linear, self.dummy, strict=True)]
 
     def named(self, layer: int | None) -> str:
-        """A layer for an error: its kind, as the configuration calls it, its number and the model's class."""
-        if layer is None or not 0 <= layer < len(self.kinds):
+        """A layer for an error: its type, as the configuration calls it, its number and the model's class."""
+        if layer is None or not 0 <= layer < len(self.types):
             return f"another kind in {self.architecture}"
-        return f"{self.kinds[layer]!r} in layer {layer} of {self.architecture}"
+        return f"{self.types[layer]!r} in layer {layer} of {self.architecture}"
 
     def attending(self, parts: tuple[State, ...]) -> list[tuple[State, int | None]]:
         """The states of the layers that attend, with their windows in the configuration."""
         windows = [window for window, attends in zip(self.windows, self.attends, strict=True) if attends]
-        found = [part for part in parts if isinstance(part, KeyValues | LinearisedState)]
-        return list(zip(found, windows, strict=False))
+        return list(
+            zip((part for part in parts if isinstance(part, KeyValues | LinearisedState)), windows, strict=False)
+        )
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
@@ -150,16 +197,6 @@ class CacheLayout:
             layer = self.attends.index(True)
         window: int | None = self.windows[layer]
         return window
-
-
-def _take_decoder(config: Any) -> Any:
-    """The configuration with the decoder's layers, where `num_hidden_layers` is another name of the encoder's."""
-    layers = getattr(config, "decoder_layers", None)
-    if layers is None or layers == config.num_hidden_layers:
-        return config
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = layers
-    return config
 
 
 class GatedPart:
@@ -193,6 +230,9 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         super().__init__(layers=[])
         self.layout, self.seen, self.given, self.padding = layout, seen, parts, padding
         self.new: list[State] = []
+        self._recurrent: Any = None  # the given part of the recurrent layer that runs
+        self._window: Tensor | None = None  # what it has after the call
+        self._memory: Tensor | None = None
         self.seen_after = seen + (length if padding is None else length - padding.count)
         self.positions = (seen[:, None] + torch.arange(length, device=seen.device)).clamp(min=0)
         if padding is not None:
@@ -269,11 +309,66 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             )
         return GatedPart(self.take(BlockState), self.new)
 
+    # --- recurrent layers, inside `run_recurrent`: no state is handed out, so that none is written into ---
+
+    def run_recurrent(self, forward: Callable[..., Any], layer: nn.Module, cls: type, x: Tensor) -> Any:
+        """What a recurrent layer returns for x [B, T, D], by a forward with the functions of `add_forwards`."""
+        self._recurrent, before = self.take(cls), _running.cache
+        _running.cache = self
+        try:
+            if x.dtype is torch.float64:
+                with _KeepDouble():
+                    y = forward(layer, x, self)
+            else:
+                y = forward(layer, x, self)
+        finally:
+            _running.cache = before
+        self.new.append(cls(self._window, self._memory))
+        return y
+
+    def memory(self) -> tuple[Tensor | None, Tensor | None]:
+        """The given memory, in float32 at least (None: a first call), and the valid tokens [B, T] (None: all)."""
+        part, valid = self._recurrent, self.valid
+        if part is None:
+            return None, valid
+        memory = part.memory.to(torch.promote_types(part.memory.dtype, torch.float32))
+        return memory, None if valid is None else valid.to(memory.device)
+
+    def remember(self, memory: Tensor | None) -> Tensor | None:
+        """Note the memory after the call."""
+        self._memory = memory
+        return memory
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, *_: Any, conv_kernel_size: int | None = None, **__: Any
+    ) -> Tensor:
+        """The inputs [B, C, K − 1 + T] of a convolution of K taps, from those of T tokens."""
+        if _running.cache is not self or conv_kernel_size is None:
+            self._unknown(layer_idx=layer_idx)
+        x = conv_states.mT
+        size = conv_kernel_size - 1  # type: ignore[operator]
+        past = x.new_zeros(len(x), size, x.shape[2]) if self._recurrent is None else self._recurrent.window.to(x.dtype)
+        inputs = join_tokens(past, x, self.padding)
+        self._window = inputs[:, inputs.shape[1] - size :].clone()  # not a view, which would keep all inputs
+        return inputs.mT
+
+    def get_conv_state(self, layer_idx: int, *_: Any, **__: Any) -> None:
+        """None."""
+        if _running.cache is not self:
+            self._unknown(layer_idx=layer_idx)
+
+    get_recurrent_state = get_conv_state
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int = 0, *_: Any, **__: Any) -> Tensor:
+        """The state after the call, which its function has noted."""
+        return recurrent_states
+
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Always: the state is a value, into which no layer may write (`fast_token` asks)."""
+        """Always: no layer may write into what it was given (`fast_token` asks, too)."""
         return True
 
-    # What the masks of Transformers read. Every layer begins at the same token, that of the longest past.
+    # --- what the masks of Transformers read: every layer begins at the same token, that of the longest past ---
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """N, the tokens of the longest past."""
         return 0 if self._longest is None else int(self._longest.k.shape[1])
@@ -285,17 +380,14 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Per layer."""
         return self.layout.sliding
 
     @property
     def is_linear(self) -> list[bool]:
-        """Per layer."""
         return self.layout.linear
 
     @property
     def is_dummy(self) -> list[bool]:
-        """Per layer."""
         return self.layout.dummy
 
     @property
@@ -310,5 +402,108 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             f"{self.layout.named(layer)}; {self.layout.advice}"
         )
 
-    get_conv_state = get_recurrent_state = update_conv_state = update_recurrent_state = _unknown
     has_previous_state = update_indexer = _unknown
+
+
+# --- recurrent layers ---
+
+
+class _Running(threading.local):
+    cache: FunctionalCache | None = None  # of the recurrent layer that runs in this thread
+
+
+_running = _Running()
+
+
+def _delta(*args: Any, initial_state: Any = None, output_final_state: Any = None, **options: Any) -> Any:
+    cache = _running.cache
+    assert cache is not None
+    memory, valid = cache.memory()
+    y, end = torch_chunk_gated_delta_rule(*args, initial_state=memory, output_final_state=True, valid=valid, **options)
+    return y, cache.remember(end)
+
+
+def _scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = UNLIMITED,
+    **_: Any,
+) -> Any:
+    cache = _running.cache
+    assert cache is not None
+    y, end = state_space(hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, *cache.memory())
+    return y, cache.remember(end)
+
+
+def _selective(*args: Any, return_last_state: Any = None, **options: Any) -> Any:
+    cache = _running.cache
+    assert cache is not None
+    memory, valid = cache.memory()
+    y, end = mamba_selective_scan(*args, return_last_state=True, initial_state=memory, valid=valid, **options)
+    return y, cache.remember(end)
+
+
+_FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": _delta,
+    "mamba2_chunk_scan": _scan,
+    "mamba_selective_scan": _selective,
+}
+RECURRENT: dict[str, type] = {
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), MambaState),
+    **dict.fromkeys(("Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"), MambaState),
+    "Zamba2MambaMixer": MambaState,
+    **dict.fromkeys(("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), DeltaState),
+    "OlmoHybridGatedDeltaNet": DeltaState,
+}
+
+
+def add_forwards(model: nn.Module) -> None:
+    """Let the layers of the classes in `RECURRENT` go from a given state to a new one, with a `FunctionalCache`.
+
+    With any other cache, and with none, a layer runs its own forward. The forward of the class is wrapped, once per
+    process: instances stay as they are, so copies, pickles, hooks and threads need no care. What Transformers calls
+    there cannot serve: it changes states in place, padding changes the states, and in part the given state is ignored.
+    """
+    for cls in {cls for layer in model.modules() for cls in type(layer).__mro__}:
+        if (
+            cls.__name__ not in RECURRENT
+            or not cls.__module__.startswith("transformers.")
+            or "_functional" in vars(cls)
+        ):
+            continue
+        functions = replaceable(cls)[0]
+        if set(functions).isdisjoint(_FUNCTIONS):  # another version of Transformers: its calls of the cache are refused
+            continue
+        _wrap(
+            cls, libraries.with_globals(cls.forward, {name: _FUNCTIONS.get(name, f) for name, f in functions.items()})
+        )
+
+
+def _wrap(cls: Any, ours: Callable[..., Any]) -> None:
+    theirs, state = cls.forward, RECURRENT[cls.__name__]
+
+    @functools.wraps(theirs)
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        cache = next((x for x in (*args, *options.values()) if isinstance(x, FunctionalCache)), None)
+        if cache is None:
+            return theirs(self, *args, **options)
+        return cache.run_recurrent(ours, self, state, args[0] if args else options["hidden_states"])
+
+    cls.forward, cls._functional = forward, True
+
+
+class _KeepDouble(TorchFunctionMode):
+    """Inside, what layers of Transformers compute in float32 (decays, norms) stays in float64."""
+
+    def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        single = func is Tensor.float or (func is Tensor.to and args[1:2] == (torch.float32,))
+        if single and args[0].dtype is torch.float64:
+            return args[0]
+        return func(*args, **(kwargs or {}))

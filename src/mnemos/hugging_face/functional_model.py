@@ -16,8 +16,7 @@ from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
 from .fast_model import renew, replaceable
-from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding
-from .recurrent_layers import add_steps
+from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding, add_forwards
 
 _CACHES = (*libraries.CACHE_NAMES, "cache_params")  # what forwards of Transformers call their cache
 _UNFIT = {  # what their caches ask of a call
@@ -42,8 +41,8 @@ def functional(model: nn.Module) -> "Functional":
         logits, state = step(more, state)                  # as if both were read at once
 
     It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
-    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next and others (`recurrent_layers.STEPS`). The model is
-    not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
+    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next and others (`functional_cache.RECURRENT`). The model
+    is not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
 
     A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
     positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
@@ -124,7 +123,7 @@ class Functional(nn.Module):
         self._type = str(base.config.model_type)
         self._takes = frozenset(inspect.signature(base.forward).parameters)
         self._layout = CacheLayout(base, _other_way(base))
-        add_steps(base)
+        add_forwards(base)
         renew(base)
         self._probed_as: Any = None
         self._follow()
@@ -132,7 +131,7 @@ class Functional(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Add the steps: the classes of the layers belong to the process."""
         super().__setstate__(state)
-        add_steps(self.model)
+        add_forwards(self.model)
         renew(self.model)
 
     @property
