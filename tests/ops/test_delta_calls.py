@@ -96,14 +96,6 @@ def test_the_backward_has_the_graph_of_one_slab_at_a_time(monkeypatch):
     assert lengths == [64, 64, 64, 8, 8, 64, 64, 64]
 
 
-@pytest.mark.parametrize("backend", HERE)
-def test_a_second_derivative_is_refused(backend):
-    given = inputs("gated delta", 9, torch.float32)
-    (first,) = torch.autograd.grad(run(given, backend=backend)[0].square().sum(), given["k"], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        first.sum().backward()
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("kind", KINDS)

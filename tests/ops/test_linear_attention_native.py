@@ -1,6 +1,7 @@
 """The kernels against the equations and against chunked.py: every variant that this processor can run."""
 
 import functools
+import itertools
 import platform
 import subprocess
 import sys
@@ -253,3 +254,58 @@ def test_an_instruction_set_can_be_chosen():
 @needs_kernels
 def test_a_call_holds_as_many_numbers_as_the_kernels_read():
     assert native.CALL.size == 8 * words("call.h", "Call")
+
+
+@needs_kernels
+def test_no_gradient_from_above_for_some_outputs(variant):
+    """What nothing is asked of counts as zero, also where there is no y; and a sum's gradient has strides of 0."""
+    given = inputs(1, 70, 2, 6, 10)
+    exact = exactly(given)
+    for index in range(3):
+        found, expected = [], []
+        for x, name, to in ((given, "native", found), (exact, "chunked", expected)):
+            y, state = linear_attention(*x[:3], state=LinearState(*x[3:]), backend=name, eps=0.1)
+            to += torch.autograd.grad((y, *state)[index].sum(), x, allow_unused=True, materialize_grads=True)
+        close(found, expected, 1e-5)
+
+
+@needs_kernels
+def test_the_given_state_is_never_changed(variant):
+    with torch.no_grad():
+        for t in (1, 40):
+            q, k, v, s, z = given = inputs(2, t, 2, 8, 8)
+            before = [x.clone() for x in given]
+            for _ in range(2):
+                _, new = linear_attention(q, k, v, state=(s, z), backend="native")
+                assert new.s.data_ptr() != s.data_ptr()
+            for a, b in zip(given, before, strict=True):
+                assert torch.equal(a, b)
+
+
+@needs_kernels
+def test_the_future_cannot_change_the_past_and_steps_make_the_whole(variant, threads):
+    n = 300  # long enough for several parts
+    for count in (1, 3):
+        threads(count)
+        q, k, v, s, z = inputs(1, n, 1 if count > 1 else 2, 12, 20)
+        whole, end = linear_attention(q, k, v, state=(s, z), backend="native")
+        other = k.detach().clone()
+        other[:, n - 10] += 1
+        y, _ = linear_attention(q, other, v, state=(s, z), backend="native")
+        assert torch.equal(y[:, : n - 10], whole[:, : n - 10])
+        assert not torch.equal(y[:, n - 10], whole[:, n - 10])
+        state, found = LinearState(s, z), []
+        for a, b in itertools.pairwise([0, 1, 2, 19, n // 2, n - 1, n]):
+            part, state = linear_attention(q[:, a:b], k[:, a:b], v[:, a:b], state=state, backend="native")
+            found.append(part)
+        close((torch.cat(found, 1), *state), (whole, *end), 1e-5)
+
+
+@needs_kernels
+def test_no_rows_and_no_heads():
+    q, k, v, s, z = inputs(2, 9, 3, 4, 4)
+    for rows, heads in ((0, 3), (2, 0)):
+        given = [x[:rows, :, :heads] for x in (q, k, v)] + [x[:rows, :heads] for x in (s, z)]
+        y, *_ = torch.ops.mnemos.linear_attention(*given, None, 1, 0.1)
+        assert y.shape == (rows, 9, heads, 4)
+        y.sum().backward()

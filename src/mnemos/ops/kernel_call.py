@@ -65,9 +65,10 @@ def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or dispatch_mode_active():
         return False
     present = [x for x in tensors if x is not None]
-    return all([type(x) in PLAIN and is_plain_tensor(x) for x in present]) and not transformed(
-        *present
-    )  # a list: faster
+    for x in present:  # no generator: this runs for every token that is decoded
+        if type(x) not in PLAIN or not is_plain_tensor(x):
+            return False
+    return not transformed(*present)
 
 
 def kernel_operator(

@@ -1,0 +1,305 @@
+"""How exact linear attention is: long sums, half precision, hostile inputs, and numbers that are not finite.
+
+The bars of long sums hold at a million tokens (benchmarks/linear_attention_error.py): 1e-5 of the largest output in
+chunks, 5e-5 in single steps. A sum's error grows with √N: at N tokens the bars are √(N/10⁶) as high.
+"""
+
+import functools
+
+import pytest
+import torch
+from linear_attention_cases import HERE, inputs, weighted
+
+from mnemos.ops import linear_attention
+from mnemos.ops.linear.feature_maps import FEATURE_MAPS, Pointwise, elu, favor, random_projection
+from mnemos.ops.linear.reference import (
+    reference_bidirectional,
+    reference_causal,
+    reference_elu,
+    reference_linear_attention,
+    reference_relu,
+)
+
+LONG, WIDTH = 65_536, 8
+SCALE = (LONG / 1e6) ** 0.5
+
+
+@pytest.fixture(params=HERE)
+def backend(request):
+    return request.param
+
+
+def draw(tokens=LONG, scale=1.0, dtype=torch.float32, seed=0, rows=1):
+    """Values of mean 1: then s grows with N, as z does."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (scale * torch.randn(rows, tokens, 1, WIDTH, generator=g) for _ in range(3))
+    return q.to(dtype), k.to(dtype), (v + scale).to(dtype)
+
+
+def exact(q, k, v, phi=reference_elu, eps=1e-6, wide=torch.float64):
+    """Eq. 9 to 12 by running sums in float64: y [B, T, H, M], s and z."""
+    q, k, v = phi(q.to(wide)), phi(k.to(wide)), v.to(wide)
+    s, z = (k[..., :, None] * v[..., None, :]).cumsum(1), k.cumsum(1)
+    y = (q[..., None, :] @ s).squeeze(-2) / ((q * z).sum(-1, keepdim=True) + eps)
+    return y, s[:, -1], z[:, -1]
+
+
+def cut(given, length, backend):
+    """y and the state of calls of `length` tokens."""
+    parts, state = [], None
+    with torch.no_grad():
+        for a in range(0, given[0].shape[1], length):
+            y, state = linear_attention(*(x[:, a : a + length] for x in given), state=state, backend=backend)
+            parts.append(y)
+    return torch.cat(parts, 1), state
+
+
+def off(found, expected):
+    """The largest error of the last 4,096 tokens, of their largest value."""
+    found, expected = found[:, -4096:].double(), expected[:, -4096:]
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def off_sums(state, s, z):
+    """Of the sums."""
+    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(state, (s, z), strict=True))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("length", [LONG, 1000])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
+def test_a_long_sequence_in_chunks(scale, length, backend):
+    given = draw(scale=scale)
+    y, s, z = exact(*given)
+    found, state = cut(given, length, backend)
+    assert off(found, y) < 1e-5 * SCALE
+    assert off_sums(state, s, z) < 2e-5 * SCALE
+
+
+def test_the_kernels_sums_are_right_to_the_last_digit_however_long():
+    if "native" not in HERE:
+        pytest.skip("the kernels were not built")
+    given = draw()
+    y, s, z = exact(*given)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):  # 3: the sequence is shared out
+            torch.set_num_threads(threads)
+            found, state = cut(given, LONG, "native")
+            assert off_sums(state, s, z) < 1e-7
+            assert off(found, y) < 6e-7
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def steps(exhaustive):
+    """So many single steps: a step costs as much as a call of hundreds of tokens."""
+    return LONG if exhaustive else LONG // 32
+
+
+@pytest.mark.slow
+def test_a_long_sequence_in_single_steps(steps, backend):
+    given = draw(steps)
+    y, _, _ = exact(*given)
+    plain, _ = cut(given, 1, backend)
+    assert off(plain, y) < 5e-5 * (steps / 1e6) ** 0.5
+
+
+def test_bfloat16_does_not_drift(backend):
+    """What rounding the inputs does is not counted: float64 gets the rounded ones."""
+    given = draw(dtype=torch.bfloat16)
+    y, s, z = exact(*given)
+    found, state = cut(given, 1000, backend)
+    assert off_sums(state, s, z) < 2e-5 * SCALE
+    error = (found.double() - y).abs()
+    early, late = (float(error[:, a : a + 4096].max()) for a in (LONG // 2, LONG - 4096))
+    assert max(early, late) < 2**-8 * float(y[:, LONG // 2 :].abs().max())  # a rounding of y, to the end
+    assert late < 1.5 * early
+
+
+@pytest.mark.parametrize("t", [1, 40])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
+def test_rows_without_keys_and_queries_without_features(t, scale, backend):
+    """Nothing to read is 0/eps = 0, with gradients that are finite, and zero for what cannot be read."""
+    q, k, v = (x.requires_grad_() for x in draw(t, scale, rows=2))
+    nothing = torch.zeros(2, t, dtype=torch.bool)
+    y, state = linear_attention(q, k, v, mask=nothing, backend=backend)
+    found = torch.autograd.grad(y.sum() + sum(x.sum() for x in state), (q, k, v))
+    assert not any(x.any() for x in (y, *state, *found))
+
+    silent = (-q.detach().abs()).requires_grad_()
+    y, state = linear_attention(silent, k, v, feature_map="relu", backend=backend)
+    found = torch.autograd.grad(y.sum() + sum(x.sum() for x in state), (silent, k, v))
+    assert not y.any()
+    assert all(x.isfinite().all() for x in (*state, *found))
+    assert not found[0].any()  # relu has no slope there
+
+    deaf = (-k.detach().abs()).requires_grad_()
+    y, state = linear_attention(q, deaf, v, feature_map="relu", backend=backend)
+    assert not any(x.any() for x in (y, *state))
+    assert all(x.isfinite().all() for x in torch.autograd.grad(y.sum(), (q, deaf, v)))
+
+
+@pytest.mark.parametrize("phi", [("elu", reference_elu), ("relu", reference_relu)], ids=lambda p: p[0])
+@pytest.mark.parametrize("scale", [1e4, 1e-4])
+def test_scaled_inputs_and_their_gradients(scale, phi, backend):
+    name, function = phi
+    given = [x.requires_grad_() for x in draw(50, scale)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    y, _ = linear_attention(*given, feature_map=name, backend=backend)
+    expected, _, _ = exact(*wide, function)
+    found, wanted = torch.autograd.grad(y.sum(), given), torch.autograd.grad(expected.sum(), wide)
+    # Where φ is nearly constant a gradient is a difference of near equals: the equations in float32 are the measure.
+    single = [x.detach().requires_grad_() for x in given]
+    plain = exact(*single, function, wide=torch.float32)[0]
+    peers = plain, *torch.autograd.grad(plain.sum(), single)
+    for a, b, c in zip((y, *found), (expected, *wanted), peers, strict=True):
+        assert a.isfinite().all()
+        assert (a.double() - b).abs().max() <= 4 * (c.double() - b).abs().max() + 1e-6 * b.abs().max()
+
+
+def test_elu_plus_one_does_not_cancel():
+    x = torch.tensor([-80.0, -18.0, -6.25, -1e-9, 0.0, 1e-9, 3.0], requires_grad=True)
+    exact = reference_elu(x.detach().double())
+    assert (elu(x) > 0).all()
+    torch.testing.assert_close(elu(x).double(), exact, rtol=1e-6, atol=0)
+    slope = torch.where(x < 0, x.detach().double().exp(), 1.0)
+    torch.testing.assert_close(torch.autograd.grad(elu(x).sum(), x)[0].double(), slope, rtol=1e-6, atol=0)
+    torch.testing.assert_close(FEATURE_MAPS["elu"].slope(elu(x)).double(), slope, rtol=1e-6, atol=0)
+    low = elu(x.to(torch.bfloat16)).double()
+    torch.testing.assert_close(low, exact, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_a_float32_state(dtype, backend):
+    for t, causal in ((1, True), (70, True), (9, False)):
+        q, k, v, state = inputs(t, dtype=dtype)
+        y, new = linear_attention(q, k, v, causal, state=state, backend=backend)
+        assert y.dtype == dtype
+        assert (new.s.dtype, new.z.dtype) == (torch.float32, torch.float32)
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = reference_linear_attention(
+            *exact, reference_causal if causal else reference_bidirectional, state=state
+        )
+        torch.testing.assert_close(y.double(), expected[0], rtol=2**-7, atol=1e-3)
+        torch.testing.assert_close(new.s.double(), expected[1], rtol=1e-5, atol=1e-5)
+        found = torch.autograd.grad(weighted([y]), (q, k, v))
+        for a, b in zip(found, torch.autograd.grad(weighted(expected[:1]), exact), strict=True):
+            assert a.dtype == dtype
+            assert (a.double() - b).abs().max() < 2e-2 * b.abs().max()
+
+
+@pytest.mark.parametrize("step", [512, 1])
+def test_a_long_stream_of_bfloat16_does_not_stagnate(step, backend):
+    total = 4096 if step == 1 else 32768
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, total, 1, 4, generator=g).to(torch.bfloat16) for _ in range(3))
+    v = v + 1
+    state = None
+    with torch.no_grad():
+        for a in range(0, total, step):
+            y, state = linear_attention(*(x[:, a : a + step] for x in (q, k, v)), state=state, backend=backend)
+    phi = reference_elu(k.double())
+    torch.testing.assert_close(state.z.double(), phi.sum(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(state.s.double(), torch.einsum("bthd,bthm->bhdm", phi, v.double()), rtol=1e-4, atol=0)
+    assert y.dtype == torch.bfloat16
+
+
+def test_autocast_changes_nothing(backend):
+    for t, causal in ((1, True), (70, True), (9, False)):
+        q, k, v, _ = inputs(t, dtype=torch.float32)
+        y, state = linear_attention(q, k, v, causal, backend=backend)
+        plain = torch.autograd.grad(weighted([y]), (q, k, v))
+        with torch.autocast("cpu", torch.bfloat16):
+            low, same = linear_attention(q, k, v, causal, backend=backend)
+            # A backward within autocast is the one of torch's own operations wherever they are used.
+            inside = causal and t > 1
+            found = torch.autograd.grad(weighted([low]), (q, k, v)) if inside else None
+        found = found or torch.autograd.grad(weighted([low]), (q, k, v))
+        assert torch.equal(low, y)
+        assert torch.equal(same.s, state.s)
+        for a, b in zip(found, plain, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("t", [1, 6])
+def test_types_that_differ_are_taken_at_the_widest(t, backend):
+    """y has v's type and the state the sums': nothing is refused that has a meaning."""
+    q, k, v, state = inputs(t, dtype=torch.float32)
+    y, new = linear_attention(q.half(), k.bfloat16(), v, state=state, backend=backend)
+    expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
+    assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("t", "shift"), [(4096, 1), (16384, 4)])
+def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, dtype, backend):
+    """dq = S·ĝ + γ·z, which cancel: rounding is that of the results alone."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, above = (torch.randn(1, t, 1, 32, generator=g) for _ in range(4))
+    given = [x.to(dtype).requires_grad_() for x in (q, k, v + shift)]
+    y, _ = linear_attention(*given, backend=backend)
+    found = torch.autograd.grad(y, given, above.to(dtype))
+    exact = [x.detach().double().requires_grad_() for x in given]
+    wanted = torch.autograd.grad(linear_attention(*exact)[0], exact, above.to(dtype).double())
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.double() - b).norm() < 2.5e-3 * b.norm()
+
+
+MAPS = {
+    "elu": "elu",
+    "polynomial": "polynomial",
+    "favor": functools.partial(favor, projection=random_projection(6, 4)),
+    "exponential": torch.exp,
+    "root": torch.sqrt,
+    "pointwise": Pointwise("exponential", torch.exp, lambda phi: phi),
+}
+
+
+@pytest.mark.parametrize("backend", [*HERE, "reference"])
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(("t", "causal"), [(1, True), (9, True), (9, False)])
+def test_a_masked_token_reaches_nothing(backend, name, t, causal):
+    """NaN, infinity, or a number whose exponential overflows: outputs and gradients are those of a zero there."""
+    g = torch.Generator().manual_seed(0)
+    given = [torch.rand(2, t, 1, 4, generator=g) + 0.1 for _ in range(3)]
+    state = [torch.rand(2, 1, n, *rest, generator=g) for rest in ((4,), ()) for n in [_width(name)]]
+    mask = torch.ones(2, t, dtype=torch.bool)
+    mask[0, t // 2] = False
+    found = []
+    for hidden in (0.0, torch.nan, torch.inf, 1e30):
+        q, k, v = (x.clone() for x in given)
+        k[0, t // 2], v[0, t // 2] = hidden, hidden
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        y, after = linear_attention(*leaves, causal, MAPS[name], tuple(state), mask, backend=backend)
+        found.append([y, *after, *torch.autograd.grad(y.sum() + after[0].sum(), leaves)])
+    for other in found[1:]:
+        for a, b in zip(other, found[0], strict=True):
+            assert a.isfinite().all()
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert not found[0][4][0, t // 2].any()  # dk of the masked key
+
+
+def _width(name: str) -> int:
+    return {"polynomial": 10, "favor": 6}.get(name, 4)
+
+
+@pytest.mark.parametrize("backend", [*HERE, "reference"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_nothing_travels_back_in_time(backend, which, value):
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 40, 2, 4, generator=g) for _ in range(3)]
+    clean, _ = linear_attention(*given, backend=backend)
+    given[which][0, 21, 0, 1] = value
+    y, state = linear_attention(*given, backend=backend)
+    torch.testing.assert_close(y[:, :21], clean[:, :21])
+    torch.testing.assert_close(y[:, :, 1], clean[:, :, 1])
+    assert not y[0, 21, 0].isfinite().all()
+    if which:
+        assert not y[0, 39, 0].isfinite().all()
+        assert not state[0][0, 0].isfinite().all()
+    else:
+        torch.testing.assert_close(y[:, 22:], clean[:, 22:])
