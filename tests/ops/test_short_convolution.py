@@ -255,10 +255,10 @@ def test_the_operators_are_registered_as_pytorch_wants_them():
     given, mask = inputs(20, 6, 4, torch.float32), marks(3, 20, 0.8)
     tensors = *given.values(), mask, None
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
-    torch.library.opcheck(torch.ops.mnemos.short_convolution, (*tensors, True), test_utils=checks)
+    torch.library.opcheck(torch.ops.mnemos.short_convolution, (*tensors, "silu"), test_utils=checks)
 
     def operator(x, weight, bias, state):
-        return torch.ops.mnemos.short_convolution(x, weight, bias, state, mask, None, True)
+        return torch.ops.mnemos.short_convolution(x, weight, bias, state, mask, None, "silu")
 
     both = results(operator, given), results(short_convolution, given, mask=mask, activation="silu", backend="native")
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))

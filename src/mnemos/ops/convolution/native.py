@@ -46,16 +46,16 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
 
 def _forward(outputs: Outputs, *inputs: Any) -> None:
     y: Any
-    (y, end), (x, weight, bias, state, mask, resets, silu) = outputs, inputs
+    (y, end), (x, weight, bias, state, mask, resets, activation) = outputs, inputs
     x, weight, bias, state = _ready(x, weight, bias, state)
     _run(
-        False, *_sizes(x, weight, silu), *address(x), *address(y), *pointers(weight, bias), *mask_address(mask),
+        False, *_sizes(x, weight, activation), *address(x), *address(y), *pointers(weight, bias), *mask_address(mask),
         *mask_address(resets), *pointers(state, end), *_NO_BACKWARD,
     )  # fmt: skip
 
 
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
-    x, weight, bias, state, mask, resets, silu, gy, gs = inputs
+    x, weight, bias, state, mask, resets, activation, gy, gs = inputs
     dtypes = weight.dtype, None if bias is None else bias.dtype
     x, weight, bias, state = _ready(x, weight, bias, state)
     gy, gs = x.new_zeros(x.shape) if gy is None else dense(gy), gs if gs is None else gs.contiguous()
@@ -63,7 +63,7 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     dx = x.new_empty(x.shape) if mask is None else x.new_zeros(x.shape)
     dweight, dbias, ds = weight.new_empty(w, c), weight.new_empty(c), x.new_empty(b, w - 1, c)
     _run(
-        True, *_sizes(x, weight, silu), *address(x), *NO_ROWS, *pointers(weight, bias), *mask_address(mask),
+        True, *_sizes(x, weight, activation), *address(x), *NO_ROWS, *pointers(weight, bias), *mask_address(mask),
         *mask_address(resets), *pointers(state, None), *address(gy), *address(dx), *pointers(dweight, dbias, gs, ds),
     )  # fmt: skip
     grads = dweight.t().contiguous().to(dtypes[0]), None if dtypes[1] is None else dbias.to(dtypes[1])
@@ -75,8 +75,8 @@ def _ready(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None)
     return [dense(x), *contiguous(weight.float(), bias if bias is None else bias.float(), state)]
 
 
-def _sizes(x: Tensor, weight: Tensor, silu: bool) -> tuple[int, ...]:
-    return *x.shape, weight.shape[1], TYPES[x.dtype], torch.get_num_threads(), silu
+def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]:
+    return *x.shape, weight.shape[1], TYPES[x.dtype], torch.get_num_threads(), activation is not None
 
 
 def _run(backward: bool, *words: int) -> None:
@@ -85,29 +85,13 @@ def _run(backward: bool, *words: int) -> None:
         raise MemoryError("short_convolution: not enough memory for its buffers; use fewer rows or channels")
 
 
-_operator = kernel_operator(
+# Cost: B·T·C·W multiply-adds and one pass over x and y, with gradients 4·B·T·C·W; `torch.get_num_threads()` threads.
+convolve = kernel_operator(
     "short_convolution",
-    "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? mask, Tensor? resets, bool silu",
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? mask, Tensor? resets, str? activation",
     _allocate,
     _forward,
     _backward,
     results=2,
     gradients=4,
 )
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    mask: Tensor | None,
-    resets: Tensor | None,
-    activation: str | None,
-) -> tuple[Tensor, Tensor]:
-    """x [B, T, C], weight [C, W], bias [C], state [B, W − 1, C], mask, resets [B, T] -> y, state.
-
-    Cost: B·T·C·W multiply-adds and one pass over x and y, with gradients 4·B·T·C·W. Threads: `torch.get_num_threads()`.
-    """
-    y, end = _operator(x, weight, bias, state, mask, resets, activation is not None)
-    return y, end

@@ -88,7 +88,9 @@ def _run(backward: bool, *words: int) -> None:
         raise MemoryError("selective_scan: not enough memory for its buffers; use fewer rows or channels")
 
 
-_operator = kernel_operator(
+# Cost: B·T·C·N exponentials and 3 multiply-adds each, with gradients twice the exponentials and about 14; on
+# `torch.get_num_threads()` threads, of which each takes GROUP channels of a row.
+scan = kernel_operator(
     "selective_scan",
     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? s, Tensor? mask, Tensor? resets",
     _allocate,
@@ -98,23 +100,3 @@ _operator = kernel_operator(
     gradients=7,
     saves=[2],
 )
-
-
-def scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    s: Tensor | None,
-    mask: Tensor | None,
-    resets: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """x, dt [B, T, C], A [C, N], B, C [B, T, N], D [C], s [B, C, N], mask, resets [B, T] -> y, s.
-
-    Cost: B·T·C·N exponentials and 3 multiply-adds each, with gradients twice the exponentials and about 14; on
-    `torch.get_num_threads()` threads, of which each takes GROUP channels of a row.
-    """
-    y, end = _operator(x, dt, A, B, C, D, s, mask, resets)
-    return y, end
