@@ -149,8 +149,8 @@ def beam_search(
         # which training could not use; the fast step keeps none that training differentiates.
         fast = isinstance(step, DecoderStep) and step.kernel.fused
         with torch.inference_mode() if fast else contextlib.nullcontext():
-            found = _extend(c, step, state, logp, likelihood, prefix, lengths[:, None], limits[:, None], generator)
-        return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in found]
+            results = _extend(c, step, state, logp, likelihood, prefix, lengths[:, None], limits[:, None], generator)
+        return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in results]
 
 
 def _extend(
@@ -181,8 +181,8 @@ def _extend(
     results: dict[int, list[Hypothesis]] = {}
 
     for number in range(steps):
-        place = tokens.shape[2]
-        count = place + 1 - lengths  # [B, 1]: tokens after the prefix, with the next one
+        t = tokens.shape[2]  # with the prefix
+        count = t + 1 - lengths  # [B, 1]: tokens after the prefix, with the next one
 
         # --- tokens that may not come next have a log-probability of −inf ---
         beams = len(logp) // len(count)
@@ -190,11 +190,11 @@ def _extend(
             logp[:, list(c.forbidden)] = -torch.inf
         if c.no_repeat_ngram:
             forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
-        if c.eos is not None and c.min_length and place < everything + c.min_length:
+        if c.eos is not None and c.min_length and t < everything + c.min_length:
             early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
             logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
         forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
-        if forces_end and place >= common + shortest - 1:
+        if forces_end and t >= common + shortest - 1:
             end = logp[:, c.eos].clone()
             logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
             logp[:, c.eos] = end
@@ -206,8 +206,8 @@ def _extend(
             candidates = draw_each(logp, scores, (c.temperature, c.top_k, c.top_p), generator)
         else:
             candidates = best(logp, scores, 2 * k)
-        if place < everything:
-            token = prefix.index_select(0, sentences)[:, place : place + 1]
+        if t < everything:
+            token = prefix.index_select(0, sentences)[:, t : t + 1]
             free, zero = token == IGNORE, torch.zeros_like(candidates.scores)
             if not c.temperature:
                 zero[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
@@ -219,7 +219,7 @@ def _extend(
 
         # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
         ends = candidates.tokens == (-1 if c.eos is None else c.eos)
-        near_end = place + 1 >= common + shortest  # where a sentence may first have its greatest length
+        near_end = t + 1 >= common + shortest  # where a sentence may first have its greatest length
         stops = None
         if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
             ends, last = ends & (count > 0), count >= limits
@@ -323,8 +323,8 @@ def forbid_repeats(logp: Tensor, tokens: Tensor, n: int) -> None:
         return
     windows = tokens.unfold(1, n, 1)  # [R, T − n + 1, n]
     last = tokens[:, tokens.shape[1] - n + 1 :]
-    row, place = (windows[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
-    logp[row, windows[row, place, -1]] = -torch.inf
+    row, start = (windows[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
+    logp[row, windows[row, start, -1]] = -torch.inf
 
 
 def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
@@ -334,9 +334,9 @@ def best(logp: Tensor, scores: Tensor, count: int) -> Candidates:
     check_finite(values)
     each = values.shape[1]
     total = (values + scores.reshape(-1, 1)).unflatten(0, (-1, beams)).flatten(1)
-    values, places = total.topk(min(count, total.shape[1]))
-    tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, places)
-    candidates = Candidates(values, places // each, tokens)
+    values, indices = total.topk(min(count, total.shape[1]))
+    tokens = tokens.unflatten(0, (-1, beams)).flatten(1).gather(1, indices)
+    candidates = Candidates(values, indices // each, tokens)
     if (missing := count - values.shape[1]) > 0:  # in a small vocabulary
         none = (-torch.inf, 0, 0)
         candidates = Candidates(*(F.pad(x, (0, missing), value=y) for x, y in zip(candidates, none, strict=True)))
@@ -370,9 +370,9 @@ def top_tokens(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
     grid = logp[:, :whole].unflatten(1, (groups, GROUP))
     chosen = grid.amax(-1).topk(k, sorted=False).indices
     values = grid.gather(1, chosen[..., None].expand(-1, -1, GROUP)).flatten(1)
-    values, places = torch.cat([values, logp[:, whole:]], 1).topk(k)
-    inside = chosen.gather(1, (places // GROUP).clamp(max=k - 1)) * GROUP + places % GROUP
-    return values, torch.where(places < k * GROUP, inside, places - k * GROUP + whole)
+    values, indices = torch.cat([values, logp[:, whole:]], 1).topk(k)
+    inside = chosen.gather(1, (indices // GROUP).clamp(max=k - 1)) * GROUP + indices % GROUP
+    return values, torch.where(indices < k * GROUP, inside, indices - k * GROUP + whole)
 
 
 class Finished(NamedTuple):
@@ -399,9 +399,9 @@ class Finished(NamedTuple):
         longer = new.tokens.shape[-1] - self.tokens.shape[-1]
         before = self._replace(tokens=F.pad(self.tokens, (0, longer)))
         both = [torch.cat(pair, 1) for pair in zip(before, new, strict=True)]
-        _, places = both[0].topk(self.scores.shape[1])
-        rows = torch.arange(len(places), device=places.device)[:, None]
-        return Finished(*(x[rows, places] for x in both))
+        _, order = both[0].topk(self.scores.shape[1])
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        return Finished(*(x[rows, order] for x in both))
 
     def select(self, rows: Tensor) -> "Finished":
         """Those of some sentences."""

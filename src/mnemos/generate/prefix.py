@@ -95,8 +95,8 @@ class PrefixTree:
             ends = [rows[i][len(rows[i]) - length :] for i in members]
             parts.append(stream.prefill(torch.stack(ends)) if length else stream)
         # --- in the order of the prompts ---
-        places = {i: place for place, i in enumerate(i for members in groups.values() for i in members)}
-        order = [places[number] for number in numbers]
+        position = {i: n for n, i in enumerate(i for members in groups.values() for i in members)}
+        order = [position[number] for number in numbers]
         stream = parts[0] if len(parts) == 1 else Stream.join(parts)
         return stream if order == list(range(stream.rows)) else stream.select(torch.tensor(order))
 

@@ -68,14 +68,14 @@ def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: flo
     check_finite(greatest)
     logits = (logits - greatest) / temperature  # at most 0: cannot overflow at any temperature
     if 0 < top_k < logits.shape[-1]:
-        values, places = logits.topk(top_k)
-        logits = torch.full_like(logits, -torch.inf).scatter_(-1, places, values)
+        values, indices = logits.topk(top_k)
+        logits = torch.full_like(logits, -torch.inf).scatter_(-1, indices, values)
     if top_p < 1:
-        ordered, places = logits.sort(-1, descending=True)
+        ordered, indices = logits.sort(-1, descending=True)
         share = ordered.softmax(-1)
         # Keep a token if the more probable ones have less than top_p together; so the first is always kept.
         ordered = ordered.masked_fill(share.cumsum(-1) - share >= top_p, -torch.inf)
-        logits = torch.empty_like(logits).scatter_(-1, places, ordered)
+        logits = torch.empty_like(logits).scatter_(-1, indices, ordered)
     if min_p > 0:  # the greatest logit is 0, and is always kept
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
     return logits.softmax(-1)

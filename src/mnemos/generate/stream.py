@@ -176,7 +176,7 @@ class Stream:
             return self.step(last, self.state)[0][:, -1]
 
     def select(self, rows: Tensor) -> "Stream":
-        """The streams of the given rows: indices [R], where a repeated index forks a stream, or a mask [B]."""
+        """The streams of some rows: indices [R], where a repeated index forks a stream, or a mask [B]."""
         require_tokens(self, "select")
         return self._after(*select((self.state, self.last), rows))
 
@@ -267,8 +267,8 @@ class Tokens(Iterator[Tensor]):
             outputs, self._state = self._source.step(self._last, self._state)
             outputs, rows = outputs[:, -1], self._rows
             if self._finished:  # rows that have ended draw too, from any outputs
-                places = dict(zip(rows, range(len(rows)), strict=True))
-                outputs = outputs[[places.get(row, 0) for row in range(self._source.rows)]]
+                index = dict(zip(rows, range(len(rows)), strict=True))
+                outputs = outputs[[index.get(row, 0) for row in range(self._source.rows)]]
             drawn = self._draw(outputs)
             if not self._ends:
                 self._last = drawn[:, None].clone()
@@ -342,8 +342,8 @@ def check_tokens(stream: Stream, tokens: Tensor) -> Tensor:
     check_eval(stream.model, "prefill")
     fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel() and tokens.dtype != torch.bool
     if not fits or tokens.is_floating_point() or tokens.is_complex() or len(tokens) != (stream.rows or len(tokens)):
-        found = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise InputError(f"expected tokens [{stream.rows or 'B'}, T] of integers, T at least 1, found {found}")
+        other = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"expected tokens [{stream.rows or 'B'}, T] of integers, T at least 1, found {other}")
     tokens = tokens.long()
     size = getattr(getattr(stream.model, "config", None), "vocab_size", None)
     if size is not None and tokens.device.type == "cpu":

@@ -94,9 +94,9 @@ class LSTM(LanguageModel):
         state = self.initial_state(x.shape[0]) if state is None else state
         wanted = (x.shape[0], self.config.layers, self.config.dim)
         if not isinstance(state, LSTMState) or state.h.shape != wanted or state.c.shape != wanted:
-            found = tuple(state.h.shape) if isinstance(state, LSTMState) else type(state).__name__
+            other = tuple(state.h.shape) if isinstance(state, LSTMState) else type(state).__name__
             raise InputError(
-                f"expected the state that this LSTM returned, of shape {wanted}, found {found}; start with state=None"
+                f"expected the state that this LSTM returned, of shape {wanted}, found {other}; start with state=None"
             )
         y = self.dropout(self.embedding(x))
         before = tuple(part.to(y.dtype).transpose(0, 1).contiguous() for part in state)
@@ -104,7 +104,7 @@ class LSTM(LanguageModel):
             with nullcontext() if _BFLOAT16_LSTM else full_precision("cpu"):
                 y, after = self.lstm(y, before)
         else:
-            # The valid tokens of each row are moved together, read, and their outputs moved back to their places.
+            # The valid tokens of each row are moved together, read, and their outputs moved back.
             count, order = mask.sum(1), torch.argsort(~mask, stable=True, dim=1)
             y = y.gather(1, order[..., None].expand_as(y))
             # Packing needs lengths of at least 1, on the CPU.

@@ -135,7 +135,7 @@ class ReadingBlock(nn.Module):
         visible: Sequence[Tensor | None],
     ) -> tuple[Tensor, KeyValues | None]:
         y, after = self.attention(self.attention_norm(x), state, mask, bias)
-        assert not isinstance(after, BranchedKeyValues)  # as no state that was given
+        assert not isinstance(after, BranchedKeyValues)
         x = add_into(x, self.dropout(y))
         for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
             x = add_into(x, self.dropout(read(norm(x), source, seen)))
@@ -162,8 +162,8 @@ class MemformerEncoder(nn.Module):
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         if self.cls is not None:
             x = torch.cat([x, self.cls.expand(x.shape[0], -1, -1)], 1)
-        place = torch.arange(x.shape[1], device=x.device)
-        bias = self.bias(place - place[:, None])[None]
+        index = torch.arange(x.shape[1], device=x.device)
+        bias = self.bias(index - index[:, None])[None]
         sources = () if slots is None else (slots,)
         for block in self.blocks:
             x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
@@ -176,7 +176,7 @@ class MemformerEncoder(nn.Module):
 class Read(NamedTuple):
     """What a decoder attends to: the previous segment, encoded [B, L, D], valid [B, L] bool; slots [B, K, D] or None.
 
-    The last place of `encoded` is the one before the first of the present segment. Invalid encodings are 0.
+    The last token of `encoded` is the one before the first of the present segment. Invalid encodings are 0.
     """
 
     encoded: Tensor
@@ -209,8 +209,8 @@ class DecoderCache(NamedTuple):
 class MemformerDecoder(nn.Module):
     """A causal decoder of the present segment that attends to the previous encoding and, with `memory`, to the slots.
 
-    x [B, t, D], mask [B, t], the place of each row in its segment, what the rows attend to and the caches so far (None:
-    all rows are at the start) -> y [B, t, D] and the caches, one per block. All tokens of a row must be of one segment.
+    x [B, t, D], mask [B, t], where in its segment each row starts, what the rows attend to and the caches so far (None:
+    all rows begin a segment) -> y [B, t, D] and the caches, one per block. All tokens of a row must be of one segment.
     """
 
     def __init__(self, c: MemformerConfig) -> None:
@@ -241,7 +241,7 @@ class MemformerDecoder(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None,
-        place: list[int] | Tensor,
+        start: list[int] | Tensor,
         read: Read,
         caches: tuple[DecoderCache, ...] | None,
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
@@ -250,11 +250,11 @@ class MemformerDecoder(nn.Module):
         before = caches[0].own.k.shape[1] if caches else 0
         query, key = torch.arange(before, before + t, device=device), torch.arange(before + t, device=device)
         own = self.own_bias(key - query[:, None])[None]
-        if isinstance(place, list):  # one place for all rows, unless they differ
-            places = torch.tensor(place if len(set(place)) > 1 else place[:1], device=device)
+        if isinstance(start, list):  # one position for all rows, unless they differ
+            starts = torch.tensor(start if len(set(start)) > 1 else start[:1], device=device)
         else:
-            places = place
-        query = (places[:, None] + torch.arange(t, device=device))[..., None]
+            starts = start
+        query = (starts[:, None] + torch.arange(t, device=device))[..., None]
         encoded = self.read_bias(torch.arange(-read.encoded.shape[1], 0, device=device) - query)
         visible = [add_bias(open_empty_rows(read.valid)[:, None, None], encoded), *[None] * self.memory]
         # --- blocks ---
@@ -262,7 +262,7 @@ class MemformerDecoder(nn.Module):
         for i, block in enumerate(self.blocks):
             cache = caches[i] if caches else None
             # A row at the start of a segment reads a new encoding; for the other rows the result is the same again.
-            begins = cache is None or (isinstance(place, list) and 0 in place)
+            begins = cache is None or (isinstance(start, list) and 0 in start)
             sources = block.keys_values(read.sources) if cache is None or begins else cache.sources
             x, state = block(x, None if cache is None else cache.own, mask, own, sources, visible)
             assert state is not None  # the block is causal
@@ -275,7 +275,7 @@ class MemformerDecoder(nn.Module):
 
 @exportable
 class MemformerState(NamedTuple):
-    """The place of each row in its sequence; a row of zeros is a new row.
+    """Where each row is in its sequence; a row of zeros is a new row.
 
     seen [B] int64: valid tokens since the row began. memory: its slots (None: the model has none). encoded [B, L, D],
     valid [B, L] bool: the previous segment. pending [B, L] int64, pending_valid [B, L] bool: the present one so far.
@@ -421,7 +421,7 @@ class Memformer(LanguageModel):
         return rows, steps, after, caches
 
     def encode_start(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
-        """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last place, before the first token."""
+        """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last position, before the first token."""
         table, token = (self.embedding, self.config.bos or 0) if self.bos is None else (self.bos, 0)
         slots = None if self.memory is None else self.memory.start()[None]
         bos = table(torch.full((1, 1), token, device=encoded.device))
@@ -435,7 +435,7 @@ class Memformer(LanguageModel):
         return encoded, torch.where(fresh[:, None], last, valid)
 
     def write(self, segment: Tensor, memory: SlotState | None) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t, which of its places are valid (all), and M_t of segments [B, L] that are complete."""
+        """E_t, which of its tokens are valid (all), and M_t of segments [B, L] that are complete."""
         y = self.encoder(self.dropout(self.embedding(segment)), self.slots(memory))
         if self.memory is not None and memory is not None:
             memory = self.memory(memory, y)

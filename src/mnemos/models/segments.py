@@ -155,9 +155,9 @@ def visible(layout: Layout, causal: bool, before: SegmentCache, mask: Tensor | N
         if reads_without_waiting(valid) and bool(valid.all()):
             return None
         return torch.cat([valid, valid.new_ones(valid.shape[0], 1)], 1)[:, None, None]
-    place = torch.arange(n, device=device)
-    group = (place >= layout.front).int() + (place >= layout.front + layout.tokens).int()  # 0 front, 1 tokens, 2 back
-    within = place <= place[:, None]
+    index = torch.arange(n, device=device)
+    group = (index >= layout.front).int() + (index >= layout.front + layout.tokens).int()  # 0 front, 1 tokens, 2 back
+    within = index <= index[:, None]
     within = within if causal else within | (group != 1)
     own = ((group < group[:, None]) | ((group == group[:, None]) & within))[None]
     if mask is not None:
@@ -190,7 +190,7 @@ class SegmentConfig(ModelConfig):
 
 @exportable
 class SegmentState(NamedTuple):
-    """The place of each row in its sequence; a row of zeros is a new row.
+    """Where each row is in its sequence; a row of zeros is a new row.
 
     seen [B] int64: valid tokens since the row began. memory: what passes from segment to segment (see the model).
     layers: the blocks' keys and values within the segment, which are empty at its start; within a segment each layer
@@ -327,10 +327,10 @@ class SegmentModel(LanguageModel):
         after = count_seen(x, state.seen, mask)
         rows = Rows.of(x, mask)  # segments count valid tokens
         memory, caches = state.memory, state.layers
-        place, whole = [n % length for n in seen], min(rows.counts) // length
+        position, whole = [n % length for n in seen], min(rows.counts) // length
         start, outputs = 0, []
         # --- segments that are whole in the call, as rows of one batch, where none writes what the next one reads ---
-        if not self.back and not any(place) and whole > 1:
+        if not self.back and not any(position) and whole > 1:
             start, count = whole * length, whole * b
             all_whole = Stretch(0, length, [0] * count, [0] * count, [True] * count)
             copied = map_state(lambda leaf: leaf.repeat_interleave(whole, 0), memory)
@@ -339,7 +339,7 @@ class SegmentModel(LanguageModel):
             outputs.append(y.reshape(b, start, -1))
             caches = self.empty_caches(b, x.device, dtype)
         # --- the others one after the other, cut wherever a segment of some row ends ---
-        for stretch in stretches(place, [n - start for n in rows.counts], length):
+        for stretch in stretches(position, [n - start for n in rows.counts], length):
             span = slice(start + stretch.start, start + stretch.stop)
             y, caches, memory = self._stretch(stretch, rows.x[:, span], rows.valid(span), caches, memory)
             outputs.append(y)
@@ -383,9 +383,9 @@ class SegmentModel(LanguageModel):
             if any(ends) and self.back:
                 some = torch.tensor([i for i, one in enumerate(ends) if one], device=x.device)
                 part = rows_of(memory, some)
-                back, place = self.back_tokens(part, len(some)), self.front + self.config.segment
+                back, start_of_back = self.back_tokens(part, len(some)), [self.front + self.config.segment] * len(some)
                 own = tuple(select(cache, some) for cache in caches)
-                _, _, behind = self.run_blocks(back, Layout(0, 0, self.back), [place] * len(some), None, own, part)
+                _, _, behind = self.run_blocks(back, Layout(0, 0, self.back), start_of_back, None, own, part)
                 memory = with_rows(memory, some, self.write_memory(part, behind, None))
         # --- what the next call reads of this segment ---
         if not any(stretch.after):
@@ -415,8 +415,8 @@ class SegmentModel(LanguageModel):
             if isinstance(start, list) and len(set(start)) == 1:
                 turn = table[None, start[0] : start[0] + n]
             else:
-                place = torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)
-                turn = table[place.clamp(max=len(table) - 1)]  # padding may be behind the last place
+                index = torch.as_tensor(start, device=y.device)[:, None] + torch.arange(n, device=y.device)
+                turn = table[index.clamp(max=len(table) - 1)]  # padding may be behind the last one
             if self.config.position != "rotary":
                 y, turn = y + turn, None
         y = self.dropout(y)

@@ -164,7 +164,7 @@ def load(folder: str | Path) -> Any:
 
 
 def _folder_of_model(folder: Path) -> Path:
-    """The folder with config.json and model.safetensors: the one that is given, or that of a finished run."""
+    """Where config.json and model.safetensors are: the folder itself, or that of a finished run."""
     recipe = folder / "recipe.json"
     if recipe.is_file() and not (folder / "config.json").is_file():
         try:
