@@ -12,7 +12,7 @@ models there is a kernel.
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -57,7 +57,7 @@ NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `W
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
-Part = tuple[nn.Module | None, str]  # a module and the name of one of its weights
+Slot = int | tuple[nn.Module, str, str]  # a number; or a weight of a module, its "address" or that of its "scale"
 
 
 def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
@@ -142,33 +142,30 @@ class FusedStep:
         gated = c.activation == "swiglu"
         activation = codes.ACTIVATIONS["silu" if gated else c.activation]
         position = c.position if self._reads else c.positions
-        self._sizes = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
-        self._sizes += [int(c.norm == "post"), int(c.norm == "rms"), activation, int(gated), layer.map]
-        self._sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]
-        self._sizes += [int(self._reads), *layer.recurrent]
+        sizes: list[Slot] = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
+        sizes += [int(c.norm == "post"), int(c.norm == "rms"), activation, int(gated), layer.map]
+        sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]
+        sizes += [int(self._reads), *layer.recurrent]
         scale = (c.dim**0.5 if c.scale_embedding else 1.0) if self._reads else c.embedding_scale
         self._numbers = (ctypes.c_double * 3)(blocks[0].mlp_norm.eps, layer.eps, scale)
         rotary = c.rotary.frequencies(self._heads[1], "cpu") if position == "rotary" else None
         self._frequencies = frequencies(c.dim, "cpu") if rotary is None else rotary
-        # --- weights: the tables, each `Affine`, a linear layer or norm, and the vectors of each `Recurrent` ---
+        # --- words of `Stack` and `Layer`: numbers, and addresses of weights, which may move ---
         norm = model.decoder_norm if self._reads else model.final_norm
-        self._tables: list[Part] = [(model.embedding, "weight")]
-        self._tables.append((model.positions if position == "learned" else None, "weight"))
-        self._ends: list[nn.Module | None] = [None if c.norm == "post" else norm, head[0] if head[1:] else None]
-        self._ends.append(head[-1])
-        self._affine: list[list[nn.Module | None]] = []
-        self._vectors: list[list[Part]] = []
+        positions = model.positions if position == "learned" else None
+        self._stack_slots = [*sizes, *_slots(model.embedding)[:1], *_slots(positions)[:1]]
+        self._stack_slots += [self._frequencies.data_ptr(), _address(layer.turns)]
+        self._stack_slots += _slots(None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1])
+        self._layer_slots: list[Slot] = []
         for block in blocks:
             attention, mlp = block.attention, block.mlp
             parts = [block.attention_norm, getattr(attention, "input", None) or attention.qkv, attention.output]
             parts += [block.read_norm, block.read.query, block.read.output] if self._reads else [None] * 3
             parts += [block.mlp_norm, getattr(mlp, "gate", None), mlp.expand, mlp.contract]
-            self._affine.append([*parts, getattr(attention, "to_decay", None), getattr(attention, "to_gate", None)])
-            self._vectors.append(layer.vectors(attention))
-        affine = [part for parts in (self._ends, *self._affine) for part in parts]
-        named = [*self._tables, *((part, name) for part in affine for name in ("weight", "bias"))]
-        named += [one for vectors in self._vectors for one in vectors]
-        self._parts = [(module, name) for module, name in named if module is not None]
+            parts += [getattr(attention, "to_decay", None), getattr(attention, "to_gate", None)]
+            self._layer_slots += [*_slots(*parts), *layer.vectors(attention)]
+        slots = [*self._stack_slots, *self._layer_slots]
+        self._parts = list(dict.fromkeys(slot[:2] for slot in slots if not isinstance(slot, int)))
         self._where = [(parameters_of(module), name) for module, name in self._parts]
         self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in self._parts]
         self._shapes = [None if (p := weights.get(name)) is None else p.shape for weights, name in self._where]
@@ -194,29 +191,15 @@ class FusedStep:
         self.why = next((w for p, e in zip(self._alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
         if self.why:
             return
-        # --- the words of `Stack` and of every `Layer` ---
         self._copies = [
             _convert(p, self.weights) if is_matrix else (p, None)
             for p, is_matrix in zip(self._alive, self._matrices, strict=True)
         ]
-        addresses = {
-            part: (_address(p), _address(scale)) for part, (p, scale) in zip(self._parts, self._copies, strict=True)
-        }
-
-        def address(part: Part) -> int:
-            return addresses.get(part, (0, 0))[0]  # type: ignore[arg-type]
-
-        def affine(modules: Iterable[nn.Module | None]) -> list[int]:
-            weights = [addresses.get((module, "weight"), (0, 0)) for module in modules]  # type: ignore[arg-type]
-            biases = [address((module, "bias")) for module in modules]
-            return [
-                word for (weight, scale), bias in zip(weights, biases, strict=True) for word in (weight, bias, scale)
-            ]
-
-        tables = [*map(address, self._tables), self._frequencies.data_ptr(), _address(self.layer.turns)]
-        self._stack = _words([*self._sizes, *tables, *affine(self._ends)])
-        layers = zip(self._affine, self._vectors, strict=True)
-        self._layers = _words([word for parts, vectors in layers for word in (*affine(parts), *map(address, vectors))])
+        words: dict[Slot, int] = {}
+        for part, (p, scale) in zip(self._parts, self._copies, strict=True):
+            words[(*part, "address")], words[(*part, "scale")] = _address(p), _address(scale)
+        self._stack = _words([slot if isinstance(slot, int) else words[slot] for slot in self._stack_slots])
+        self._layers = _words([slot if isinstance(slot, int) else words[slot] for slot in self._layer_slots])
 
     def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
@@ -257,6 +240,15 @@ class FusedStep:
         if isinstance(state, EncoderDecoderState):
             return logits, state._replace(seen=seen, layers=own.after)
         return logits, TransformerState(seen, own.after)
+
+
+def _slots(*modules: nn.Module | None) -> list[Slot]:
+    """An `Affine` of each linear layer or norm: weight, bias, scale of the weight; zeros for one that is not there."""
+    slots: list[Slot] = []
+    for one in modules:
+        words = ("weight", "address"), ("bias", "address"), ("weight", "scale")
+        slots += [0] * len(words) if one is None else [(one, name, word) for name, word in words]
+    return slots
 
 
 def _words(numbers: list[int]) -> Any:
@@ -322,9 +314,9 @@ class FusedLayer:
         """What all layers must have in common."""
         raise NotImplementedError
 
-    def vectors(self, attention: Any) -> list[Part]:
-        """The vectors of `Recurrent`, in its order; None for one that is not there."""
-        return [(None, "")] * 6
+    def vectors(self, attention: Any) -> list[Slot]:
+        """The vectors of `Recurrent`, in its order; 0 for one that is not there."""
+        return [0] * 6
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         """The addresses; None where the kernel cannot read a state. seen [B]: of the model's state."""
@@ -407,12 +399,12 @@ class ForgettingSums(FusedLayer):
         rotary = getattr(attention, "rotary", None)
         return attention.num_heads, attention.norm.eps, rotary, *ForgettingSums.numbers(attention)
 
-    def vectors(self, attention: Any) -> list[Part]:
+    def vectors(self, attention: Any) -> list[Slot]:
         convolution = getattr(attention, "convolution", None)
-        parts: list[Part] = [(convolution, "weight"), (convolution, "bias")]
+        parts = [(convolution, "weight"), (convolution, "bias")]
         parts += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
         parts.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
-        return [(part if getattr(part, name, None) is not None else None, name) for part, name in parts]
+        return [(part, name, "address") if getattr(part, name, None) is not None else 0 for part, name in parts]
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         shapes = self.attention.state_shapes(rows)
