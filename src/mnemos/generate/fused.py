@@ -401,7 +401,7 @@ class ForgettingSums(FusedLayer):
 
     def vectors(self, attention: Any) -> list[Slot]:
         convolution = getattr(attention, "convolution", None)
-        parts = [(convolution, "weight"), (convolution, "bias")]
+        parts: list[tuple[Any, str]] = [(convolution, "weight"), (convolution, "bias")]
         parts += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
         parts.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
         return [(part, name, "address") if getattr(part, name, None) is not None else 0 for part, name in parts]

@@ -252,7 +252,8 @@ class EncoderDecoder(nn.Module):
 
     @property
     def rows_independent(self) -> bool:
-        return all(block.attention.rows_independent for block in [*self.encoder, *self.decoder])
+        blocks: list[Block | DecoderBlock] = [*self.encoder, *self.decoder]
+        return all(block.attention.rows_independent for block in blocks)
 
     @property
     def state_gradient(self) -> bool:

@@ -418,7 +418,8 @@ class Transformer(nn.Module):
         if self.config.head.mixture:
             mixture: Likelihood = load_baseline("mixture of logistics")(self.config.vocab_size)
             return mixture
-        return self.head if hasattr(self.head, "log_prob") else None
+        head: Any = self.head
+        return head if hasattr(head, "log_prob") else None
 
     @property
     def autoregressive(self) -> bool:
@@ -497,7 +498,7 @@ class Transformer(nn.Module):
             y = y.mean(1) if mask is None else zero_invalid(y, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
         elif c.head.classes and mask is None:
             y = y[:, -1]
-        elif c.head.classes:
+        elif c.head.classes and mask is not None:
             last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)
             y = y[torch.arange(b, device=y.device), last]
         logits = self.head(self.final_norm(y))
@@ -667,7 +668,8 @@ class LanguageModel(nn.Module):
     @property
     def likelihood(self) -> Likelihood | None:
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        return self.head if hasattr(self.head, "log_prob") else None
+        head: Any = self.head
+        return head if hasattr(head, "log_prob") else None
 
 
 class Stateless:
