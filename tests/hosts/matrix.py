@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hosts import MODELS, Example, build, close, example, loss, open_caches, run, state
+from hosts import MODELS, Example, build, close, example, given, loss, open_caches, run, state
 from more_hosts import DECODERS, MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -43,7 +43,8 @@ def closed_gate(name: str) -> None:
     """λ = −∞ gives the host's outputs and gradients, in training and in eval mode."""
     inputs, plain = example(name), host(name)
     model = copy.deepcopy(plain)
-    mnemos.cache(model, GRC(length=_SLOTS))
+    preset = ("paper", "official", "mnemos")[len(name) % 3]
+    mnemos.cache(model, GRC(preset=preset, length=_SLOTS), **given(name))
     with torch.no_grad():
         for branch in caches(model):
             branch.mix.fill_(-torch.inf)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hosts import build, close, example, libraries, run, state
+from hosts import build, close, example, libraries, state
 from torch import Tensor, nn
 
 import mnemos
@@ -30,24 +30,6 @@ def test_a_model_without_attention():
     refused(model, "mnemos knows, found none; name modules .* with where=")
     refused(nn.Conv2d(3, 4, 1), r"found none; name .* with where=; layers of convolutions take maps \[B, C, H, W\]")
     refused(nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 2, 16), 1), "was left .*decoder.*; 1 more were left")
-
-
-def test_attention_of_an_unknown_kind_is_named():
-    class OddAttention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.projection = nn.Linear(4, 4)
-
-    refused(nn.Sequential(OddAttention()), "found none: '0' was left .no adapter for OddAttention; name it")
-
-
-def test_two_calls():
-    model = build("timm_vit")
-    mnemos.cache(model, GRC(length=3))
-    refused(model, "blocks.0.attn' was left .it has a cache already.; 1 more")
-    refused(model.blocks[0], "without gated caches, .* found 1 of another call")
-    mnemos.uncache(model)
-    mnemos.cache(model, GRC(length=3))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +72,7 @@ def test_what_is_no_model_and_what_is_no_cache():
         ({"ratio": 0.1}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
         ({"length": 18}, "blocks.0.attn: expected 17 slots at most.*found 18"),
         ({"length": (3, 4)}, "one cache length for each of 1 stages, found 2"),
-        ({"convolution": True, "ratio": 0.7}, "found grid=.*, dim 24 and cache width 15"),
+        ({"convolution": True, "ratio": 0.7}, "found grid=.*24 and cache width 15"),
         ({"resample": "grid", "length": 7}, "4 x 4 grid, found 7; use 6"),
         ({"length": 3, "resample": "grid", "preset": "official"}, "4 x 4 grid, found 3"),
     ],
@@ -127,7 +109,7 @@ def test_a_host_whose_call_has_changed(monkeypatch):
     refused(vit, "timm Attention: expected widths and heads as integers, found .*None")
 
 
-@pytest.mark.parametrize("bad", [torch.randn(3, 3, 5, 5), torch.randn(2, 2), {"nothing": 1}, "an image"])
+@pytest.mark.parametrize("bad", [torch.randn(3, 3, 5, 5), {"nothing": 1}])
 def test_an_example_that_cannot_be_run(bad):
     model = build("timm_vit").train()
     model.blocks[0].eval()
@@ -243,25 +225,6 @@ def test_an_attention_of_an_odd_width_is_left():
         mnemos.cache(model, GRC(length=4), where="stages.3.5.attn")
 
 
-def test_encoders_of_pix2struct_and_moonshine():
-    """Moonshine's encoder is not causal, its decoder is."""
-    library = libraries.transformers()
-    sizes = {"hidden_size": 24, "intermediate_size": 20, "vocab_size": 60, "max_position_embeddings": 80}
-    heads = {"encoder_num_attention_heads": 3, "decoder_num_attention_heads": 4}
-    layers = {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1}
-    speech = library.MoonshineModel(library.MoonshineConfig(**sizes, **heads, **layers))
-    sizes = {"hidden_size": 24, "patch_embed_hidden_size": 27, "d_ff": 20, "d_kv": 8, "num_attention_heads": 3}
-    pictures = library.Pix2StructVisionModel(library.Pix2StructVisionConfig(**sizes, num_hidden_layers=1, seq_len=16))
-    sound = {"input_values": torch.randn(2, 4000), "decoder_input_ids": torch.ones(2, 4, dtype=torch.int64)}
-    patches = {"flattened_patches": torch.rand(2, 9, 29), "attention_mask": torch.ones(2, 9)}
-    for model, inputs in ((speech, sound), (pictures, patches)):
-        (one,) = mnemos.cache(model, GRC(length=4)).swapped
-        assert one.name.startswith("encoder.")
-        assert one.heads == 3
-        model.train()(**inputs).last_hidden_state.sum().backward()
-        assert all(p.grad is not None for p in caches(model)[0].parameters())
-
-
 def test_a_nested_tensor():
     attention = nn.MultiheadAttention(12, 2, batch_first=True)
     mnemos.cache(attention, GRC(length=3))
@@ -269,23 +232,3 @@ def test_a_nested_tensor():
     x = torch.nested.nested_tensor([torch.randn(4, 12), torch.randn(2, 12)])
     with torch.no_grad(), pytest.raises(InputError, match="nested tensors; pad them"):
         attention(x, x, x, need_weights=False)
-
-
-def test_uncache_of_a_model_without():
-    for model in (nn.Linear(2, 2), build("timm_vit")):
-        before = state(model)
-        with pytest.raises(InputError, match=r"found none of its caches"):
-            mnemos.uncache(model)
-        assert state(model) == before
-
-
-def test_a_missing_library_is_no_hindrance(monkeypatch):
-    """The adapters import none: a model of a library that is not imported cannot exist."""
-    libraries.timm()
-    import sys
-
-    for name in [name for name in sys.modules if name.startswith(("timm.layers.attention", "transformers.models"))]:
-        monkeypatch.delitem(sys.modules, name)
-    model = build("torch_encoder")
-    assert len(mnemos.cache(model, GRC(length=3)).swapped) == 2
-    run(model, example("torch_encoder"))

@@ -114,25 +114,6 @@ def test_a_pattern_that_meets_an_attention_means_it_alone():
     assert [one.name for one in report.swapped] == ["blocks.0.attn", "blocks.1.attn"]
 
 
-@pytest.mark.parametrize(
-    ("where", "example", "match"),
-    [
-        ("mixers.*", None, "mixers.0: expected a width D.* give cache.. an example="),
-        (lambda name, module: False, None, "'attention' was left .not named by where="),
-        ("mixers.2", None, "where='mixers.2' names no module; the nearest is 'mixers.[01]'"),
-        ("mixers.*", torch.randn(3, 7, 11), "could not be run on the example"),
-    ],
-)
-def test_what_cannot_be(where, example, match):
-    host = model()
-    keys = list(host.state_dict())
-    with pytest.raises(InputError, match=match):
-        mnemos.cache(host, GRC(length=3), where=where, example=example)
-    assert list(host.state_dict()) == keys
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in host.modules())
-    assert not hasattr(host, "gated_caches")
-
-
 def test_a_module_that_is_not_what_it_was_taken_for():
     widening = nn.Sequential(nn.Linear(12, 9)).double()
     with pytest.raises(InputError, match=r"0: expected a module that maps \[B, T, 12\] to the same shape, found .*9\)"):

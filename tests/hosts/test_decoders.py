@@ -62,7 +62,7 @@ def in_parts(model: Any, given: Tensor, sizes: tuple[int, ...], mask: Tensor | N
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("grc", [STREAM, SHARED, HEADS], ids=["stream", "shared", "heads"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.each_value
 def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, attention):
     """Prefill in chunks, then single tokens, with padding on the left; each row alone, without padding, is the same."""
@@ -120,7 +120,7 @@ def test_generation_with_the_cache_is_that_without(name, mode):
 @pytest.mark.parametrize(
     "grc", [STREAM, SHARED, GRC(length=4, preset="official")], ids=["stream", "shared", "official"]
 )
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.each_value
 def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
     """In training with scope="shared" too, where a token reads the mean of all rows' caches."""

@@ -15,7 +15,11 @@ import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import accumulate_caches, caches, hold_caches
 
-HUGGING_FACE = [name for name in ZOO if name.startswith("hf_") and not name.startswith(("hf_pvt", "hf_reformer"))]
+HUGGING_FACE = [
+    name if name in ("hf_vit", "hf_swin", "hf_bert", "hf_bart") else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in ZOO
+    if name.startswith("hf_") and not name.startswith(("hf_pvt", "hf_reformer"))
+]
 
 
 # How forwards are repeated: reentrant or not, in float32, which takes the kernels on a CPU, or in float64.

@@ -14,38 +14,6 @@ from mnemos.memory.gated_cache import caches
 PRESETS = ("paper", "official", "mnemos")
 
 
-def closed(model: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for branch in caches(model):
-            branch.mix.fill_(-torch.inf)
-            branch.cache.normal_()
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ZOO)
-def test_with_the_gate_closed_the_host_is_what_it_was(name, preset):
-    host, inputs = build(name), example(name)
-    model = copy.deepcopy(host)
-    report = mnemos.cache(model, GRC(preset=preset), **given(name))
-    assert report.swapped
-    closed(model)
-    for training in (False, True):
-        close(run(model.train(training), inputs), run(host.train(training), inputs))
-    # A plain attention is rounded apart from PyTorch's fused one, which is not taken while gradients are wanted.
-    with torch.no_grad():
-        close(run(model.eval(), inputs), run(host.eval(), inputs))
-    for mine, theirs in zip(*(gradients(m.train(), inputs) for m in (model, host)), strict=True):
-        close(mine, theirs)
-
-
-def gradients(model: torch.nn.Module, inputs) -> list[torch.Tensor]:
-    """Of the host's own parameters."""
-    loss(model, inputs).backward()
-    found = {n: p.grad for n, p in model.named_parameters() if not inside(n)}
-    return [torch.zeros(()) if grad is None else grad for grad in found.values()]
-
-
 def inside(name: str) -> bool:
     return ".grc." in f".{name}"
 
@@ -72,26 +40,6 @@ def test_the_gate_opens_to_the_cache_and_a_move_of_the_model_moves_it(name):
         assert (found[0] - run(host.double().train(training), inputs)).abs().max() > 1e-3
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ZOO)
-def test_training_reaches_every_parameter_and_fills_every_cache(name, preset):
-    model = build(name).train()
-    mnemos.cache(model, GRC(preset=preset), **given(name))
-    open_caches(model)
-    mnemos.memory.clear_caches(model)
-    loss(model, example(name, seed=1))
-    loss(model, example(name)).backward()
-    for branch in caches(model):
-        assert branch.cache.abs().max() > 0
-        for part, parameter in branch.named_parameters():
-            assert parameter.grad is not None, part
-            # Softmax is blind to the one; a class token alone, which some hosts classify by, to the other.
-            blind = part == "key.bias" or part.startswith("convolution")
-            assert blind or parameter.grad.abs().max() > 0, part
-            assert parameter.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("name", few(ZOO))
 def test_the_hosts_own_checkpoint_still_loads(name):
     host = build(name)
@@ -116,7 +64,7 @@ def test_the_hosts_own_checkpoint_still_loads(name):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few(ZOO))
 def test_a_cached_checkpoint_loads_before_the_first_forward(name, assign):
     model, fresh = build(name), build(name)
     mnemos.cache(model, GRC(length=4, preset="paper"))
@@ -162,7 +110,7 @@ def passes(model: torch.nn.Module, inputs) -> torch.Tensor:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few(ZOO))
 def test_uncache_leaves_nothing_behind(name, preset):
     model, inputs, calls = build(name), example(name), []
     last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
