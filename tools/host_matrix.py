@@ -1,12 +1,13 @@
 """Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...] [--processes N]`.
 
-The checks are those of tests/hosts/matrix.py. Writes results/host_matrix.json and the table in docs/hosts.md. Takes
+The checks are those of tests/hosts/matrix.py. Writes results/host_matrix.json and the lists in docs/hosts.md. Takes
 about ten minutes on one core. With --only, the named architectures are checked again and the others kept.
 """
 
 import argparse
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -37,22 +38,26 @@ def check(name: str) -> tuple[dict[str, str], float]:
     return found, time.perf_counter() - start
 
 
+LIBRARIES = {"torch": "torch.nn", "torchvision": "torchvision", "timm": "timm", "hf": "Transformers"}
+
+
 def table(rows: dict[str, dict[str, str]]) -> str:
-    """The page's table: a tick, a cross, or a dash with a note below."""
-    columns = list(next(iter(rows.values())))
-    lines = ["| architecture | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    notes: dict[str, list[str]] = {}
+    """What the page says of all rows: the architectures of each library, and where a check fails or does not apply."""
+    names: dict[str, list[str]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
     for name, row in rows.items():
-        cells = []
-        for column in columns:
-            said = row[column]
-            cells.append("✓" if said == "yes" else "**✗**" if said.startswith("no: ") else "–")
+        library, _, short = name.partition("_")
+        names.setdefault(LIBRARIES[library], []).append(short.lower())
+        for check, said in row.items():
             if said != "yes" and said not in ("takes no padding", "no images"):
-                notes.setdefault(f"{column}: {said}", []).append(name)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+                said = re.sub(r" \(\w+Error\)$", "", said)
+                notes.setdefault((check, said), []).append(f"{LIBRARIES[library]} {short.lower()}")
     passing = sum(all(not said.startswith("no: ") for said in row.values()) for row in rows.values())
-    lines += ["", f"{passing} of {len(rows)} architectures pass every check that applies to them.", ""]
-    lines += [f"- {note} ({', '.join(names)})" for note, names in notes.items()]
+    lines = [f"{passing} of {len(rows)} pass every check that applies to them.", ""]
+    lines += [f"- **{library}**: {', '.join(found)}" for library, found in names.items()]
+    lines += ["", "| | check | why | architectures |", "|---|---|---|---|"]
+    for (check, said), found in notes.items():
+        lines.append(f"| {'✗' if said.startswith('no: ') else '–'} | {check} | {said} | {', '.join(found)} |")
     return "\n".join(lines)
 
 

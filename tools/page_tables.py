@@ -538,6 +538,24 @@ def decoding_speed() -> str:
     return "".join(lines)
 
 
+def translation_speed() -> str:
+    """The table of docs/speed.md: a beam search beside the peers' on the same weights."""
+    lines = [
+        "| sentences | width | processor | ours, ms | Transformers, times | CTranslate2, float32, times "
+        "| CTranslate2, int8, times |\n|---|---|---|---|---|---|---|\n"
+    ]
+    for sentences, shape, width in ((1, "small", 128), (1, "iwslt", 512), (32, "small", 128), (32, "iwslt", 512)):
+        # one sentence was measured again on the Xeon, when the kernel read a beam of five in one pass
+        for file in ("translation_one_sentence" if sentences == 1 else "translation_speed", "translation_speed_amd"):
+            found = _load(file)
+            row = found["rows"][f"{shape}, decode, batch {sentences}"]
+            peers = (row.get(name) for name in ("transformers", "ctranslate2 float32", "ctranslate2 int8"))
+            times = " | ".join(f"{peer['ratio']:.1f}" if peer else "" for peer in peers)
+            ms = 1000 * row["mnemos"]["seconds"]
+            lines.append(f"| {sentences} | {width} | {_processor(found)} | {ms:,.0f} | {times} |\n")
+    return "".join(lines)
+
+
 def rollout_cost() -> str:
     """The table of docs/speed.md: gradients through segments of a Mamba, by four ways."""
     found = _load("rollouts")
@@ -642,6 +660,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fast-models": fast_models,
     "linear-speed": linear_speed,
     "decoding-speed": decoding_speed,
+    "translation-speed": translation_speed,
     "rollout-cost": rollout_cost,
     "what-helped": what_helped,
     "other-tasks": other_tasks,
