@@ -8,14 +8,13 @@ import torch
 
 from mnemos import GRC, InputError, Stream, Transformer, collect_auxiliary_losses, replay
 from mnemos.attention import CompressedSegments, CompressiveAttention, CompressiveConfig, GatedCacheAttention
-from mnemos.attention.compressive import compressor
 from mnemos.ops.relative_position.reference import reference_sinusoid
 from mnemos.types import leaves, reset, select
 
 DIM, HEADS = 6, 2
-COMPRESSIONS = ["convolution", "mean", "max", "most-used", "dilated"]
+COMPRESSIONS = ["convolution", "mean", "max"]
 sinusoid = functools.cache(lambda distance: reference_sinusoid(distance, DIM))
-SIZES = [4, 1, 9, 2, 12, 3]  # of calls: shorter and longer than a block and the memory
+SIZES = [4, 1, 9, 2, 12, 3]  # of calls: shorter and longer than a group and the memory
 
 
 def layer(**settings) -> CompressiveAttention:
@@ -56,9 +55,8 @@ class Row:
 
     def __init__(self, module):
         self.module, self.c = module, module.config
-        self.block = self.c.block or self.c.ratio
         self.seen, self.slots = 0, []  # slots: (vector or None if all its tokens were padding)
-        self.tokens = []  # those that are not compressed: [vector, valid, usage, queries], oldest first
+        self.tokens = []  # those that are not compressed: [vector, valid], oldest first
 
     def call(self, x: list, valid: list[bool]):
         """The outputs of a segment; then what is older than the memory is compressed. Returns them and the errors."""
@@ -71,30 +69,27 @@ class Row:
                 next(outputs) if ok else torch.zeros_like(vector) for vector, ok in zip(x, valid, strict=True)
             ], errors
         c, m, start = self.c, self.module, self.seen
-        new = [[vector, bool(ok), 0.0, 0] for vector, ok in zip(x, valid, strict=True)]
+        new = [[vector, bool(ok)] for vector, ok in zip(x, valid, strict=True)]
         everything = [*self.tokens, *new]
         first = start - len(self.tokens)
         slots = self.slots[-c.compressed :]
         outputs = []
         reach = c.memory + c.compressed if c.same_length else start + len(x) + c.memory + c.compressed
-        for i, (query, asks) in enumerate(zip(x, valid, strict=True)):
+        for i, query in enumerate(x):
             at = start + i
             keys = [(s, start - c.memory - len(slots) + n) for n, s in enumerate(slots) if s is not None]
             keys = [(s, place) for s, place in keys if at - place <= reach]
             read = [(n, t) for n, t in enumerate(everything) if first + n <= at and (t[1] or first + n == at)]
             read = [(n, t) for n, t in read if at - first - n <= reach]
             keys += [(t[0], first + n) for n, t in read]
-            heads, weights = self.attend(query, [k for k, _ in keys], [at - place for _, place in keys])
+            heads = self.attend(query, [k for k, _ in keys], [at - place for _, place in keys])
             outputs.append(m.output.weight @ heads)
-            for (_, token), weight in zip(read, weights[len(weights) - len(read) :], strict=True):
-                token[2] += float(weight) * bool(asks)
-                token[3] += bool(asks)
         self.tokens, self.seen = everything, start + len(x)
         return outputs, self.compress(x, valid)
 
     def attend(self, query, keys, distances):
-        """Heads next to each other, and the weights of the keys, a mean over heads."""
-        m, d, heads, used = self.module, DIM // HEADS, [], 0.0
+        """Heads next to each other."""
+        m, d, heads = self.module, DIM // HEADS, []
         for h in range(HEADS):
             part = slice(h * d, (h + 1) * d)
             q, k = m.query.weight[part] @ query, torch.stack(keys) @ m.key_value.weight[:DIM][part].T
@@ -103,33 +98,25 @@ class Row:
             weights = torch.softmax(scores, 0)
             values = torch.stack(keys) @ m.key_value.weight[DIM:][part].T
             heads.append((weights[:, None] * values).sum(0))
-            used = used + weights.detach() / HEADS
-        return torch.cat(heads), used
+        return torch.cat(heads)
 
     def compress(self, x, valid):
-        """Move the blocks that have a token older than the memory; the errors of the reconstruction, one per query."""
+        """Move the groups that have a token older than the memory; the errors of the reconstruction, one per query."""
         moved = []
         while len(self.tokens) > self.c.memory:
-            moved.append(self.tokens[: self.block])
-            del self.tokens[: self.block]
-        most = -(-self.c.compressed * self.c.ratio // self.block)  # older ones would be dropped at once
-        new = [slot for block in moved for slot in self.compressed(block)]
+            moved.append(self.tokens[: self.c.ratio])
+            del self.tokens[: self.c.ratio]
+        new = [self.slot(group) for group in moved]
         self.slots += new
         if not self.c.detached:  # the loss alone must not go on into the inputs
-            moved = [[[t[0].detach(), *t[1:]] for t in block] for block in moved]
-            new = [slot for block in moved for slot in self.compressed(block)]
-        new = [slot for slot in new[-most * self.block // self.c.ratio :] if slot is not None]
-        old = [t[0].detach() for block in moved[-most:] for t in block if t[1]]
+            moved = [[[t[0].detach(), t[1]] for t in group] for group in moved]
+            new = [self.slot(group) for group in moved]
+        # Older ones would be dropped at once.
+        new = [slot for slot in new[-self.c.compressed :] if slot is not None]
+        old = [t[0].detach() for group in moved[-self.c.compressed :] for t in group if t[1]]
         if not old:
             return []
         return [self.error(q.detach(), old, new) for q, ok in zip(x, valid, strict=True) if ok]
-
-    def compressed(self, block):
-        ratio = self.c.ratio
-        if self.c.compression == "most-used":
-            order = sorted(range(len(block)), key=lambda n: -block[n][2] / max(1, block[n][3]) if block[n][1] else 1)
-            return [self.held(block[n]) for n in sorted(order[: self.block // ratio])]
-        return [self.slot(block[n : n + ratio]) for n in range(0, len(block), ratio)]
 
     def held(self, token):
         vector, valid = token[:2]
@@ -145,19 +132,8 @@ class Row:
         if kind == "max":
             return torch.stack([v for v in found if v is not None]).max(0).values
         found = [torch.zeros(DIM, dtype=torch.float64) if v is None else v for v in found]
-        if kind == "convolution":
-            kernel = compressor.linear.weight.view(DIM, len(group), DIM)
-            return sum(kernel[:, n] @ v for n, v in enumerate(found)) + compressor.linear.bias
-        dilation = 1
-        line = [torch.zeros(DIM, dtype=torch.float64)] * (2 ** len(compressor.levels) - len(group)) + found
-        for n, level in enumerate(compressor.levels):
-            line = [v * (1 + torch.erf(v / math.sqrt(2))) / 2 for v in line] if n else line
-            older, newer = level.weight[:, :DIM], level.weight[:, DIM:]
-            line = [
-                older @ line[max(0, j - dilation)] + newer @ v + level.bias for j, v in enumerate(line)
-            ]  # the first ones, which would read what is before the line, reach no output
-            dilation *= 2
-        return line[-1]
+        kernel = compressor.linear.weight.view(DIM, len(group), DIM)
+        return sum(kernel[:, n] @ v for n, v in enumerate(found)) + compressor.linear.bias
 
     def error(self, query, old, new):
         """|attend(query, old) − attend(query, new)|² per channel, by contents only; only `new` has gradient."""
@@ -188,7 +164,7 @@ def expected(module, x, mask, sizes=SIZES, resets=()):
             y, more = row.call(list(segment), ok.tolist())
             found += y
             errors += more
-        if errors and module.compressor.learned:
+        if errors and module.config.compression == "convolution":
             losses.append(sum(errors) / len(errors))
     return torch.stack([torch.stack(found) for found in outputs]), losses
 
@@ -222,9 +198,7 @@ def test_equals_the_equations(compression, detached):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"compression": "most-used", "block": 6, "memory": 6},
-        {"compression": "convolution", "block": 6, "memory": 8, "compressed": 3},
-        {"compression": "dilated", "ratio": 5, "clamp": 4},
+        {"ratio": 5, "clamp": 4, "compressed": 2},
         {"compression": "mean", "ratio": 1},
         {"compression": "convolution", "same_length": True},
     ],
@@ -235,17 +209,9 @@ def test_equals_the_equations_with_other_sizes(settings):
     same(layer(**settings), x, torch.ones(2, sum(SIZES), dtype=torch.bool), resets=(2,))
 
 
-def test_the_most_used_inputs_are_ranked_by_the_queries_that_could_read_them():
-    """In a call longer than what a query reads, the inputs of a block have different numbers of such queries."""
-    sizes = [3, 20, 8]
-    module = layer(compression="most-used", block=6, memory=6, compressed=2, same_length=True)
-    same(module, tokens(sum(sizes)).requires_grad_(), torch.ones(2, sum(sizes), dtype=torch.bool), sizes=sizes)
-
-
-@pytest.mark.parametrize("compression", ["convolution", "most-used"])
-def test_a_device_that_is_not_waited_for_finds_the_same(compression, monkeypatch):
+def test_a_device_that_is_not_waited_for_finds_the_same(monkeypatch):
     """Where code may not depend on values, sizes are those of the longest row, and unused keys are hidden."""
-    module, x, mask = layer(compression=compression), tokens(), padding()
+    module, x, mask = layer(), tokens(), padding()
     wanted = called(module, x, mask, resets=(3,))
     monkeypatch.setattr("mnemos.attention.compressive.reads_without_waiting", lambda _: False)
     found = called(module, x, mask, resets=(3,))
@@ -255,7 +221,7 @@ def test_a_device_that_is_not_waited_for_finds_the_same(compression, monkeypatch
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("compression", [c for c in COMPRESSIONS if c != "most-used"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_slots_are_the_same_wherever_the_inputs_are_cut(compression):
     """The memory is on an absolute grid: calls of one token lose none."""
     module, x, mask = layer(compression=compression).eval(), tokens(), padding()
@@ -372,17 +338,6 @@ def test_only_training_calls_that_compress_add_a_loss():
     assert not called(layer(detached=False, reconstruction=0.0), tokens(8), sizes=[8])[1]
 
 
-def test_the_most_used_inputs_keep_their_order_and_padding_is_kept_last():
-    x, usage = tokens(6)[:1], torch.tensor([[0.05, 0.2, 0.1, 0.0, 0.0, 0.3]])
-    keep = compressor("most-used", DIM, 3, 6)
-    for padded, wanted in (([], [1, 5]), ([1, 3, 5], [0, 2])):
-        valid = torch.ones(1, 6, dtype=torch.bool)
-        valid[0, padded] = False
-        slots, found = keep(x, valid, usage)
-        assert torch.equal(slots, x[:, wanted])
-        assert found.all()
-
-
 @pytest.mark.parametrize("t", [1, 3])
 def test_few_queries_read_the_memory_itself_and_find_the_same(t):
     module = layer(memory=40, compressed=20).eval()
@@ -445,9 +400,8 @@ def test_equals_a_public_implementation_with_its_weights(training):
     ("settings", "words"),
     [
         ({"ratio": 0}, "ratio of at least 1"),
-        ({"block": 4}, "a block that is a multiple"),
-        ({"memory": 2}, "memory of at least one block"),
-        ({"block": 6, "compressed": 1}, "2 compressed slots"),
+        ({"memory": 2}, "a memory of at least as many tokens"),
+        ({"compressed": 0}, "at least 1 compressed slot"),
         ({"reconstruction": -1.0}, "reconstruction: expected"),
         ({"reconstruction": 0.0}, "something that trains it"),
         ({"clamp": -1}, "at least 0"),

@@ -259,7 +259,6 @@ class Walk(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "cache"
 
     @staticmethod

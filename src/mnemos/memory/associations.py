@@ -49,7 +49,6 @@ class AssociationState(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "associations"
 
 

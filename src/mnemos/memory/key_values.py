@@ -32,7 +32,6 @@ class KeyValues:
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "keys and values"
 
     @staticmethod
@@ -109,7 +108,6 @@ class Segments:
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "segments"
 
     @staticmethod
@@ -248,7 +246,6 @@ class BranchedKeyValues(SharedRows):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "keys and values"
 
     def fits(self, rows: int, heads: int, width: int) -> bool:
@@ -379,7 +376,6 @@ class Encoded(SharedRows):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "source"
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +58,7 @@ class SlotState(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "slots"
-
-
-class _Settings(TypedDict):
-    """The keyword arguments that `slot_write` and `slot_attention` share."""
-
-    mask: Tensor | None
-    temperature: float
-    self_logit: Tensor | None
 
 
 class SlotMemory(nn.Module):
@@ -125,10 +116,11 @@ class SlotMemory(nn.Module):
         if not self.config.write:
             return state
         before = self.contents(state)
-        after = slot_write(before, *self._project(before, tokens), **self._settings(mask))
-        after = biased_memory_norm(
-            after, self.bias if self.config.forgetting else torch.zeros_like(self.bias), self.radius
-        )
+        q_m, k_m, k_x = self._queries_and_keys(before, tokens)
+        v_x = self.value(tokens).unflatten(-1, (self.num_heads, -1))
+        after = slot_write(before, q_m, k_m, k_x, v_x, mask, self.config.temperature, self._self_logits())
+        bias = self.bias if self.config.forgetting else torch.zeros_like(self.bias)
+        after = biased_memory_norm(after, bias, self.radius)
         if mask is not None:
             active = mask.any(1) if active is None else active & mask.any(1)
         if active is None:
@@ -140,20 +132,18 @@ class SlotMemory(nn.Module):
 
         Column 0 is the slot itself: with weight 1 there, the write changes the slot only by forgetting.
         """
-        before = self.contents(state)
-        q_m, k_m, k_x, _ = self._project(before, tokens)
-        return slot_attention(q_m, k_m, k_x, **self._settings(mask))
+        q_m, k_m, k_x = self._queries_and_keys(self.contents(state), tokens)
+        return slot_attention(q_m, k_m, k_x, mask, self.config.temperature, self._self_logits())
 
-    def _project(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q_m, k_m [B, K, H, D/H], k_x, v_x [B, L, H, D/H]."""
+    def _queries_and_keys(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q_m, k_m [B, K, H, D/H] of the slots, and k_x [B, L, H, D/H] of the tokens."""
         slots = slots.to(self.query.weight.dtype)
-        found = self.query(slots), self.key(slots), self.key(tokens), self.value(tokens)
-        q_m, k_m, k_x, v_x = (x.unflatten(-1, (self.num_heads, -1)) for x in found)
-        return q_m, k_m, k_x, v_x
+        q_m, k_m, k_x = self.query(slots), self.key(slots), self.key(tokens)
+        heads = self.num_heads, -1
+        return q_m.unflatten(-1, heads), k_m.unflatten(-1, heads), k_x.unflatten(-1, heads)
+
+    def _self_logits(self) -> Tensor | None:
+        return None if self.self_logit is None else self.self_logit.view(-1, self.num_heads)
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _settings(self, mask: Tensor | None) -> "_Settings":
-        logit = None if self.self_logit is None else self.self_logit.view(-1, self.num_heads)
-        return {"mask": mask, "temperature": self.config.temperature, "self_logit": logit}

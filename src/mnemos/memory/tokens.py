@@ -48,7 +48,6 @@ class TokenState(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """Its name in reports."""
         return "memory tokens"
 
 

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import pytree, scanned, with_children
-from mnemos.attention.compressive import CompressiveAttention
 from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch, GatedCacheAttention, Walk
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
 from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
-from mnemos.memory.gated_cache import own_weight
 from mnemos.memory.key_values import KeyValues
 from mnemos.memory.slots import SlotState
 from mnemos.models.lstm import LSTM, LSTMState
@@ -353,18 +351,6 @@ def _relative_read(self: RelativeHeads[Any], x: Tensor, context: Tensor, mask: T
     return F.scaled_dot_product_attention(content, k, v, scores, scale=1.0).permute(1, 2, 0, 3)
 
 
-def _measure_attention(
-    self: CompressiveAttention, x: Tensor, context: Tensor, mask: Tensor | None, asking: Tensor
-) -> Tensor:
-    """`CompressiveAttention.measure_attention`."""
-    n, heads = context.shape[1], (self.num_heads, -1)
-    k = F.linear(context, own_weight(self.key_value)[: self.dim]).unflatten(-1, heads)
-    r = self.position(self.distances(n, 1 - x.shape[1], x)).unflatten(-1, heads)
-    content, scores = _relative_scores(self, self.query(x).unflatten(-1, heads), r, n, mask)
-    weights = torch.softmax(content @ k.permute(2, 0, 3, 1) + scores, -1)
-    return (weights.mean(0) * asking[..., None]).sum(1)
-
-
 def _relative_scores(
     self: RelativeHeads[Any], q: Tensor, r: Tensor, n: int, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -560,7 +546,6 @@ def _after(own: KeyValues, ends: Tensor) -> KeyValues:
 
 
 FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
-    CompressiveAttention: {"measure_attention": _measure_attention},
     CrossAttention: {"attend": _softmax},
     GatedBranch: {"attend": _branch},
     GatedCacheAttention: {"read_in_blocks": _read_in_blocks},

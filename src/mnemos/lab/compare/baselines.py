@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from mnemos.config import ModelConfig, mapped
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe import unwritten as never_written
+from mnemos.lab.run.written import SEGMENT_MEMORIES, remove_memories
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.gated_cache import GRC
-from mnemos.memory.written import SEGMENT_MEMORIES, remove_memories
 from mnemos.models.store import skeleton
 from mnemos.types import InputError
 
@@ -56,7 +56,7 @@ def _insert(
     if not made_any:
         raise InputError(
             f"{option}: expected a recipe with {needs}, found {', '.join(recipe.name for recipe in recipes)}; leave "
-            "the option out, or give a memory of your own its row in mnemos.memory.written.SEGMENT_MEMORIES"
+            "the option out, or give a memory of your own its row in mnemos.lab.run.written.SEGMENT_MEMORIES"
         )
     return found
 

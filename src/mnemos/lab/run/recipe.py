@@ -11,8 +11,8 @@ from typing import Literal, overload
 from mnemos import registry
 from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
 from mnemos.errors import printable
+from mnemos.lab.run.written import stop_writing
 from mnemos.memory.gated_cache import GRC
-from mnemos.memory.written import stop_writing
 from mnemos.types import JSON, InputError
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit

@@ -12,13 +12,13 @@ from mnemos.ops.signature import Signature
 from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device
 
-__all__ = ["distance_scores", "relative_attention", "relative_weights", "seen_keys", "sinusoids"]
+__all__ = ["distance_scores", "relative_attention", "seen_keys", "sinusoids"]
 
 CHECK = Signature(
     "relative_attention",
     q="B T H D",
     k="B N H D",
-    v="B N H M ?",
+    v="B N H M",
     r="L H D",
     content_bias="H D",
     position_bias="H D",
@@ -51,47 +51,7 @@ def relative_attention(
     distances are the bias of PyTorch's fused attention; with gradient that is slower than separate products.
     Raises InputError for shapes that do not fit.
     """
-    content, scores = _content_and_scores(q, k, v, r, content_bias, position_bias, causal, mask, window)
-    if mask is not None:
-        k, v = zero_invalid(k, mask), zero_invalid(v, mask)
-    k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
-    # With dropout always this path, so that activation checkpointing draws the same numbers twice.
-    if torch.is_grad_enabled() or dropout:
-        content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
-        y = weigh(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
-    else:
-        y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
-    return y.permute(1, 2, 0, 3)
-
-
-def relative_weights(
-    q: Tensor,
-    k: Tensor,
-    r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
-    causal: bool = True,
-    mask: Tensor | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """The weights of `relative_attention` before dropout, [H, B, T, N]; each query's weights sum to 1."""
-    content, scores = _content_and_scores(q, k, None, r, content_bias, position_bias, causal, mask, window)
-    k = zero_invalid(k, mask)
-    return torch.softmax(torch.matmul(content, k.permute(2, 0, 3, 1)) + scores, -1)
-
-
-def _content_and_scores(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
-    causal: bool,
-    mask: Tensor | None,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
-    """(q + u)/√D, [H, B, T, D], and the scores of distances with hidden keys, [H, B, T, N]; checks what it gets."""
+    # --- checks, and padding ---
     CHECK(q=q, k=k, v=v, r=r, content_bias=content_bias, position_bias=position_bias, mask=mask)
     t, n, scale = q.shape[1], k.shape[1], q.shape[3] ** -0.5
     least = n if causal else n + t - 1
@@ -102,11 +62,24 @@ def _content_and_scores(
         )
     if window is not None and window < 1:
         raise InputError(f"relative_attention: expected a window of at least 1 position, found {window}")
-    q = zero_invalid(q, None if mask is None else mask[:, n - t :])
-    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)  # heads first: one product for all rows
+    if mask is not None:
+        q, k, v = zero_invalid(q, mask[:, n - t :]), zero_invalid(k, mask), zero_invalid(v, mask)
+
+    # --- scores of distances [H, B, T, N], with hidden keys; heads first: one product for all rows ---
+    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)
     scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)
     scores = hide(scores, seen_keys(t, n, causal, mask, window, q.device))
-    return ((q + content_bias) * scale).permute(2, 0, 1, 3), scores
+
+    # --- and of contents ---
+    content = ((q + content_bias) * scale).permute(2, 0, 1, 3)
+    k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+    # With dropout always this path, so that activation checkpointing draws the same numbers twice.
+    if torch.is_grad_enabled() or dropout:
+        content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
+        y = weigh(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
+    else:
+        y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
+    return y.permute(1, 2, 0, 3)
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, dropout: float = 0.0) -> Tensor:

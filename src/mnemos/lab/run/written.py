@@ -30,7 +30,7 @@ class SegmentMemory(NamedTuple):
     absent: Mapping[str, Any] = MappingProxyType({})
 
 
-_UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory_tokens.check_count`
+_UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory.tokens.check_count`
 # The configurations of segment memories, each with the name of its size's field and what reports call the memory.
 SEGMENT_MEMORIES: dict[type, SegmentMemory] = {
     SlotsConfig: SegmentMemory("slots", "slots"),
