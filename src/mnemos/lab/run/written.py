@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from mnemos.config import mapped
-
-from .associations import AssociationsConfig
-from .slots import SlotsConfig
-from .tokens import TokensConfig
+from mnemos.memory.associations import AssociationsConfig
+from mnemos.memory.slots import SlotsConfig
+from mnemos.memory.tokens import TokensConfig
 
 T = TypeVar("T")
 
