@@ -1,10 +1,14 @@
-"""`verify()`: every operation with kernels on this machine, each of its backends, against its float64 oracle."""
+"""`verify()`: every operation with kernels on this machine, each of its backends, against its float64 oracle.
+
+`cases` are the operations, with their inputs; `verify` runs each by its oracle and by its backends, and compares.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +26,7 @@ from mnemos.ops.selective.reference import reference_selective_scan
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}  # differences that are allowed, of the largest number of a tensor
 B, T, H, D, M = 2, 67, 2, 6, 5  # longer than a chunk, and no number of it is a multiple of a vector's
 Outputs = tuple[Tensor, ...]
-Leaves = dict[str, Tensor]
+Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,13 @@ HEAD = f"{'operation':38} {'backend':18} {'dtype':8} values   gradients  bound  
 
 
 class Case(NamedTuple):
-    """An operation: its inputs in float64, the oracle, and the call of a backend."""
+    """An operation: its inputs in float64, and its oracle and its front as functions of them."""
 
     operation: str
-    given: Leaves
-    oracle: Callable[[Leaves], Outputs]
-    call: Callable[..., Outputs]  # (inputs, backend=)
-    backends: Callable[[], list[str]]
+    inputs: Inputs
+    oracle: Callable[..., Outputs]
+    call: Callable[..., Outputs]  # with backend= beside them
+    backends: list[str]
 
 
 def verify(operations: list[str] | None = None) -> Iterator[Verified]:
@@ -80,47 +84,38 @@ def verify(operations: list[str] | None = None) -> Iterator[Verified]:
     wanted = [name for name in known if operations is None or any(map(name.startswith, operations))]
     if not wanted:
         raise InputError(f"verify: expected operations of {', '.join(known)}, found {operations}")
-    for name in wanted:
-        case = known[name]
-        truth = _with_gradients(case.given, case.oracle, torch.float64)
-        for backend in case.backends():
-            for label, context in _settings(backend):
-                for dtype, bound in BOUNDS.items():
-                    with context():
-                        try:
-                            found = _with_gradients(case.given, partial(case.call, backend=backend), dtype)
-                        except InputError:  # the backend does not take this type
-                            continue
-                    values, gradients = (_apart(a, b) for a, b in zip(found, truth, strict=True))
-                    yield Verified(name, label, str(dtype).removeprefix("torch."), values, gradients, bound)
+    # avx512bf16 has the kernels of avx512 but for products of bfloat16
+    variants = [name for name in native.instruction_sets() if name != "avx512bf16"]
+    for case in map(known.__getitem__, wanted):
+        expected = _with_gradients(case.inputs, case.oracle, torch.float64)
+        for backend in case.backends:
+            for variant, (dtype, bound) in product(variants if backend == "native" else [""], BOUNDS.items()):
+                with native.instruction_set(variant) if variant else contextlib.nullcontext():
+                    try:
+                        found = _with_gradients(case.inputs, partial(case.call, backend=backend), dtype)
+                    except InputError:  # the backend does not take this type
+                        continue
+                values, gradients = (_distance(a, b) for a, b in zip(found, expected, strict=True))
+                name = str(dtype).removeprefix("torch.")
+                yield Verified(case.operation, f"{backend} {variant}".strip(), name, values, gradients, bound)
 
 
-def _settings(backend: str) -> Iterator[tuple[str, Callable[[], contextlib.AbstractContextManager[None]]]]:
-    """The native kernels with each instruction set; another backend as it is."""
-    if backend != "native":
-        yield backend, contextlib.nullcontext
-        return
-    for name in native.instruction_sets():
-        if name != "avx512bf16":  # the same kernels as avx512 but for products of bfloat16
-            yield f"native {name}", partial(native.instruction_set, name)
-
-
-def _with_gradients(given: Leaves, call: Callable[[Leaves], Outputs], dtype: torch.dtype) -> tuple[Outputs, Outputs]:
-    """Outputs, and the gradients of their weighted sum, of all that is given."""
-    leaves = {name: x if x.dtype == torch.bool else x.to(dtype).detach().requires_grad_() for name, x in given.items()}
-    outputs = call(leaves)
-    drawn = torch.Generator().manual_seed(7)
-    weights = [torch.randn(y.shape, generator=drawn, dtype=torch.float64).to(y.dtype) for y in outputs]
-    gradients = torch.autograd.grad(outputs, [x for x in leaves.values() if x.requires_grad], weights)
+def _with_gradients(inputs: Inputs, call: Callable[..., Outputs], dtype: torch.dtype) -> tuple[Outputs, Outputs]:
+    """Outputs, and the gradients of their weighted sum, of all inputs."""
+    leaves = {name: x.to(dtype).detach().requires_grad_() for name, x in inputs.items()}
+    outputs = call(**leaves)
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) for y in outputs]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), weights)
     return tuple(y.detach() for y in outputs), gradients
 
 
-def _apart(found: Outputs, expected: Outputs) -> float:
+def _distance(found: Outputs, expected: Outputs) -> float:
     """The largest difference of all tensors, each relative to its largest number; NaN where one is not a number."""
     worst = torch.zeros((), dtype=torch.float64)
     for a, b in zip(found, expected, strict=True):
-        apart = (a.double() - b.double()).abs().max() / max(1.0, float(b.abs().max()))
-        worst = torch.maximum(worst, apart)  # NaN stays
+        difference = (a.double() - b.double()).abs().max() / max(1.0, float(b.abs().max()))
+        worst = torch.maximum(worst, difference)  # NaN stays
     return float(worst)
 
 
@@ -136,92 +131,64 @@ def cases() -> list[Case]:
 
     mask = uniform(B, T) > 0.2
     mask[1, :9] = False
+    every: list[Case] = []
+
+    def add(name: str, inputs: Inputs, oracle: Callable[..., Any], operator: Callable[..., Any], **more: Any) -> None:
+        call = partial(operator, mask=mask, **more)
+        every.append(Case(name, inputs, partial(oracle, mask=mask, **more), call, ops.backends(operator.__name__)))
+
+    # --- linear attention: its state is a pair ---
     qkv = {"q": normal(B, T, H, D), "k": normal(B, T, H, D) / D**0.5, "v": normal(B, T, H, M)}
     sums = {"s": uniform(B, H, D, M), "z": uniform(B, H, D)}
+
+    def linear(name: str, causal: bool, schedule: Callable[..., Any]) -> None:
+        def oracle(s: Tensor, z: Tensor, **x: Tensor) -> Outputs:
+            result: Outputs = reference_linear_attention(**x, schedule=schedule, state=(s, z), mask=mask)
+            return result
+
+        def call(s: Tensor, z: Tensor, backend: str, **x: Tensor) -> Outputs:
+            state = LinearState(s, z)
+            y, end = ops.linear_attention(**x, causal=causal, state=state, mask=mask, backend=backend)
+            return y, *end
+
+        every.append(Case(name, qkv | sums, oracle, call, ops.backends("linear_attention")))
+
+    linear("linear_attention", True, reference_causal)
+    linear("linear_attention (both directions)", False, reference_bidirectional)
+
+    # --- the family that forgets and corrects ---
     beta, state = {"beta": uniform(B, T, H)}, {"state": normal(B, H, D, M)}
     decay, channels = {"decay": -3 * uniform(B, T, H) ** 3}, {"decay": -3 * uniform(B, T, H, D) ** 3}
-    found = []
-    for name, causal, schedule in (
-        ("linear_attention", True, reference_causal),
-        ("linear_attention (both directions)", False, reference_bidirectional),
-    ):
-        found.append(_linear(name, qkv | sums, mask, causal, schedule))
-    for name, given in (
-        ("delta_rule", qkv | beta | state),
-        ("delta_rule (decay)", qkv | beta | decay | state),
-        ("delta_rule (decay per channel)", qkv | beta | channels | state),
-        ("decayed_attention", qkv | decay | state),
-        ("decayed_attention (per channel)", qkv | channels | state),
-    ):
-        found.append(_delta(name, given, mask))
+    decayed = partial(reference_delta_rule, beta=None)
+    add("delta_rule", qkv | beta | state, reference_delta_rule, ops.delta_rule)
+    add("delta_rule (decay)", qkv | beta | decay | state, reference_delta_rule, ops.delta_rule)
+    add("delta_rule (decay per channel)", qkv | beta | channels | state, reference_delta_rule, ops.delta_rule)
+    add("decayed_attention", qkv | decay | state, decayed, ops.decayed_attention)
+    add("decayed_attention (per channel)", qkv | channels | state, decayed, ops.decayed_attention)
+
+    # --- Mamba's two ---
     taps = {"x": normal(B, T, 9), "weight": normal(9, 4), "bias": normal(9), "state": normal(B, 3, 9)}
-    found.append(
-        Case(
-            "short_convolution",
-            taps,
-            lambda x: reference_short_convolution(**x, mask=mask, activation="silu"),
-            lambda x, backend: ops.short_convolution(**x, mask=mask, activation="silu", backend=backend),
-            lambda: ops.backends("short_convolution"),
-        )
-    )
+    add("short_convolution", taps, reference_short_convolution, ops.short_convolution, activation="silu")
     rates, skips = {"A": -3 * uniform(9, D)}, {"D": normal(9), "state": normal(B, 9, D)}
     steps = {"x": normal(B, T, 9), "dt": uniform(B, T, 9), "B": normal(B, T, D), "C": normal(B, T, D)}
-    found.append(
-        Case(
-            "selective_scan",
-            steps | rates | skips,
-            lambda x: reference_selective_scan(**x, mask=mask),
-            lambda x, backend: ops.selective_scan(**x, mask=mask, backend=backend),
-            lambda: ops.backends("selective_scan"),
-        )
-    )
+    add("selective_scan", steps | rates | skips, reference_selective_scan, ops.selective_scan)
+
+    # --- the write of a gated cache ---
     width = 7
     gates = {"source": normal(B, 5, width), "cache": normal(B, 5, width)}
-    gates |= {f"{kind}_{gate}": normal(width, *[2 * width] * (kind == "W")) / 3 for gate in "urc" for kind in "Wb"}
-    kernels = ["native"] if native.library() else []
-    found.append(Case("gated cache", gates, _gates, _write, lambda: [*kernels, "pytorch"]))
-    return found
+    gates |= {f"{part}_{gate}": normal(width, *[2 * width] * (part == "W")) / 3 for gate in "urc" for part in "Wb"}
+    every.append(Case("gated cache", gates, _gates, _write, [*(["native"] if native.library() else []), "pytorch"]))
+    return every
 
 
-def _linear(name: str, given: Leaves, mask: Tensor, causal: bool, schedule: Callable[..., Outputs]) -> Case:
-    reference: Callable[..., Outputs] = reference_linear_attention
-
-    def oracle(x: Leaves) -> Outputs:
-        state = x["s"], x["z"]
-        return reference(x["q"], x["k"], x["v"], schedule, state=state, mask=mask)
-
-    def call(x: Leaves, backend: str) -> Outputs:
-        state = LinearState(x["s"], x["z"])
-        y, end = ops.linear_attention(x["q"], x["k"], x["v"], causal=causal, state=state, mask=mask, backend=backend)
-        return y, *end
-
-    return Case(name, given, oracle, call, lambda: ops.backends("linear_attention"))
+def _gates(source: Tensor, cache: Tensor, **weights: Tensor) -> Outputs:
+    return (torch.stack([reference_update(s, c, weights) for s, c in zip(source, cache, strict=True)]),)
 
 
-def _delta(name: str, given: Leaves, mask: Tensor) -> Case:
-    operator: Callable[..., Outputs] = ops.delta_rule if "beta" in given else ops.decayed_attention
-    reference: Callable[..., Outputs] = reference_delta_rule
-
-    def oracle(x: Leaves) -> Outputs:
-        return reference(**{"beta": None, **x}, mask=mask)
-
-    def call(x: Leaves, backend: str) -> Outputs:
-        return operator(**x, mask=mask, backend=backend)
-
-    return Case(name, given, oracle, call, lambda: ops.backends("delta_rule"))
-
-
-def _gates(x: Leaves) -> Outputs:
-    weights = {name: value for name, value in x.items() if name[1] == "_"}
-    rows = [reference_update(s, c, weights) for s, c in zip(x["source"], x["cache"], strict=True)]
-    return (torch.stack(rows),)
-
-
-def _write(x: Leaves, backend: str) -> Outputs:
+def _write(source: Tensor, cache: Tensor, backend: str, **weights: Tensor) -> Outputs:
     """`write`: with the gates observed it computes in PyTorch's operations."""
-    if backend == "native" and x["source"].dtype != torch.float32:
+    if backend == "native" and source.dtype != torch.float32:
         raise InputError("the kernel is for float32")
-    names = ("W_u", "b_u", "W_r", "b_r", "W_c", "b_c")
-    weights = (*(x[name] for name in names), None, None)
+    ordered = [weights[name] for name in ("W_u", "b_u", "W_r", "b_r", "W_c", "b_c")]
     observe = None if backend == "native" else lambda gates: None
-    return (write(x["source"], x["cache"], weights, observe=observe).new,)
+    return (write(source, cache, (*ordered, None, None), observe=observe).new,)
