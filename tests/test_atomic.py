@@ -143,23 +143,24 @@ def test_text_is_read_up_to_a_bound(tmp_path):
     assert most < 2**20, "memory for what the file does not hold"
 
 
-def calls(tree):
-    """(name, text of the first argument, mode of open) of every call."""
-    for node in ast.walk(tree):
+def calls(path, *names):
+    """(name, text) of every call of functions and methods with these names."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            yield name, ast.unparse(node)
+            if name in names:
+                yield name, ast.unparse(node)
 
 
 def test_the_house_writes_through_this_module_alone():
     """Libraries write to the path of `replacing`, or to a folder that was checked to be new (programs, export)."""
-    modes = ("'w", "'a", "'x", "'r+", "O_WRONLY", "O_RDWR")
+    modes, libraries = ("'w", "'a", "'x", "'r+", "O_WRONLY", "O_RDWR"), ("save_file", "savefig", "memmap", "touch")
     found = set()
     for path in SOURCE.rglob("*.py"):
-        for name, text in calls(ast.parse(path.read_text())):
+        for name, text in calls(path, "open", "write_text", "write_bytes", *libraries):
             opens = name == "open" and any(mode in text for mode in modes)
             written = name in ("write_text", "write_bytes") and not text.startswith(name)  # a method of Path
-            library = name in ("save_file", "savefig", "memmap", "touch") and "temporary" not in text
+            library = name in libraries and "temporary" not in text
             if opens or written or library:
                 found.add(path.relative_to(SOURCE).as_posix())
     assert found == {
@@ -188,7 +189,7 @@ def test_the_house_reads_by_name_through_this_module():
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        for name, text in calls(ast.parse(path.read_text()))
-        if name in ("read_text", "read_bytes") and not text.startswith(("read_text(", "read_bytes(", "atomic."))
+        for _, text in calls(path, "read_text", "read_bytes")
+        if not text.startswith(("read_text(", "read_bytes(", "atomic."))
     }
     assert found <= allowed, found - allowed

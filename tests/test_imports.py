@@ -23,7 +23,6 @@ LIBRARY = [
     "_compat",
     "modes",
     "types",
-    "json_text",
     "atomic",
     "tree_file",
     "generators",

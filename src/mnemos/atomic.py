@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from .errors import InputError
 
@@ -60,6 +61,22 @@ def read_text(path: str | Path, most: int = LARGEST) -> str:
         if os.fstat(file.fileno()).st_size > most:
             raise InputError(f"{path}: expected at most {most:,} bytes, found more; name another file")
         return file.read().decode()
+
+
+def parse(text: str) -> Any:
+    """The value of a JSON text, which may be damaged. Raises json.JSONDecodeError for any text that is none.
+
+    `json.loads` itself raises RecursionError for deep nesting and a plain ValueError for a number of thousands of
+    digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise json.JSONDecodeError("lists or objects that are nested too deeply", text, 0) from None
+    except ValueError:
+        raise json.JSONDecodeError("a number of too many digits", text, 0) from None
 
 
 @contextlib.contextmanager

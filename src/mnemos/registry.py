@@ -278,7 +278,10 @@ def load(kind: str, name: str, file: object = None) -> Any:
     Raises InputError for an unknown name; the message has that file, or the most similar name, and the plug-ins that
     failed to load.
     """
-    if name not in places(kind):
+    _check_kind(kind)
+    if name in _registered[kind]:
+        return _registered[kind][name].value
+    if name not in _own(kind):
         load_plugins()
     known = places(kind)
     if name in known:

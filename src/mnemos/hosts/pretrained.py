@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mnemos.atomic import check_file, read_text, replacing, write_json
+from mnemos.atomic import check_file, parse, read_text, replacing, write_json
 from mnemos.config import from_dict
-from mnemos.json_text import parse
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled

@@ -16,9 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mnemos import generators
-from mnemos.atomic import read_text, replacing, sort_metadata, write_json
+from mnemos.atomic import parse, read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
-from mnemos.json_text import parse
 from mnemos.modes import plain_module
 from mnemos.types import InputError
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.atomic import read_text
+from mnemos.atomic import parse, read_text
 from mnemos.config import from_dict
-from mnemos.json_text import parse
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
 from mnemos.models.store import RUN_MODEL, load
 from mnemos.types import InputError

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mnemos.atomic import read_text
-from mnemos.json_text import parse
+from mnemos.atomic import parse, read_text
 from mnemos.types import InputError, JSONObject
 
 Record = TypeVar("Record")

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import check_file, read_text
-from mnemos.json_text import parse
+from mnemos.atomic import check_file, parse, read_text
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mnemos import tree_file
-from mnemos.atomic import read_text, write_json
+from mnemos.atomic import parse, read_text, write_json
 from mnemos.generators import ORDER, generator
-from mnemos.json_text import parse
 from mnemos.lab.tasks.text_files import find_text, read_documents
 from mnemos.types import InputError, JSONObject
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mnemos.atomic import check_file, read_bytes, read_text
-from mnemos.json_text import parse
+from mnemos.atomic import check_file, parse, read_bytes, read_text
 from mnemos.lab.evaluate.gates import Gates
 from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
 from mnemos.lab.evaluate.records import from_json, number, read_object

@@ -14,8 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from mnemos.atomic import read_text, write_json
-from mnemos.json_text import parse
+from mnemos.atomic import parse, read_text, write_json
 from mnemos.lab.tasks.metrics import description
 from mnemos.types import JSON, InputError, JSONObject
 

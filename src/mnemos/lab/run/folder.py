@@ -18,10 +18,18 @@ from pathlib import Path
 
 import torch
 
-from mnemos.atomic import append, is_temporary, open_to_append, read_bytes, remove_temporary, write_bytes, write_json
+from mnemos.atomic import (
+    append,
+    is_temporary,
+    open_to_append,
+    parse,
+    read_bytes,
+    remove_temporary,
+    write_bytes,
+    write_json,
+)
 from mnemos.config import DataConfig, to_dict
 from mnemos.errors import TrainingFailed, say
-from mnemos.json_text import parse
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.atomic import check_file, read_text
+from mnemos.atomic import check_file, parse, read_text
 from mnemos.config import from_dict
 from mnemos.errors import say
-from mnemos.json_text import parse
 from mnemos.types import InputError
 
 from .recipe import OWN, Recipe

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mnemos.atomic import parse
 from mnemos.errors import say
-from mnemos.json_text import parse
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.libraries import sacrebleu, sacremoses
 from mnemos.types import InputError, JSONObject
