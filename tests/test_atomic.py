@@ -7,8 +7,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from sources import SOURCE, nodes
 
-import mnemos
 from mnemos.atomic import (
     append,
     is_temporary,
@@ -22,8 +22,6 @@ from mnemos.atomic import (
     write_text,
 )
 from mnemos.errors import InputError
-
-SOURCE = Path(mnemos.__file__).parent
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -145,7 +143,7 @@ def test_text_is_read_up_to_a_bound(tmp_path):
 
 def calls(path, *names):
     """(name, text) of every call of functions and methods with these names."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in names:

@@ -5,11 +5,11 @@ import copy
 import gc
 import pickle
 from collections import OrderedDict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sources import SOURCE, nodes
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,7 +22,6 @@ from mnemos.memory.gated_cache import StoredCache, recomputing
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.ops import linear_attention
 
-SOURCE = Path(mnemos.__file__).parent
 # Where PyTorch keeps private names that an instance or a subclass could reach.
 INSTANCES = [nn.Module(), torch.zeros(1), torch.optim.SGD([nn.Parameter(torch.zeros(1))]), torch.ops.aten.add.Tensor]
 THEIRS = {name for one in INSTANCES for name in dir(one) if name.startswith("_") and not name.startswith("__")}
@@ -44,9 +43,9 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def private_uses(tree: ast.AST) -> set[str]:
+def private_uses(nodes: list[ast.AST]) -> set[str]:
     """What a file uses of PyTorch's private names: imported, below a module of torch, or a name of its classes."""
-    nodes, found = list(ast.walk(tree)), set()
+    found = set()
     torch_names = roots(nodes)
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     methods = {id(m) for c in classes if c.bases for m in c.body}  # of subclasses alone: others override nothing
@@ -68,7 +67,7 @@ def private_uses(tree: ast.AST) -> set[str]:
 
 
 def test_nothing_else_names_a_private_part():
-    uses = {path: private_uses(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")}
+    uses = {path: private_uses(nodes(path)) for path in SOURCE.rglob("*.py")}
     assert len(uses.pop(SOURCE / "_compat/__init__.py")) > 10  # the search finds them where they are
     assert {str(path): found for path, found in uses.items() if found} == {}
 
@@ -85,7 +84,7 @@ def test_nothing_else_names_a_private_part():
     ],
 )
 def test_the_search_finds(text):
-    assert private_uses(ast.parse(text))
+    assert private_uses(list(ast.walk(ast.parse(text))))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sources import SOURCE, nodes
 
 import mnemos
 from mnemos.face import read_face
 
-SOURCE = Path(__file__).parents[1] / "src" / "mnemos"
 # From the top of the house to its door: the library, then its laboratory, whose rooms are those of mnemos/lab/. The
 # registry reads source files and imports nothing, so it is near the top.
 LIBRARY = [
@@ -78,7 +78,7 @@ def imported(path: Path) -> set[str]:
     """The rooms a file imports, whether at its top or inside a function."""
     here = ("mnemos", *path.relative_to(SOURCE).with_suffix("").parts)
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -126,7 +126,7 @@ def test_every_room_is_known():
 
 def test_a_reference_shares_nothing_with_what_it_judges():
     for path in SOURCE.rglob("reference.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 assert {a.name.split(".")[0] for a in node.names} <= {"math", "torch"}, path
             elif isinstance(node, ast.ImportFrom):

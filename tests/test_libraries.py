@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sources import nodes
 
 import mnemos
 from mnemos import libraries
@@ -63,14 +64,14 @@ def private_names(module: str) -> set[str]:
     return set(re.findall(r"(?:\bself\.|\bcls\.|\bdef |^\s*)(_[a-z]\w*)", source, re.M))
 
 
-def used(tree: ast.Module, theirs: set[str]) -> set[str]:
+def used(nodes: list[ast.AST], theirs: set[str]) -> set[str]:
     """Which of their private names a file uses: as attributes, as text, or by overriding a method."""
-    own = {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
-    for x in ast.walk(tree):  # attributes that the file gives to objects of its own
+    own = {x.name for x in nodes[0].body if isinstance(x, ast.FunctionDef)}
+    for x in nodes:  # attributes that the file gives to objects of its own
         if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self":
             own.add(x.attr)
     names = {ast.Attribute: "attr", ast.Constant: "value", ast.FunctionDef: "name"}
-    found = {getattr(x, names[type(x)]) for x in ast.walk(tree) if type(x) in names}
+    found = {getattr(x, names[type(x)]) for x in nodes if type(x) in names}
     return {x for x in found if isinstance(x, str) and x in theirs} - own
 
 
@@ -85,7 +86,7 @@ def test_private_names_of_transformers_and_torchvision_are_listed():
     for path in Path(mnemos.__file__).parent.rglob("*.py"):
         text = path.read_text()
         if path.name != "libraries.py" and re.search("transformers|torchvision|Hugging Face|detector", text):
-            found |= dict.fromkeys(used(ast.parse(text), theirs), path)
+            found |= dict.fromkeys(used(nodes(path), theirs), path)
     assert found.keys() == set().union(*libraries.PRIVATE.values()), found
 
 
