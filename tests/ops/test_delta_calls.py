@@ -148,7 +148,7 @@ def test_compiled_whole_equals_eager(kind, backend, exhaustive, monkeypatch):
     lengths = (70, 1)
     if not exhaustive and backend != "native":  # the halves of a chunk take PyTorch's compiler seconds
         monkeypatch.setattr(chunked, "CHUNK", 8)
-        lengths = (19,)
+        lengths = (11,)
     for t in lengths:
         given = inputs(kind, t, dtype)
         compiled = torch.compile(run, backend="aot_eager", fullgraph=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mnemos.ops.gated_cache import gated_update, places
+from mnemos.ops.gated_cache import gated_update, nearest_tokens
 from mnemos.ops.gated_cache.reference import reference_resample, reference_update
 
 NAMES = ("W_u", "b_u", "W_r", "b_r", "W_c", "b_c", "gain", "shift")
@@ -42,7 +42,7 @@ def test_values_and_gradients_equal_the_equations(candidate, each, tokens, lengt
     wide = torch.randn(rows, tokens, d + 2, dtype=torch.float64, requires_grad=True)
     source = wide[..., :d]  # rows stand apart, as the first channels of a host's do
     cache = torch.randn(*((rows,) if each else ()), length, d, dtype=torch.float64, requires_grad=True)
-    found = fast(source, cache, weights, None if tokens == length else places(tokens, length))
+    found = fast(source, cache, weights, None if tokens == length else nearest_tokens(tokens, length))
     expected = slow(source, cache, weights, length, candidate)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     inputs = (wide, cache, *weights.values())
@@ -57,7 +57,7 @@ def test_a_gradient_can_be_differentiated(candidate):
     cache = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
     def call(source, cache, *rest):
-        return fast(source, cache, dict(zip(weights, rest, strict=True)), places(4, 3))
+        return fast(source, cache, dict(zip(weights, rest, strict=True)), nearest_tokens(4, 3))
 
     assert torch.autograd.gradgradcheck(call, (source, cache, *weights.values()), fast_mode=True)
 
@@ -96,7 +96,7 @@ def test_it_keeps_nothing_of_its_own():
 def test_float16_sources_get_gradients_of_their_own_type():
     weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "linear").items()}
     source = torch.randn(2, 5, 4).half().requires_grad_()
-    fast(source, torch.randn(3, 4), weights, places(5, 3)).sum().backward()
+    fast(source, torch.randn(3, 4), weights, nearest_tokens(5, 3)).sum().backward()
     assert source.grad is not None
     assert source.grad.dtype == torch.float16
 

@@ -99,23 +99,23 @@ def kernel_operator(
     called = name_of or (lambda inputs: name)
 
     # --- the registered operators ---
-    def as_tensors(found: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-        return tuple([like.new_empty(0) if x is None else x for x in found])
+    def as_tensors(outputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+        return tuple([like.new_empty(0) if x is None else x for x in outputs])
 
-    def allocate_all(*given: Any) -> Outputs:
-        kept = given[count] if len(given) > count else True  # the dispatcher leaves out what is the default
-        return allocate(kept, *given[:count])
+    def allocate_all(*args: Any) -> Outputs:
+        kept = args[count] if len(args) > count else True  # the dispatcher leaves out what is the default
+        return allocate(kept, *args[:count])
 
-    def compute(*given: Any) -> tuple[Tensor, ...]:
-        found = allocate_all(*given)
-        fill(found, *given[:count])
-        return as_tensors(found, given[0])
+    def compute(*args: Any) -> tuple[Tensor, ...]:
+        outputs = allocate_all(*args)
+        fill(outputs, *args[:count])
+        return as_tensors(outputs, args[0])
 
-    def compute_gradients(*given: Any) -> tuple[Tensor, ...]:
-        return as_tensors(derive([x is not None for x in given[:gradients]], *given), given[0])
+    def compute_gradients(*args: Any) -> tuple[Tensor, ...]:
+        return as_tensors(derive([x is not None for x in args[:gradients]], *args), args[0])
 
-    def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
-        return as_tensors([x if x is None else x.new_empty(x.shape) for x in given[:gradients]], given[0])
+    def empty_gradients(*args: Any) -> tuple[Tensor, ...]:
+        return as_tensors([x if x is None else x.new_empty(x.shape) for x in args[:gradients]], args[0])
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.settings = inputs[tensors:count]
@@ -136,11 +136,11 @@ def kernel_operator(
     def refuse(ctx: Any, *_: object) -> None:
         raise RuntimeError(f"{ctx.called} is differentiable once; backend='native' has no derivative of its derivative")
 
-    outputs = max([results, *[number + 1 for number in saves]])
+    total = max([results, *[number + 1 for number in saves]])
     upstreams = ", ".join([*[f"Tensor saved{i}" for i in saves], *[f"Tensor? grad{i}" for i in range(results)]])
     for operator, signature, function, fake in (
-        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * outputs)})", compute,
-         lambda *given: as_tensors(allocate_all(*given), given[0])),
+        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * total)})", compute,
+         lambda *args: as_tensors(allocate_all(*args), args[0])),
         (f"mnemos::{name}_backward", f"({schema}, {upstreams}) -> ({', '.join(['Tensor'] * gradients)})",
          compute_gradients, empty_gradients),
     ):  # fmt: skip
@@ -154,34 +154,34 @@ def kernel_operator(
     # --- the same without the dispatcher ---
     class Direct(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *given: Any) -> Any:
-            found = allocate(True, *given)
-            fill(found, *given)
-            ctx.settings = given[tensors:]
+        def forward(ctx: Any, *args: Any) -> Any:
+            outputs = allocate(True, *args)
+            fill(outputs, *args)
+            ctx.settings = args[tensors:]
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*given[:tensors], *[found[number] for number in saves])
-            return found[:results]
+            ctx.save_for_backward(*args[:tensors], *[outputs[number] for number in saves])
+            return outputs[:results]
 
         @staticmethod
         def backward(ctx: Any, *upstream: Tensor | None) -> Any:
             saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
             if can_skip_dispatcher(*upstream):  # the saved tensors were checked before the forward
-                given = *saved[:tensors], *ctx.settings, *saved[tensors:], *upstream
-                compute = functools.partial(derive, ctx.needs_input_grad, *given)
+                args = *saved[:tensors], *ctx.settings, *saved[tensors:], *upstream
+                compute = functools.partial(derive, ctx.needs_input_grad, *args)
             else:
                 compute = functools.partial(differentiate, saved, ctx.settings, upstream)
             grads = differentiable_once(called(saved), saved, upstream, compute)
             return *grads, *[None] * (count - gradients)
 
-    def call(*given: Any) -> tuple[Tensor, ...]:
-        given_tensors = given[:tensors]
-        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in given_tensors])
-        if not can_skip_dispatcher(*given_tensors):
-            return forward(*given, kept)[:results]
+    def call(*args: Any) -> tuple[Tensor, ...]:
+        tensor_args = args[:tensors]
+        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensor_args])
+        if not can_skip_dispatcher(*tensor_args):
+            return forward(*args, kept)[:results]
         if kept:
-            return Direct.apply(*given)
-        found = allocate(False, *given)
-        fill(found, *given)
-        return found[:results]  # type: ignore[return-value]
+            return Direct.apply(*args)
+        outputs = allocate(False, *args)
+        fill(outputs, *args)
+        return outputs[:results]  # type: ignore[return-value]
 
     return call

@@ -18,9 +18,9 @@ def positions(t: int, seen: Tensor | None, mask: Tensor | None, device: Device =
 
     Padding has that of the valid token before it, so that no number is beyond the last valid one.
     """
-    place = torch.arange(t, device=device)[None] if mask is None else mask.cumsum(1) - 1
-    place = place if seen is None else place + seen[:, None]
-    return place if mask is None else place.clamp(min=0)
+    numbers = torch.arange(t, device=device)[None] if mask is None else mask.cumsum(1) - 1
+    numbers = numbers if seen is None else numbers + seen[:, None]
+    return numbers if mask is None else numbers.clamp(min=0)
 
 
 def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -46,8 +46,8 @@ def padding_first(before: int, mask: Tensor) -> Tensor:
     mask [B, T]: the padding of a row is in front of its valid tokens. No token is then apart from those before it.
     """
     padding = (~mask).sum(1, keepdim=True)
-    place, moved = torch.arange(before + mask.shape[1], device=mask.device), (before + padding).clamp(min=1)
-    return torch.where(place < moved, (place - padding) % moved, place)
+    columns, moved = torch.arange(before + mask.shape[1], device=mask.device), (before + padding).clamp(min=1)
+    return torch.where(columns < moved, (columns - padding) % moved, columns)
 
 
 def take(x: Tensor, order: Tensor) -> Tensor:

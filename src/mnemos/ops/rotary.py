@@ -44,8 +44,8 @@ class Rotary:
         mask [B, T] bool: the positions are those of valid tokens (`padding.positions`).
         """
         each = self.frequencies(width, device)
-        place = positions(t, start, mask, device)
-        angle = (place[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
+        at = positions(t, start, mask, device)
+        angle = (at[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
         return torch.polar(torch.ones_like(angle), angle)
 
 
@@ -54,12 +54,12 @@ def rotary_of(rotary: Rotary | bool | None, width: int) -> Rotary | None:
 
     Raises InputError for an odd width.
     """
-    found = Rotary() if rotary is True else rotary or None
-    if found is not None and width % 2:
+    settings = Rotary() if rotary is True else rotary or None
+    if settings is not None and width % 2:
         raise InputError(
             f"rotary positions: expected an even width per head, found {width}; change dim, num_heads or key_width"
         )
-    return found
+    return settings
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

@@ -70,36 +70,36 @@ def parts(shape: Shape, grc: Any, batch: int = 1, mode: Mode = "training") -> li
     rows, tokens, values, lifted, out = batch * shape.rows, batch * shape.rows * t, *_widths(shape, grc)
     shared = mode == "frozen" or grc.constant or (mode == "training" and grc.read == "mean")
     key_rows = 1 if shared else rows
-    found = []
+    operations = []
 
     # --- the update keeps nothing: the host keeps the tokens of S̄, and the backward computes the rest again ---
     if mode != "frozen" and not grc.constant:
         for name, macs, backward in (("source", rows * tm * 3 * d * d, 3), ("cache", tm * 2 * d * d, 2),
                                      ("candidate", rows * tm * d * d, 3)):  # fmt: skip
-            found.append(CostPart(f"update, {name}", macs, backward * macs))
+            operations.append(CostPart(f"update, {name}", macs, backward * macs))
 
     # --- the read keeps queries and results of the tokens, and keys, values and C_t of the slots ---
-    found.append(_product("queries", tokens, d, d))
+    operations.append(_product("queries", tokens, d, d))
     if mode != "frozen":
-        found += [_product("keys", key_rows * tm, d, d), _product("values", key_rows * tm, d, values)]
+        operations += [_product("keys", key_rows * tm, d, d), _product("values", key_rows * tm, d, values)]
     kept = tokens * (d + values) + key_rows * tm * (d + values) + key_rows * tm * d
     if grc.branch == "linear":
         each = d * values // shape.heads
         macs = key_rows * tm * each + tokens * (each + d)
-        found.append(CostPart("linear attention", macs, 2 * macs, kept))
+        operations.append(CostPart("linear attention", macs, 2 * macs, kept))
     else:
         macs = tokens * tm * (d + values)
         # The fused kernel, for equal widths, does not keep its scores: five products backward for two forward.
-        found.append(CostPart("scores and values", macs, macs * 5 // 2 if values == d else 2 * macs, kept))
+        operations.append(CostPart("scores and values", macs, macs * 5 // 2 if values == d else 2 * macs, kept))
     if lifted:
-        found.append(_product("lift", tokens, d, lifted))
+        operations.append(_product("lift", tokens, d, lifted))
     if grc.lift == "pad":
-        found.append(CostPart("zeros", 0, 0, tokens * out))
-    found.append(CostPart("mix", 0, 0, tokens * out))
+        operations.append(CostPart("zeros", 0, 0, tokens * out))
+    operations.append(CostPart("mix", 0, 0, tokens * out))
     if shape.grid_tokens and grc.convolution is not False:
         macs = 9 * rows * shape.grid_tokens * shape.width * shape.width // d
-        found.append(CostPart("convolution", macs, 2 * macs, rows * shape.grid_tokens * shape.width))
-    return found
+        operations.append(CostPart("convolution", macs, 2 * macs, rows * shape.grid_tokens * shape.width))
+    return operations
 
 
 def training_macs(shape: Shape, grc: Any, batch: int = 1) -> int:

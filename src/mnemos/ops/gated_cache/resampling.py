@@ -35,7 +35,7 @@ def resample(
         if same_number(t, length):
             return tokens
         if method == "nearest":
-            return tokens.index_select(1, places(t, length, tokens.device))
+            return tokens.index_select(1, nearest_tokens(t, length, tokens.device))
         count, order = torch.full((1, 1), t, device=tokens.device), None
     else:
         count, order = mask.sum(1, keepdim=True), valid_first(mask)
@@ -58,7 +58,7 @@ def same_number(tokens: int, length: int) -> bool:
     return isinstance(tokens, int) and tokens == length
 
 
-def places(tokens: int, length: int, device: torch.device | None = None) -> Tensor:
+def nearest_tokens(tokens: int, length: int, device: torch.device | None = None) -> Tensor:
     """The tokens of method="nearest" without a mask: slot i takes token floor(i·T/length). [length] int64."""
     return torch.arange(length, device=device) * tokens // length
 

@@ -16,7 +16,7 @@ from mnemos._compat import dispatch_mode_active, transformed
 from mnemos.ops.precision import full_precision
 
 from . import native
-from .resampling import places, resample, same_number
+from .resampling import nearest_tokens, resample, same_number
 
 aten = torch.ops.aten
 _EPS = 1e-5  # of the layer norm
@@ -238,7 +238,7 @@ def _compose(
         if mask is not None:
             source = resample(source.to(cache.dtype), slots, mask)
         elif not same_number(source.shape[1], slots):  # the backward resamples again, which saves keeping the result
-            tokens = places(source.shape[1], slots, source.device)
+            tokens = nearest_tokens(source.shape[1], slots, source.device)
         else:
             source = source.to(cache.dtype)
     rows = None if mask is None else mask.any(1)

@@ -136,16 +136,11 @@ def linear_attention(
         raise InputError(f"linear_attention: expected an eps of at least 0, found {eps}; it is added to positive sums")
     check = CHECK_CAUSAL if causal else CHECK
     s, z = (None, None) if state is None else state
-    if isinstance(phi, Pointwise):
-        inside = phi
-        check(q=q, k=k, v=v, mask=mask, resets=resets, state_s=s, state_z=z)
-    else:
-        inside = None
-        check(q=q, k=k, v=v, mask=mask, resets=resets)
+    inside = phi if isinstance(phi, Pointwise) else None  # a backend applies it; any other map may change the width
+    check(q=q, k=k, v=v, mask=mask, resets=resets, **({} if inside is None else {"state_s": s, "state_z": z}))
     if causal:  # else the mask is that of the keys alone
         q = zero_invalid(q, mask)
 
-    # --- φ, unless the backend applies it ---
     keys, values = k, v
     if inside is None:
         q, k = phi(q), phi(zero_invalid(k, mask))
@@ -172,8 +167,8 @@ def linear_attention(
     def recompute_state(n: int, valid: Tensor | None) -> LinearState:
         """The state after the first n tokens, for `rewindable`."""
         first, marks = keys[:, :n], first_tokens(n, valid, mask, resets)
-        given = first, first, values[:, :n], True, feature_map, state, marks[0], eps, backend, marks[1]
-        return linear_attention(*given)[1]
+        args = first, first, values[:, :n], True, feature_map, state, marks[0], eps, backend, marks[1]
+        return linear_attention(*args)[1]
 
     if causal:
         record_call(after, q.shape[1], recompute_state)

@@ -122,22 +122,13 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
-        compute = functools.partial(_backward, ctx.phi, *saved[:5], starts=saved[5:], upstream=upstream)
+        compute = functools.partial(_backward, ctx.phi, saved, upstream)
         return *differentiable_once("linear_attention", saved, upstream, compute), None, None, None
 
 
-def _backward(
-    phi: Pointwise | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    den: Tensor,
-    starts: Sequence[Tensor],
-    upstream: Sequence[Tensor],
-) -> Gradients:
+def _backward(phi: Pointwise | None, saved: Sequence[Any], upstream: Sequence[Tensor]) -> Gradients:
     """The gradients of q, k, v, s and z, from the last slab to the first."""
-    gy, gs, gz = upstream
+    (q, k, v, mask, den, *starts), (gy, gs, gz) = saved, upstream
     (b, t, h, d), m = q.shape, v.shape[-1]
     c, length = _plan(b, t, h, max(d, m), q.device.type)
     state = torch.cat([gs, gz.unsqueeze(-1)], -1).flatten(0, 1).to(den.dtype)

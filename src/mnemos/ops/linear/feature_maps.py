@@ -110,17 +110,18 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
 }
 
 
-def find(given: str | FeatureMap) -> FeatureMap:
+def find(feature_map: str | FeatureMap) -> FeatureMap:
     """The feature map of a name in `FEATURE_MAPS`; a function is returned. Raises InputError for an unknown name."""
-    if not isinstance(given, str):
-        return given
-    if given == "favor":
+    if not isinstance(feature_map, str):
+        return feature_map
+    if feature_map == "favor":
         raise InputError(
             "expected a feature map with its projection, found 'favor'; give feature_map=functools.partial(favor, "
             "projection=random_projection(F, D)), or use LinearAttention(feature_map='favor')"
         )
-    if given not in FEATURE_MAPS:
+    if feature_map not in FEATURE_MAPS:
         raise InputError(
-            f"linear_attention: expected a feature map, found {given!r}; {nearest(given, (*FEATURE_MAPS, 'favor'))}"
+            f"linear_attention: expected a feature map, found {feature_map!r}; "
+            f"{nearest(feature_map, (*FEATURE_MAPS, 'favor'))}"
         )
-    return FEATURE_MAPS[given]
+    return FEATURE_MAPS[feature_map]

@@ -63,14 +63,14 @@ def attend(
     s and z may be None: zeros. Cost: O(B·(T + N)·H·D·M), on `torch.get_num_threads()` threads. If there are more
     threads than rows times heads, a causal sequence is divided among them too, which adds a third to half of the work.
     """
-    kind, wanted = codes.FEATURE_MAPS["identity"], v.dtype
+    code, wanted = codes.FEATURE_MAPS["identity"], v.dtype
     if phi is not None and FEATURE_MAPS.get(phi.name) is phi and phi.name in codes.FEATURE_MAPS:
-        kind = codes.FEATURE_MAPS[phi.name]
+        code = codes.FEATURE_MAPS[phi.name]
     elif phi is not None:
         q, k = phi(q), phi(zero_invalid(k, mask))
     if not q.dtype == k.dtype == v.dtype:
         q, k, v = q.float(), k.float(), v.float()
-    y, s_end, z_end = (_causal if causal else _bidirectional)(q, k, v, s, z, mask, kind, eps)
+    y, s_end, z_end = (_causal if causal else _bidirectional)(q, k, v, s, z, mask, code, eps)
     return y if y.dtype is wanted else y.to(wanted), s_end, z_end
 
 
@@ -84,16 +84,16 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
 
 def _forward(causal: bool, outputs: Outputs, *inputs: Any) -> None:
     y: Any
-    (y, s_end, z_end, den), (q, k, v, s, z, mask, kind, eps) = outputs, inputs
+    (y, s_end, z_end, den), (q, k, v, s, z, mask, code, eps) = outputs, inputs
     q, k, v, (s, z) = dense(q), dense(k), dense(v), contiguous(s, z)
     _run(
-        causal, False, eps, *_sizes(causal, q, k, v, kind), *address(q), *address(k), *address(v), *address(y),
+        causal, False, eps, *_sizes(causal, q, k, v, code), *address(q), *address(k), *address(v), *address(y),
         *mask_address(mask), *pointers(s, z, s_end, z_end, den), *_NO_BACKWARD,
     )  # fmt: skip
 
 
 def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
-    q, k, v, s, z, mask, kind, eps, *saved, den, gy, gs, gz = inputs
+    q, k, v, s, z, mask, code, eps, *saved, den, gy, gs, gz = inputs
     if saved:  # not causal: the sums of all keys
         s, z = saved
     b, t, h, d = q.shape
@@ -106,17 +106,17 @@ def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = (den.new_empty(b, h, d, m), den.new_empty(b, h, d)) if needs[3] or needs[4] else (None, None)
     _run(
-        causal, True, eps, *_sizes(causal, q, k, v, kind), *address(q), *address(k), *address(v), *NO_ROWS,
+        causal, True, eps, *_sizes(causal, q, k, v, code), *address(q), *address(k), *address(v), *NO_ROWS,
         *mask_address(mask), *pointers(s, z, None, None, den), *address(gy), *address(dq), *address(dk), *address(dv),
         *pointers(gs, gz, ds, dz),
     )  # fmt: skip
     return dq, dk, dv, ds, dz
 
 
-def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, kind: int) -> tuple[int, ...]:
+def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[int, ...]:
     b, t, h, d = q.shape
     tokens = (b, t) if causal else (b, t, k.shape[1])
-    return *tokens, h, d, v.shape[-1], TYPES[v.dtype], kind, torch.get_num_threads()
+    return *tokens, h, d, v.shape[-1], TYPES[v.dtype], code, torch.get_num_threads()
 
 
 def _run(causal: bool, backward: bool, eps: float, *words: int) -> None:
@@ -133,7 +133,7 @@ def _run(causal: bool, backward: bool, eps: float, *words: int) -> None:
 
 
 def _operator(name: str, causal: bool, saves: Sequence[int]) -> Any:
-    schema = "Tensor q, Tensor k, Tensor v, Tensor? s, Tensor? z, Tensor? mask, int kind, float eps"
+    schema = "Tensor q, Tensor k, Tensor v, Tensor? s, Tensor? z, Tensor? mask, int code, float eps"
     return kernel_operator(
         name,
         schema,

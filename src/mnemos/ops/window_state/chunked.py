@@ -260,8 +260,8 @@ def _correct(
     rate = beta.expand(*keys.shape[:3])
     every = torch.full_like(rate, decay) if decay else None
     read, _ = delta_rule(ahead, keys, values, rate, every, start, moved, scale=1.0)
-    found = math.exp(decay) * torch.cat([first, read[:, :-1]], 1)
-    u = (rate[..., None] * (values - found)).transpose(1, 2)
+    reads = math.exp(decay) * torch.cat([first, read[:, :-1]], 1)
+    u = (rate[..., None] * (values - reads)).transpose(1, 2)
     u = u.masked_fill(~moved[:, None, :, None], 0)
     return u[..., :-1], u[..., -1]
 
@@ -278,22 +278,22 @@ def _advance(
     """The state with the window and the sinks after the call, and S and z before it."""
     t, window = tokens.q.shape[-2], sizes.window
     if count is None:
-        kept = [x[..., t:, :].clone() for x in (k, v)]  # a view would hold all tokens
-        raw_kept = state.raw if raw is None else raw[..., t:, :].clone()
+        window_parts = [x[..., t:, :].clone() for x in (k, v)]  # a view would hold all tokens
+        window_raw = state.raw if raw is None else raw[..., t:, :].clone()
         seen = state.seen + t
     else:
         order = count[:, None] + torch.arange(window, device=k.device)
-        kept = [gather(x, order) for x in (k, v)]
-        raw_kept = state.raw if raw is None else gather(raw, order)
+        window_parts = [gather(x, order) for x in (k, v)]
+        window_raw = state.raw if raw is None else gather(raw, order)
         seen = state.seen + count
     sinks = [state.sink_k, state.sink_v]
     if sizes.sinks:
-        place = torch.arange(sizes.sinks, device=k.device) - state.seen[:, None]  # [B, s]: the column in the call
-        old = (place < 0)[:, None, :, None]
-        empty = (place >= (t if count is None else count[:, None]))[:, None, :, None]
-        order = place.clamp(0, t - 1)
+        column = torch.arange(sizes.sinks, device=k.device) - state.seen[:, None]  # [B, s]: the column in the call
+        old = (column < 0)[:, None, :, None]
+        empty = (column >= (t if count is None else count[:, None]))[:, None, :, None]
+        order = column.clamp(0, t - 1)
         sinks = [
             torch.where(old, before, gather(x, order).masked_fill(empty, 0))
             for before, x in zip(sinks, (tokens.k, tokens.v), strict=True)
         ]
-    return WindowState(kept[0], kept[1], raw_kept, sinks[0], sinks[1], state.s, state.z, seen)
+    return WindowState(window_parts[0], window_parts[1], window_raw, sinks[0], sinks[1], state.s, state.z, seen)

@@ -18,8 +18,8 @@ Map = Callable[[Tensor, int], Tensor]  # the features of a vector of a head, by 
 
 
 def _score(query: Tensor, key: Tensor, scale: float, softcap: float | None) -> Tensor:
-    found = (query * key).sum() * scale
-    return found if softcap is None else softcap * torch.tanh(found / softcap)
+    score = (query * key).sum() * scale
+    return score if softcap is None else softcap * torch.tanh(score / softcap)
 
 
 def reference_sums(

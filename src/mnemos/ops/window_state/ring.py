@@ -33,7 +33,7 @@ class Ring:
     """
 
     def __init__(self, state: WindowState, sizes: Sizes, sink_k: Tensor | None = None) -> None:
-        self.sizes, self.place = sizes, 0
+        self.sizes, self.oldest = sizes, 0
         wide = state.s.dtype
         self._sinks, self._types = state.sink_k, (state.k.dtype, state.v.dtype)
         # As large as its state and no view of what a longer call kept.
@@ -46,10 +46,12 @@ class Ring:
     def state(self) -> WindowState:
         """The state after the tokens read."""
         keys, values = self._types
-        k, v, raw = (x.roll(-self.place, -2) for x in (self.keys, self.values[..., self.sizes.sinks :, :], self.raw))
+        k, v, raw = (x.roll(-self.oldest, -2) for x in (self.keys, self.values[..., self.sizes.sinks :, :], self.raw))
         sinks = self.values[..., : self.sizes.sinks, :].to(values, copy=True)
-        found = k.to(keys), v.to(values), raw.to(keys), self._sinks, sinks
-        return WindowState(*found, self.s.clone(), self.z.clone(), self.seen + self.steps)
+        seen = self.seen + self.steps
+        return WindowState(
+            k.to(keys), v.to(values), raw.to(keys), self._sinks, sinks, self.s.clone(), self.z.clone(), seen
+        )
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply `fn` to every tensor, as to select rows."""
@@ -64,26 +66,26 @@ class Ring:
         if y is None:
             with full_precision(q.device.type):
                 y = self._step(q, k, v, far, sink_q, raw)
-        self.place, self.steps = (self.place + 1) % self.sizes.window, self.steps + 1
+        self.oldest, self.steps = (self.oldest + 1) % self.sizes.window, self.steps + 1
         return y.to(v.dtype)
 
     def _step(
         self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        wide, place, sinks = self.s.dtype, self.place, self.sizes.sinks
+        wide, oldest, sinks = self.s.dtype, self.oldest, self.sizes.sinks
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
         sink_q = None if sink_q is None else sink_q.to(wide)
         raw = None if raw is None else (raw[0].to(wide), raw[1].to(wide))
         b, heads = q.shape[:2]
         kv_heads = k.shape[1]
-        slot = slice(place, place + 1)
+        slot = slice(oldest, oldest + 1)
         if far is not None:
             old = (self.keys if raw is None else self.raw)[:, :, slot]
             fq = far.query(q if raw is None else raw[0]) * far.gamma[:, None, None]
-            self._leave(far.key(old), self.values[:, :, sinks + place], far)
+            self._leave(far.key(old), self.values[:, :, sinks + oldest], far)
             fq = fq.view(b, kv_heads, heads // kv_heads, -1)
         self.keys[:, :, slot] = k
-        self.values[:, :, sinks + place] = v[:, :, 0]
+        self.values[:, :, sinks + oldest] = v[:, :, 0]
         if raw is not None:
             self.raw[:, :, slot] = raw[1]
         grouped = q.reshape(b, kv_heads, heads // kv_heads, -1)
@@ -169,12 +171,12 @@ def kernel_step(
     floats = [x if x is None else x.to(torch.float32).contiguous() for x, _ in shaped]
     y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
     call = CALL.pack(
-        b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.place,
+        b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.oldest,
         torch.get_num_threads(), features, *pointers(*floats), *pointers(ring.keys, ring.values),
         0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
     )  # fmt: skip
-    kept = 1.0 if far is None else math.exp(far.decay)
+    decay = 1.0 if far is None else math.exp(far.decay)
     loaded = loaded_kernels()
-    if loaded.mnemos_window(kernels.variant(loaded), call, ring.sizes.scale, ring.sizes.softcap or 0.0, kept):
+    if loaded.mnemos_window(kernels.variant(loaded), call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
         raise MemoryError("not enough memory for a token; use fewer rows")
     return y
