@@ -174,9 +174,6 @@ def test_drawing():
     assert draw(logits, temperature=0).unique().tolist() == [1]
     cold = torch.bincount(draw(logits, temperature=0.5, generator=generator), minlength=4) / 20_000
     torch.testing.assert_close(cold, (2 * logits[0]).softmax(-1), atol=0.02, rtol=0)
-    for wrong in ({"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
-        with pytest.raises(InputError, match="at least 0"):
-            draw(logits, **wrong)
 
 
 def test_bad_input(tmp_path):
@@ -350,20 +347,23 @@ def test_tokens_of_any_integer_type():
 
 
 def test_none_draws_from_all_and_other_settings_are_refused():
-    logits = torch.randn(50, 9, generator=seeded())
-    free = draw(logits, generator=seeded())
-    assert torch.equal(draw(logits, top_k=None, top_p=None, generator=seeded()), free)
+    stream = Stream(model("linear")).prefill(ids(4, 3))
+    free, _ = stream.generate(9, generator=seeded())
+    assert torch.equal(stream.generate(9, top_k=None, top_p=None, min_p=None, generator=seeded())[0], free)
     for wrong in ({"top_k": 1.5}, {"top_k": "2"}, {"temperature": None}, {"top_p": "all"}):
         with pytest.raises(InputError, match="expected a number as temperature"):
-            draw(logits, **wrong)
+            stream.generate(1, **wrong)
+    for wrong in ({"temperature": -1}, {"temperature": torch.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(InputError, match="at least 0"):
+            stream.generate(1, **wrong)
+    with pytest.raises(InputError, match="at least 0"):
+        mnemos.BeamConfig(temperature=-1.0)
 
 
 def test_cold_and_tied_draws():
     logits = torch.zeros(2000, 5)
     assert len(set(draw(logits, top_k=1, generator=seeded()).tolist())) == 1
     assert draw(torch.tensor([[0.0, 9.0, 3.0]]), temperature=1e-39).tolist() == [1]
-    with pytest.raises(InputError, match="finite"):
-        draw(logits, temperature=float("nan"))
     network = model("linear", vocab_size=17, head=HeadConfig(mixture=3))
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)

@@ -18,7 +18,6 @@ def ended(plain: list[int], ends: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "settings", "ends", "fill"),
     [
-        ("linear", {"eos": 7}, [[7]], 7),
         ("favor", {"eos": [3, 7]}, [[3], [7]], 3),
         ("softmax", {"stop": [2, 3]}, [[2, 3]], -1),
         ("window", {"stop": [torch.tensor([1, 5]), (8, 8)], "eos": 7}, [[1, 5], [8, 8], [7]], 7),

@@ -77,16 +77,15 @@ def cut(network, x, cuts, state=None, mask=None):
 def test_the_forward_is_the_equations(kind):
     network, x, mask = model(kind), ids(4), holes()
     whole = network(x)[0]
-    for row in range(2):
-        close(whole[row], oracle.logits(network.state_dict(), network.config, x[row].tolist(), [True] * T))
+    close(whole[0], oracle.logits(network.state_dict(), network.config, x[0].tolist(), [True] * T))
     padded = network(x, None, mask)[0]
-    for row in range(4):
+    for row in range(4) if kind == "reads" else (3,):
         wanted = oracle.logits(network.state_dict(), network.config, x[row].tolist(), mask[row].tolist())
         close(padded[row, mask[row]], wanted[mask[row]])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["paper", "paper, forgetting off", "cls"])
+@pytest.mark.parametrize("kind", ["paper, forgetting off", "cls"])
 def test_the_gradients_are_those_of_the_equations(kind):
     """Of every weight and of M_0, through three writes; with the paper's settings and with ours."""
     network, x = model(kind), ids(1)
@@ -125,7 +124,7 @@ def test_resets_in_mid_stream_are_the_equations(kind):
     whole, _ = network(x[:, 6:], state)
     split, _ = cut(network, x[:, 6:], [1, 2, 5, 9], state)
     close(whole, split)
-    for row, start in ((0, 0), (1, 6), (2, 0)):
+    for row, start in ((0, 0), (1, 6)):
         tokens = x[row, start:].tolist()
         wanted = oracle.logits(network.state_dict(), network.config, tokens, [True] * len(tokens))
         close(torch.cat([first[row, start:], whole[row]]), wanted)
@@ -138,14 +137,14 @@ def test_split_anywhere_equals_whole(kind, masked):
     network, x = model(kind), ids(4)
     mask = holes() if masked else None
     whole, end = network(x, None, mask)
-    for cuts in ([4], [3], [5, 12], [1, 2, 9], range(1, T)):
+    for cuts in ([4], [3, 12], range(1, T)):
         parts, state = cut(network, x, cuts, None, mask)
         close(parts, whole)
         same(state, end)
     close(network(x, network.initial_state(4), mask)[0], whole)
 
 
-@pytest.mark.parametrize("kind", ["paper", "reads", "cls"])
+@pytest.mark.parametrize("kind", ["reads", "cls"])
 def test_gradients_of_split_and_resumed_equal_the_whole(kind):
     network, x = model(kind), ids()
     found = []
@@ -214,7 +213,7 @@ def test_rows_do_not_mix_and_may_be_selected_forked_and_reset():
         same(state, before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["paper", "reads", "no memory"])
 def test_advance_is_the_forward_without_the_decoder(kind):
     network = model(kind, dropout=0.3).train()
     x, mask = ids(4, 12), torch.ones(4, 12, dtype=torch.bool)
@@ -234,7 +233,7 @@ def test_advance_is_the_forward_without_the_decoder(kind):
         assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(wanted), strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["cls", "never written"])
 def test_advance_inside_a_segment_is_the_forward_too(kind):
     network = model(kind, dropout=0.3).train()
     x = ids(4, 12)

@@ -1,4 +1,4 @@
-"""`mnemos.load` on folders that are not what `save` wrote: every one ends in one line, in little memory."""
+"""`mnemos.load` on folders that are not what `save` wrote: one line, in little memory. Skeletons of models."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ import mnemos
 from mnemos import GRC
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.models.lstm import LSTMConfig
-from mnemos.models.store import build_within
-from mnemos.models.transformer import HeadConfig, Transformer
+from mnemos.models.store import build_within, skeleton
+from mnemos.models.transformer import HeadConfig, Transformer, TransformerConfig
 from mnemos.types import InputError
 
 
@@ -219,3 +219,31 @@ def test_a_users_model_that_fails_keeps_its_reason(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="ZeroDivisionError") as error:
         mnemos.load(tmp_path)
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, max_length=8, cache=GRC()),
+        mnemos.MemformerConfig(vocab_size=11, dim=16, num_heads=2),
+    ],
+    ids=lambda config: config.name,
+)
+def test_modules_names_and_shapes_of_a_skeleton_are_those_of_the_model(config):
+    model, bare = config.build(), skeleton(config)
+    assert {n: (p.shape, p.dtype) for n, p in bare.named_parameters()} == {
+        n: (p.shape, p.dtype) for n, p in model.named_parameters()
+    }
+    assert [(n, type(m), m.extra_repr()) for n, m in bare.named_modules()] == [
+        (n, type(m), m.extra_repr()) for n, m in model.named_modules()
+    ]
+
+
+def test_no_memory_is_touched_and_no_random_number_is_drawn():
+    before = torch.get_rng_state()
+    resource = pytest.importorskip("resource")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bare = skeleton(TransformerConfig(vocab_size=300_000, dim=1024, layers=1, num_heads=2, max_length=8))
+    assert sum(p.numel() for p in bare.parameters()) > 300_000_000  # 1.2 GB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KiB on Linux; less on macOS
+    assert torch.equal(before, torch.get_rng_state())

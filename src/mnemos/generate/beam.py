@@ -22,7 +22,7 @@ from mnemos.ops.checks import check_finite
 from mnemos.types import InputError, Likelihood, Output, Rows, State, likelihood_of, select, take_rows
 
 from .fused import ROWS, DecodeStep, fused_step
-from .sampling import draw
+from .sampling import checked_settings, draw
 
 IGNORE = -100  # in a prefix: no token
 WAIT = 8  # steps after which a device is synchronised to see whether all sentences are done; on a CPU: every step
@@ -71,6 +71,7 @@ class BeamConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "BeamConfig")
+        checked_settings(self.temperature, self.top_k, self.top_p)
         for name, least in (("beams", 1), ("n_best", 1), ("max_length", 1), ("min_length", 0), ("no_repeat_ngram", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"BeamConfig.{name}: expected at least {least}, found {getattr(self, name)}; raise it")

@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from mnemos.ops.checks import check_finite
-from mnemos.types import InputError, Likelihood
+from mnemos.types import InputError
 
 
 def draw(
     outputs: Tensor,
     temperature: float = 1.0,
-    top_k: int | None = 0,
-    top_p: float | None = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
     generator: torch.Generator | None = None,
-    likelihood: Likelihood | None = None,
-    min_p: float | None = 0.0,
+    likelihood: Any = None,
+    min_p: float = 0.0,
 ) -> Tensor:
     """Tokens [B] int64 drawn from outputs [B, V]: logits, or the parameters of `likelihood`, if the model has one.
 
     temperature 0: the most probable token. top_k > 0: only the k most probable ones; top_p < 1: only the most probable
     ones, as many as have this probability together; min_p > 0: only those that have at least this share of the greatest
-    probability; 0, 1 and 0, or None: all. Raises InputError for settings out of range, and on a CPU for outputs of NaN.
+    probability; 0, 1 and 0: all. The settings are those of `checked_settings`. Raises InputError on a CPU for outputs
+    of NaN, and for a likelihood that cannot be drawn from, or not so.
     """
-    top_k, top_p, min_p = checked_settings(temperature, top_k, top_p, min_p)
     if likelihood is not None and not hasattr(likelihood, "log_prob"):
         if not hasattr(likelihood, "draw"):
             raise InputError(
@@ -37,24 +37,15 @@ def draw(
             raise InputError(
                 f"expected min_p 0, because {type(likelihood).__name__} has no logits, found {min_p}; use temperature"
             )
-        return likelihood.draw(outputs, temperature, top_k, top_p, generator)
-    outputs = scores_of(outputs, likelihood)
+        tokens: Tensor = likelihood.draw(outputs, temperature, top_k, top_p, generator)
+        return tokens
+    scores = outputs if likelihood is None else likelihood.log_prob(outputs)
     if temperature == 0:
-        return most_probable(outputs)
-    chances = probabilities(outputs, temperature, top_k, top_p, min_p)
+        greatest, tokens = scores.max(-1)
+        check_finite(greatest)
+        return tokens
+    chances = probabilities(scores, temperature, top_k, top_p, min_p)
     return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
-
-
-def scores_of(outputs: Tensor, likelihood: Any) -> Tensor:
-    """Logits [.., V] of a model's outputs: the outputs themselves, or log-probabilities of its likelihood."""
-    return outputs if likelihood is None else likelihood.log_prob(outputs)
-
-
-def most_probable(scores: Tensor) -> Tensor:
-    """The tokens [..] with the greatest of scores [.., V]. Raises InputError for NaN, on a CPU."""
-    greatest, tokens = scores.max(-1)
-    check_finite(greatest)
-    return tokens
 
 
 def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:

@@ -158,11 +158,11 @@ class Stream:
         check_weights(self, "generate")
         if not is_whole(length) or length < 0:
             raise InputError(f"generate: expected a length that is a whole number of at least 0, found {length!r:.60}")
-        checked_settings(temperature, top_k, top_p, min_p)
+        k, p, least = checked_settings(temperature, top_k, top_p, min_p)
         likelihood = likelihood_of(self.model)
 
         def draw_next(outputs: Tensor) -> Tensor:
-            return draw(outputs, temperature, top_k, top_p, generator, likelihood, min_p)
+            return draw(outputs, temperature, k, p, generator, likelihood, least)
 
         ends, fill = endings(eos, stop, getattr(getattr(self.model, "config", None), "vocab_size", None))
         return Tokens(self, length, draw_next, ends, fill)

@@ -366,6 +366,7 @@ class Transformer(nn.Module):
             self.positions = LearnedPositions(c.max_length + prefix, c.dim)
         elif c.positions == "sinusoidal":
             self.positions = SinusoidalPositions()
+        self.scale = c.embedding_scale
         self.dropout = dropout_of(c.dropout)
         # --- blocks ---
         blocks = []
@@ -453,7 +454,7 @@ class Transformer(nn.Module):
         return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
 
     def _state(self, seen: Tensor, layers: tuple[State, ...]) -> TransformerState | None:
-        if all(layer is None for layer in layers):
+        if {*map(type, layers)} == {type(None)}:
             return None
         return TransformerState(seen if self.config.causal else None, layers)
 
@@ -478,8 +479,8 @@ class Transformer(nn.Module):
         seen = None if state is None else state.seen
         after = count_seen(x, seen, mask)
         y = self.embedding(zero_invalid(x, mask) if c.features else x)
-        if (scale := c.embedding_scale) != 1:
-            y = y * scale
+        if self.scale != 1:
+            y = y * self.scale
         if self.cls is not None:
             y = torch.cat([self.cls.expand(b, 1, -1), y], 1)
             mask = None if mask is None else torch.cat([mask.new_ones(b, 1), mask], 1)
