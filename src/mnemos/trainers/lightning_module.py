@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +78,6 @@ class RolloutModule:
 
     def segment_loss(self, segment: Segment, state: State, count: Tensor) -> tuple[Tensor, State]:
         """(the losses of a segment's targets, summed and divided by `count`; the new state). Override it at will."""
-        return self._find_reader()(segment, state, count)
-
-    def _find_reader(self) -> "Reader":
         from .reader import Reader  # which imports transformers
 
         if not isinstance(getattr(self, "model", None), nn.Module):
@@ -91,10 +87,10 @@ class RolloutModule:
             )
         if self._reader is None or self._reader.model is not self.model:
             self._reader = Reader(self.model)
-        return self._reader
+        return self._reader(segment, state, count)
 
     def on_train_start(self) -> None:
-        """Find the rows, or those of the checkpoint."""
+        """Begin the rows, or go on with those of the checkpoint."""
         batches, strategy = self.trainer.train_dataloader, self.trainer.strategy
         if not isinstance(batches, RolloutBatches):
             raise InputError(
@@ -117,14 +113,14 @@ class RolloutModule:
                     f"RolloutModule: expected {len(own)} processes, with which the checkpoint was written, found "
                     f"{self.trainer.world_size}; resume with as many"
                 )
-            self._rows.restore(own[self.trainer.global_rank], partial(self._fresh, batches), self.device)
-        self._rows.follow()
+            ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
 
-    def _fresh(self, batches: RolloutBatches) -> State:
-        """A state with the structure of those that `segment_loss` returns."""
-        ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
-        with torch.no_grad(), generators.preserve():
-            return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
+            def fresh() -> State:  # with the structure of the states that `segment_loss` returns
+                with torch.no_grad(), generators.preserve():
+                    return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
+
+            self._rows.restore(own[self.trainer.global_rank], fresh, self.device)
+        self._rows.follow()
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """One update from one rollout."""
@@ -133,14 +129,16 @@ class RolloutModule:
         if self._restored is not None:  # now, so that nothing since the start has drawn from them
             generators.put(self._restored["generators"][self.trainer.global_rank])
             self._restored = None
-        optimizer, wrapped = self.optimizers(), self.trainer.strategy.model
+        optimizer, wrapped, world = self.optimizers(), self.trainer.strategy.model, self.trainer.world_size
         if isinstance(optimizer, list):
             raise InputError(f"RolloutModule: expected one optimiser, found {len(optimizer)}")
         own = (batch["targets"] >= 0).sum()
-        count = self._sum(own).clamp(min=1) / self.trainer.world_size
+        every = own.clone()
+        if world > 1:
+            torch.distributed.all_reduce(every)
+        count = every.clamp(min=1) / world
         optimizer.zero_grad()
-        apart = wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext()
-        with apart:
+        with wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext():
             loss = self._rows.backward(lambda segment, state: self.segment_loss(segment, state, count), batch)
         average_gradients(self.parameters())
         optimizer.step()
@@ -153,18 +151,16 @@ class RolloutModule:
         self._step_schedulers("epoch")
 
     def _step_schedulers(self, interval: str) -> None:
-        for found in self.trainer.lr_scheduler_configs:
-            if found.interval == interval and not found.reduce_on_plateau:
-                found.scheduler.step()
+        for one in self.trainer.lr_scheduler_configs:
+            if one.interval == interval and not one.reduce_on_plateau:
+                one.scheduler.step()
 
     def on_validation_epoch_start(self) -> None:
         """New rows for the validation."""
         batches = self.trainer.val_dataloaders
         if not isinstance(batches, RolloutBatches) or batches.seed is not None:
-            raise InputError(
-                f"RolloutModule: expected RolloutBatches(..., seed=None) to validate on, found "
-                f"{type(batches).__name__}{'' if not isinstance(batches, RolloutBatches) else ' with a seed'}"
-            )
+            found = "one with a seed" if isinstance(batches, RolloutBatches) else type(batches).__name__
+            raise InputError(f"RolloutModule: expected RolloutBatches(..., seed=None) to validate on, found {found}")
         self._validated = RowStates(batches)
 
     def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:
@@ -179,23 +175,12 @@ class RolloutModule:
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the rows and the generators of all processes."""
         if self._rows is not None:
-            own = (self._rows.state_dict(), generators.take())
-            every = self._gather(own)
+            own = self._rows.state_dict(), generators.take()
+            every: list[Any] = [own] * self.trainer.world_size
+            if len(every) > 1:
+                torch.distributed.all_gather_object(every, own)
             checkpoint[_SAVED] = {"rows": [one[0] for one in every], "generators": [one[1] for one in every]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep them until the training starts."""
         self._restored = checkpoint.get(_SAVED)
-
-    def _sum(self, x: Tensor) -> Tensor:
-        """The sum over the processes."""
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(x := x.clone())
-        return x
-
-    def _gather(self, own: Any) -> list[Any]:
-        """One value of each process."""
-        found = [own] * self.trainer.world_size
-        if self.trainer.world_size > 1:
-            torch.distributed.all_gather_object(found, own)
-        return found

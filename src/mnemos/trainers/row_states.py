@@ -9,7 +9,7 @@ from torch import Tensor
 from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 from mnemos.types import InputError, JSONObject, State
 
-from .batches import RolloutBatch, RolloutBatches, check_description
+from .batches import RolloutBatch, RolloutBatches
 
 
 class Segment(NamedTuple):
@@ -90,7 +90,7 @@ class RowStates:
 
         Raises InputError if it is of other data, other rows or another model.
         """
-        check_description(self.batches, saved["data"])
+        self.batches.check_description(saved["data"])
         self._carried.load_state_dict(saved["states"], fresh, device)
         self._next = int(saved["next"])
 

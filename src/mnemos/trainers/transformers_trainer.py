@@ -2,7 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,22 @@ class RolloutTrainer(Trainer):
                 raise InputError(
                     f"RolloutTrainer: expected no {name}, because documents are cut into segments; omit it"
                 )
-        _check_trainer()
+        for name, expected in _EXTENDED.items():
+            method = getattr(Trainer, name, None)
+            taken = inspect.signature(method).parameters if method is not None else {}
+            lacking = [one for one in expected if one not in taken]
+            if method is None or lacking:
+                what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
+                raise libraries.other_version(
+                    "RolloutTrainer: expected the Trainer of",
+                    f"that of {libraries.transformers().__version__}: {what}",
+                    f"run: {install_command('trainer')}",
+                )
         model = given[0] if given else named.get("model")
         args = given[1] if len(given) > 1 else named.get("args")
         for name in _REFUSED_ARGUMENTS:
             _refuse(name, getattr(args, name, None))  # now, as Trainer has errors of its own for some
-        self._found = None if model is None else Reader(model)  # before Trainer changes the model's configuration
+        self._reader = None if model is None else Reader(model)  # before Trainer changes the model's configuration
         super().__init__(*given, **named)
         # What `accelerate launch` sets is not among the arguments.
         _refuse("fsdp", self.is_fsdp_enabled)
@@ -100,15 +111,15 @@ class RolloutTrainer(Trainer):
             )
         self.segment, self.rollout, self.verify = segment, rollout, verify
         self._resumed: Path | None = None
-        if self._found is not None:
-            self._found.smooth(self.args.label_smoothing_factor)
+        if self._reader is not None:
+            self._reader.smooth(self.args.label_smoothing_factor)
 
-    def _reader(self) -> Reader:
+    def _present_reader(self) -> Reader:
         """How the present model is read; `model_init` may have made another one."""
-        if self._found is None or self._found.model is not self.model:
-            self._found = Reader(self.model)
-            self._found.smooth(self.args.label_smoothing_factor)
-        return self._found
+        if self._reader is None or self._reader.model is not self.model:
+            self._reader = Reader(self.model)
+            self._reader.smooth(self.args.label_smoothing_factor)
+        return self._reader
 
     def get_train_dataloader(self) -> DataLoader:
         """The rollouts of the training documents, for this process."""
@@ -127,17 +138,17 @@ class RolloutTrainer(Trainer):
         self._rows = RowStates(batches, RolloutEngine(backward, self.model, verify=self.verify))
         if self._resumed is not None:
             saved = tree_file.read(self._resumed / self._files()[0])
-            rows = self._train_batch_size
-            self._rows.restore(saved, lambda: self._reader().fresh(rows, self.args.device), self.args.device)
+            rows, device = self._train_batch_size, self.args.device
+            self._rows.restore(saved, lambda: self._present_reader().fresh(rows, device), device)
         return self._loader(batches)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The segments of the evaluation documents, each of them once, for this process."""
-        found = self.eval_dataset if eval_dataset is None else eval_dataset
-        found = self.eval_dataset[found] if isinstance(found, str) else found
-        if found is None:
+        documents = self.eval_dataset if eval_dataset is None else eval_dataset
+        documents = self.eval_dataset[documents] if isinstance(documents, str) else documents
+        if documents is None:
             raise InputError("RolloutTrainer: expected eval_dataset, a sequence of documents, found none")
-        return self._loader(RolloutBatches(found, self.args.eval_batch_size, self.segment, 1, None))
+        return self._loader(RolloutBatches(documents, self.args.eval_batch_size, self.segment, 1, None))
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """Refused: `evaluate` gives the loss of documents, `generate` of the model continues them."""
@@ -149,25 +160,29 @@ class RolloutTrainer(Trainer):
         return _Loader(
             batches,
             batch_sampler=_InOrder(len(batches)),
-            collate_fn=_only,
+            collate_fn=operator.itemgetter(0),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
         """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
-        found: Any = resume_from_checkpoint
-        if found is True:
+        start: Any = resume_from_checkpoint
+        whole = f"a whole checkpoint of RolloutTrainer, written by {self.args.world_size} process(es)"
+        if start is True:
             folder = Path(str(self.args.output_dir))
-            found = newest(gather_object([whole_ones(folder, self._files())]))
-            if found is None and any(folder.glob("checkpoint-*")):
-                raise InputError(f"{folder}: expected {self._whole()}, found none; name another, or remove them all")
-            found = found or True
-        elif found and not is_whole(Path(found), self._files()):
-            raise InputError(f"{found}: expected {self._whole()}, found none; resume from another")
-        self._resumed = Path(found) if isinstance(found, str | Path) else None
+            ours = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+            # A process may have been killed before it wrote its part of the last one: what every process has.
+            every = gather_object([{path for path in ours if self._is_whole(path)}])
+            common = set.intersection(*every)
+            start = max(common, key=lambda path: int(path.name.partition("-")[2]), default=True)
+            if start is True and any(folder.glob("checkpoint-*")):
+                raise InputError(f"{folder}: expected {whole}, found none; name another, or remove them all")
+        elif start and not self._is_whole(Path(start)):
+            raise InputError(f"{start}: expected {whole}, found none; resume from another")
+        self._resumed = Path(start) if isinstance(start, str | Path) else None
         try:
-            return super().train(str(found) if self._resumed else found, *given, **named)
+            return super().train(str(start) if self._resumed else start, *given, **named)
         except RuntimeError as error:
             if self._resumed is None or not str(error).startswith("Error(s) in loading state_dict"):
                 raise
@@ -190,7 +205,7 @@ class RolloutTrainer(Trainer):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        reader, batch = self._reader(), self._prepare_inputs(inputs)
+        reader, batch = self._present_reader(), self._prepare_inputs(inputs)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         count = num_items_in_batch.clamp(min=1) / scale
         with self.accelerator.no_sync(model=model), self.accelerator.autocast():
@@ -217,7 +232,7 @@ class RolloutTrainer(Trainer):
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
         batches: Any = dataloader.dataset
-        reader, rows = self._reader(), RowStates(batches)
+        reader, rows = self._present_reader(), RowStates(batches)
         total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         for batch in dataloader:
             with self.accelerator.autocast():
@@ -235,9 +250,13 @@ class RolloutTrainer(Trainer):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             tree_file.write(Path(output_dir) / self._files()[0], self._rows.state_dict())
 
-    def _whole(self) -> str:
-        processes = self.args.world_size
-        return f"a whole checkpoint of RolloutTrainer, written by {processes} process{'es' * (processes > 1)}"
+    def _is_whole(self, folder: Path) -> bool:
+        """Whether this process wrote its files of a checkpoint, and the first one its last, trainer_state.json."""
+        try:
+            json.loads(read_text(folder / "trainer_state.json"))
+        except (OSError, ValueError):
+            return False
+        return all((folder / name).is_file() for name in self._files())
 
     def _files(self) -> tuple[str, str]:
         """The files of a checkpoint that this process writes: the states of its rows, and Trainer's generators."""
@@ -249,21 +268,6 @@ def _refuse(name: str, value: object) -> None:
     """Raise InputError if an argument, or a setting of the launcher with its name, is given."""
     if value:
         raise InputError(f"RolloutTrainer: expected args without {name}, because {_REFUSED_ARGUMENTS[name]}")
-
-
-def _check_trainer() -> None:
-    """Raise InputError where Trainer has not the methods that are extended here, as they were in the versions tried."""
-    for name, expected in _EXTENDED.items():
-        method = getattr(Trainer, name, None)
-        found = inspect.signature(method).parameters if method is not None else {}
-        lacking = [one for one in expected if one not in found]
-        if method is None or lacking:
-            what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
-            raise libraries.other_version(
-                "RolloutTrainer: expected the Trainer of",
-                f"that of {libraries.transformers().__version__}: {what}",
-                f"run: {install_command('trainer')}",
-            )
 
 
 class _InOrder:
@@ -286,29 +290,3 @@ class _Loader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Trainer calls it before each epoch; after a resumption, it finds the sampler by itself."""
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-def _only(batches: list[Any]) -> Any:
-    (batch,) = batches
-    return batch
-
-
-def is_whole(folder: Path, files: Sequence[str]) -> bool:
-    """Whether a process wrote its files of a checkpoint, and the first one its last, trainer_state.json."""
-    try:
-        json.loads(read_text(folder / "trainer_state.json"))
-    except (OSError, ValueError):
-        return False
-    return all((folder / name).is_file() for name in files)
-
-
-def whole_ones(folder: Path, files: Sequence[str]) -> list[Path]:
-    """The checkpoints of a folder that are whole: a killed process may leave half of one."""
-    found = (path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit())
-    return [path for path in found if is_whole(path, files)]
-
-
-def newest(of_processes: Sequence[Sequence[Path]]) -> Path | None:
-    """The newest checkpoint that every process has: one may have been killed before it wrote its part of the last."""
-    common = set(of_processes[0]).intersection(*of_processes)
-    return max(common, key=lambda path: int(path.name.partition("-")[2]), default=None)
