@@ -31,7 +31,7 @@ def compared(model, pieces, state=None, tolerance=1e-12, step=None, oracle=None,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("checkpoints", ["all", "sqrt", 2, 3])
-@pytest.mark.parametrize("count", [1, 2, 7, 12])
+@pytest.mark.parametrize("count", [1, 2, 11])
 def test_gradients_equal_those_of_one_graph(dtype, checkpoints, count):
     out = compared(
         cell(dtype), segments(count, dtype), begin(dtype), tolerance=TOLERANCE[dtype], checkpoints=checkpoints
@@ -48,7 +48,7 @@ def test_the_step_makes_a_learned_start_from_none(checkpoints):
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"checkpoints": "sqrt"}, {"truncate_every": 3}])
-@pytest.mark.parametrize("slide", [1, 3, 4, 5])
+@pytest.mark.parametrize("slide", [1, 4])
 def test_a_window_that_slides_starts_from_the_state_after_its_step(options, slide):
     """Windows of five segments; each starts from what the one before computed, with the weights of that time."""
     model, pieces, state = cell(), segments(12), begin()

@@ -214,12 +214,6 @@ def test_what_to_do_about_a_difference_is_what_can_be_done():
         replay(noisy, segments(), begin(), module=model)
     with pytest.raises(InputError, match=r"\], or name the module whose buffers change, or give verify=False"):
         replay(noisy, segments(), begin())
-    slightly = lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.001}  # noqa: E731
-    model.eval()
-    with pytest.raises(
-        InputError, match=r"give tolerance=0\.02 if .* half precision, or draw .*, or let advance do to .* does$"
-    ):
-        replay(model, segments(), begin(), advance=slightly)
 
 
 def test_verification_is_as_strict_as_asked():

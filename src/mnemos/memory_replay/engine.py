@@ -112,7 +112,8 @@ class RolloutEngine:
                     tolerance=self.tolerance,
                     module=self.module,
                     backward=self.backward,
-                    no_sync=self.no_sync if last else nullcontext,  # entered in all steps but the last
+                    # Entered in all steps but the last; not where it is entered around all of them.
+                    no_sync=self.no_sync if last or self.no_sync is None else nullcontext,
                 )
             return out.losses, _as_stored(out.next_state)
 

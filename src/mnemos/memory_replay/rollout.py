@@ -138,7 +138,7 @@ def replay(
     `module`, are as before the call; .grad may have the gradients of some steps. A loss that is not finite raises no
     error, because GradScaler handles it.
     """
-    # ---- the arguments ----------------------------------------------------------------------------------------------
+    # --- the arguments ---
     pieces: Any = segments
     if isinstance(segments, Iterable) and not (hasattr(segments, "__getitem__") and hasattr(segments, "__len__")):
         pieces = list(segments)
@@ -152,7 +152,7 @@ def replay(
     both = scaler is not None and backward is not None
     graph = any(isinstance(x, Tensor) and x.grad_fn is not None for x in pytree.tree_leaves(reset_to))
     enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    for fits, expected, found in (
+    for fits, rule, found in (
         (callable(step), "step to be a function of (segment, state)", step),
         (advance is None or callable(advance), "advance to be a function of (segment, state)", advance),
         (module is None or isinstance(module, nn.Module), "module to be a torch.nn.Module", module),
@@ -174,7 +174,7 @@ def replay(
         (enabled, "gradient to be enabled", "it switched off"),
     ):
         if not fits:
-            raise InputError(f"replay: expected {expected}, found {found!r:.60}")
+            raise InputError(f"replay: expected {rule}, found {found!r:.60}")
     numbers = list(map(float, numbers))
     if scaler is not None:
         backward = lambda root: scaler.scale(root).backward()  # noqa: E731
@@ -192,8 +192,11 @@ def replay(
     first_losses: list[Any] = [None] * count
     aux: list[Any] = [None] * count
     scalars = Pool(2 * count)  # of both
-    state_grad = next_state = None
+    state_grad: State = None
+    next_state: State = None
     any_gradient = False
+    later: Any = None  # the gradients of a step's new state, which later steps computed
+    expected: Any = None  # and this state, as the later step started from it
 
     def run(function: Callable[..., Any], t: int, leaves: list[Any], structure: Any) -> tuple[Any, list[Any], Any, Any]:
         """Call step or advance on segment t: (loss with auxiliary losses, leaves, their structure, aux)."""
@@ -208,7 +211,7 @@ def replay(
             rows.check_segment(pieces[t], begun, error)
             raise
         several = isinstance(result, tuple) and len(result) in (2, 3)
-        loss = result[0] if several else None
+        loss: Any = result[0] if several else None
         scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
         if function is advance and (result is None or (scalar and not loss.dim())):
             found = "None" if result is None else "(loss, state)"
@@ -229,10 +232,10 @@ def replay(
             loss = loss + x.to(loss.device)
         return loss, outgoing, structure, keep_outputs(result[2]) if len(result) == 3 else None
 
-    # ---- Algorithm 1 ------------------------------------------------------------------------------------------------
+    # --- Algorithm 1 ---
     try:
         for first in range(0, count, horizon):  # no gradient crosses from part to part: each is a replay of its own
-            kept, t, later, expected = [(first, end)], min(first + horizon, count) - 1, None, None
+            kept, t, later = [(first, end)], min(first + horizon, count) - 1, None
             while kept:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
                 at, start = kept[-1]
                 hidden.put(start.hidden)
@@ -293,7 +296,7 @@ def replay(
         hidden.put(begin.hidden)
         raise
 
-    # ---- the result -------------------------------------------------------------------------------------------------
+    # --- the result ---
     wide = functools.reduce(torch.promote_types, (x.dtype for x in losses))
     found_losses = torch.stack([x.to(wide) for x in losses])
     weighted = found_losses * found_losses.new_tensor(numbers, dtype=torch.promote_types(wide, torch.float32))

@@ -21,7 +21,7 @@ class Start(NamedTuple):
     hidden: list[Any]
 
 
-# ---- states, cut into leaves -----------------------------------------------------------------------------------------
+# --- states, cut into leaves ---
 
 
 def differentiable(x: object) -> bool:
@@ -143,7 +143,7 @@ def fetch(leaves: list[Any]) -> list[Any]:
     return [x[0].to(x[1], non_blocking=True) if isinstance(x, tuple) else x for x in leaves]
 
 
-# ---- the rows of the batch -------------------------------------------------------------------------------------------
+# --- the rows of the batch ---
 
 
 class Rows:
@@ -248,7 +248,7 @@ def describe(x: object) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.40}"
 
 
-# ---- inputs that nobody passes ---------------------------------------------------------------------------------------
+# --- inputs that nobody passes ---
 
 _ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()  # the value of an attribute that is not there
 
