@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from replay_standins import begin, cell, gradients, segments
+from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 
 from mnemos import InputError, Transformer, replay
@@ -67,6 +67,19 @@ def test_a_wrong_step_is_named_and_leaves_nothing_behind(name, checkpoints):
         replay(step, segments(), begin(), module=model, checkpoints=checkpoints)
     assert model.count == 0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_state_that_a_step_detaches_is_no_error_where_nothing_crosses():
+    model = cell(dropout=0.0)
+
+    def detaching(x, state):
+        loss, new = model(x, state)
+        return loss, new if int(new["seen"][0][0]) == 2 else {**new, "h": new["h"].detach()}
+
+    replay(model, segments(), begin(), truncate_every=1)
+    expected = gradients(model)
+    replay(detaching, segments(), begin(), truncate_every=1)
+    agree(gradients(model), expected, 1e-12)
 
 
 def test_a_state_changed_in_place():
