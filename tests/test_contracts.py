@@ -170,7 +170,7 @@ def test_bf16_autocast_stays_close(layer):
         with torch.autocast("cpu", torch.bfloat16):
             state = layer(tokens().float())[1]
         assert layer.cache.dtype == torch.float32
-        assert state is None or state.walk is None or state.walk.cache.dtype == torch.float32
+        assert state is None or state.updates is None or state.updates.cache.dtype == torch.float32
 
 
 @pytest.mark.slow

@@ -229,10 +229,11 @@ class Declared(Recurrent, Protocol):
 
     The contracts test (tests/test_contracts.py) compares every declaration of a registered class with what it does.
     Some have more, each by a name that its caller asks for: `branch(state, copies)`, the state of `copies` rows for
-    every row, next to each other, without a copy of the tokens they share; `widened(state)`, the state with what has a
-    bound, such as the keys of a window, as long as it becomes, as exported programs need it; `draw_weights()`, a
-    published start of the weights, which a model's initialisation leaves to the layer. A part of a state that is a
-    memory by itself has a `memory_name`, by which reports call it; None where the rest of the state gives its meaning.
+    every row, next to each other, without a copy of the tokens they share; `pad_to_capacity(state)`, the state with
+    what has a bound, such as the keys of a window, as long as it becomes, as exported programs need it;
+    `draw_weights()`, a published start of the weights, which a model's initialisation leaves to the layer. A part
+    of a state that is a memory by itself has a `memory_name`, by which reports call it; None where the rest of the
+    state gives its meaning.
     """
 
     @property

@@ -312,4 +312,4 @@ def test_the_state_counts_the_tokens_of_a_row(causal):
     layer = GatedCacheAttention(8, 2, grc=GRC(length=4, scope="stream"), causal=causal)
     _, state = layer(torch.randn(2, 3, 8))
     _, state = layer(torch.randn(2, 2, 8), state)
-    assert state.walk.seen.tolist() == [5, 5]
+    assert state.updates.seen.tolist() == [5, 5]

@@ -5,7 +5,7 @@ import torch
 from hosts import close
 from torch import Tensor
 
-from mnemos.attention.gated import Walk, update_in_blocks
+from mnemos.attention.gated import CacheState, update_in_blocks
 from mnemos.hosts.row_states import BlockState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
@@ -45,7 +45,7 @@ def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
         queries = piece.unflatten(-1, (HEADS, -1)).split([n for n, _ in pieces], 1)
         close(found, torch.cat([read(q, c) for q, (_, c) in zip(queries, pieces, strict=True)], 1))
         state, start = blocks.after(), start + size
-        assert isinstance(walked, Walk)
+        assert isinstance(walked, CacheState)
         for mine, theirs in ((state.cache, walked.cache), (state.partial, walked.partial), (state.seen, walked.seen)):
             close(mine, theirs)
         assert torch.equal(blocks.written, written)

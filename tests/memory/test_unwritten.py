@@ -78,8 +78,8 @@ def test_a_stream_carries_nothing_from_call_to_call():
     fresh, state = module(tokens())
     later, state = module(tokens(), state)
     assert torch.equal(later, fresh)
-    assert state.walk.cache.abs().max() == 0
-    assert state.walk.seen.tolist() == [2 * T] * 2
+    assert state.updates.cache.abs().max() == 0
+    assert state.updates.seen.tolist() == [2 * T] * 2
     assert not module.state_gradient
 
 

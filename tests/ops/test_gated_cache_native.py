@@ -43,8 +43,8 @@ def setting(case):
     state = None
     if scope == "stream":
         state = layer.initial_state(rows)
-        walk = state.walk._replace(cache=torch.randn_like(state.walk.cache), seen=torch.arange(rows))
-        state = state._replace(walk=walk)
+        walk = state.updates._replace(cache=torch.randn_like(state.updates.cache), seen=torch.arange(rows))
+        state = state._replace(updates=walk)
     return layer, torch.randn(rows, tokens, width), mask, state
 
 
@@ -53,13 +53,13 @@ def results(layer, x, mask, state):
     layer = copy.deepcopy(layer).to(x.dtype)
     x = x.clone().requires_grad_()
     if state is not None:
-        cache = state.walk.cache.to(x.dtype).requires_grad_()
-        state = state._replace(walk=state.walk._replace(cache=cache, partial=state.walk.partial.to(x.dtype)))
+        cache = state.updates.cache.to(x.dtype).requires_grad_()
+        state = state._replace(updates=state.updates._replace(cache=cache, partial=state.updates.partial.to(x.dtype)))
     y, new = layer(x, state, mask)
     loss = y.sin()
     loss = (loss if mask is None else loss * mask[..., None]).sum()
     if state is not None:
-        loss = loss + new.walk.cache.cos().sum()
+        loss = loss + new.updates.cache.cos().sum()
     given = {"x": x, **({} if state is None else {"cache": cache}), **dict(layer.named_parameters())}
     found = torch.autograd.grad(loss, list(given.values()))
     return {

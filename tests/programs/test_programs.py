@@ -300,6 +300,6 @@ def test_a_widened_state_is_read_as_the_state():
         tokens = torch.arange(10).expand(2, 10)
         with torch.no_grad():
             _, state = model(tokens[:, :5])
-            wide = model.widened(state)
+            wide = model.pad_to_capacity(state)
             assert sum(x.numel() for x in leaves(wide)) > sum(x.numel() for x in leaves(state))
             torch.testing.assert_close(model(tokens[:, 5:], wide)[0], model(tokens[:, 5:], state)[0])

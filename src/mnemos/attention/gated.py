@@ -36,7 +36,7 @@ from mnemos.types import (
     is_padding_free,
 )
 
-from .multi_head import widened
+from .multi_head import pad_to_capacity
 from .softmax import SoftmaxAttention, attend
 
 
@@ -245,7 +245,7 @@ def is_plain_linear(module: Any) -> bool:
 
 
 @exportable
-class Walk(NamedTuple):
+class CacheState(NamedTuple):
     """The place of each row in its sequence of updates. A row of zeros is new and starts from the stored cache.
 
     cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm], valid [B, block] bool: the tokens of
@@ -262,9 +262,11 @@ class Walk(NamedTuple):
         return "cache"
 
     @staticmethod
-    def fresh(batch: int, slots: int, width: int, block: int, device: Device, dtype: torch.dtype | None) -> "Walk":
+    def fresh(
+        batch: int, slots: int, width: int, block: int, device: Device, dtype: torch.dtype | None
+    ) -> "CacheState":
         """`batch` new rows."""
-        return Walk(
+        return CacheState(
             torch.zeros(batch, slots, width, device=device, dtype=dtype),
             torch.zeros(batch, block, width, device=device, dtype=dtype),
             torch.zeros(batch, block, device=device, dtype=torch.bool),
@@ -275,11 +277,11 @@ class Walk(NamedTuple):
 def update_in_blocks(
     source: Tensor,
     mask: Tensor | None,
-    state: Walk | None,
+    state: CacheState | None,
     start: Tensor,
     block: int,
     update: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[list[tuple[int, Tensor]], Walk, Tensor]:
+) -> tuple[list[tuple[int, Tensor]], CacheState, Tensor]:
     """Process tokens `source` [B, T, Dm] in blocks.
 
     Returns pieces (number of tokens, the cache [B, Tm, Dm] that they read), the new state, and which rows [B] bool
@@ -290,7 +292,7 @@ def update_in_blocks(
     """
     b, t, width = source.shape
     if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
-        state = Walk.fresh(b, start.shape[0], width, block, source.device, source.dtype)
+        state = CacheState.fresh(b, start.shape[0], width, block, source.device, source.dtype)
         place = [0] * b
     else:
         place = (state.seen % block).tolist()
@@ -309,7 +311,7 @@ def update_in_blocks(
             every = mask is None and all(done)
             cache = new if every else torch.where(rows[:, None, None], new, cache)
             unfinished = unfinished.emptied(None if every else rows)
-    return pieces, Walk(cache, *unfinished, count_seen(source, state.seen, mask)), written
+    return pieces, CacheState(cache, *unfinished, count_seen(source, state.seen, mask)), written
 
 
 @exportable
@@ -317,7 +319,7 @@ class GatedState(NamedTuple):
     """The inner attention's state and, where rows carry a cache, the state of its updates (else None)."""
 
     inner: State
-    walk: Walk | None
+    updates: CacheState | None
 
 
 class GatedCacheAttention(GatedBranch):
@@ -432,10 +434,10 @@ class GatedCacheAttention(GatedBranch):
             return None if inner is None else GatedState(inner, None)
         device = self.cache.device if device is None else device
         block = self.block if self.causal else 0
-        return GatedState(inner, Walk.fresh(batch_size, *self.cache.shape, block, device, self.cache.dtype))
+        return GatedState(inner, CacheState.fresh(batch_size, *self.cache.shape, block, device, self.cache.dtype))
 
-    def widened(self, state: GatedState) -> GatedState:
-        return GatedState(widened(self.inner, state.inner), state.walk)
+    def pad_to_capacity(self, state: GatedState) -> GatedState:
+        return GatedState(pad_to_capacity(self.inner, state.inner), state.updates)
 
     def heads(
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
@@ -447,7 +449,7 @@ class GatedCacheAttention(GatedBranch):
         if state is not None:
             wanted, shape = [x.shape[0], *self.cache.shape], None
             if isinstance(state, GatedState):
-                shape = wanted if state.walk is None else list(state.walk.cache.shape)
+                shape = wanted if state.updates is None else list(state.updates.cache.shape)
             if shape != wanted:
                 raise InputError(
                     f"expected a state with caches {wanted}, found {shape or type(state).__name__}; use the layer's "
@@ -455,7 +457,7 @@ class GatedCacheAttention(GatedBranch):
                 )
 
         # --- the attention itself, and what the cache summarises ---
-        inner_state, walk = (None, None) if state is None else state
+        inner_state, updates = (None, None) if state is None else state
         o_self, inner_state = self.inner.heads(x, inner_state, mask)
         projected = None
         if self.grc.source == "output" or self.lift is not None:
@@ -468,32 +470,32 @@ class GatedCacheAttention(GatedBranch):
         if not self.moves:
             y = self.frozen(self.queries(x))
             y = y if own is None else self.mix_heads(own, y)
-            if self.causal and walk is None:  # a state has the same structure with and without updates
-                walk = Walk.fresh(x.shape[0], *self.cache.shape, self.block, x.device, self.cache.dtype)
+            if self.causal and updates is None:  # a state has the same structure with and without updates
+                updates = CacheState.fresh(x.shape[0], *self.cache.shape, self.block, x.device, self.cache.dtype)
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:
-                y, walk = self.read_in_blocks(x, own, summary, walk, valid)
+                y, updates = self.read_in_blocks(x, own, summary, updates, valid)
             elif self.grc.scope == "stream":  # all tokens of a row update its cache, and read it
-                seen, before = None if walk is None else walk.seen, self.contents()
-                if walk is not None:
-                    before = torch.where((walk.seen == 0)[:, None, None], before, walk.cache)
+                seen, before = None if updates is None else updates.seen, self.contents()
+                if updates is not None:
+                    before = torch.where((updates.seen == 0)[:, None, None], before, updates.cache)
                 new = self.update(summary, before, valid, self.grid)
                 y = self.answer(x, new, own)
                 no_block = new[:, :0], new.new_zeros(len(new), 0, dtype=torch.bool)
                 after = new if self.grc.write else before.expand_as(new)
-                walk = Walk(after, *no_block, count_seen(summary, seen, valid))
+                updates = CacheState(after, *no_block, count_seen(summary, seen, valid))
             else:
                 y = self.answer(x, self.current(summary, valid), own)
 
         if self.lift is not None:  # "pad": each branch has its own projection; groups of D/H channels are mixed
             assert projected is not None
             y = self.mix_heads(projected.unflatten(-1, (self.num_heads, -1)), self.lifted(y))
-        return y, None if inner_state is None and walk is None else GatedState(inner_state, walk)
+        return y, None if inner_state is None and updates is None else GatedState(inner_state, updates)
 
     def read_in_blocks(
-        self, x: Tensor, own: Tensor | None, summary: Tensor, walk: Walk | None, mask: Tensor | None
-    ) -> tuple[Tensor, Walk]:
+        self, x: Tensor, own: Tensor | None, summary: Tensor, updates: CacheState | None, mask: Tensor | None
+    ) -> tuple[Tensor, CacheState]:
         """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
 
         Programs have another form of it.
@@ -508,7 +510,7 @@ class GatedCacheAttention(GatedBranch):
         pieces, after, written = update_in_blocks(
             summary.to(start.dtype),
             mask,
-            walk,
+            updates,
             start,
             self.block,
             lambda tokens, cache: self.update(tokens, cache if self.grc.write else start),
@@ -523,7 +525,7 @@ class GatedCacheAttention(GatedBranch):
                         (n, torch.where(rows > 0, mean, start)[None])
                         for (n, _), (mean, rows) in zip(pieces, means, strict=True)
                     ]
-            after = Walk(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
+            after = CacheState(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
         if not pieces:  # a call of no tokens
             width = self.map("value").out_features // self.num_heads
             return x.new_zeros(*x.shape[:2], self.num_heads, width), after

@@ -68,7 +68,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
             device, dtype = like.device if device is None else device, dtype or like.dtype
         return self.empty(batch_size, device, dtype)
 
-    def widened(self, state: S) -> S:
+    def pad_to_capacity(self, state: S) -> S:
         """The same state, with bounded parts such as the keys of a window at their greatest length.
 
         Exported programs take and return such states (`mnemos.export`), so that only unbounded parts change size.
@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         __call__ = forward
 
 
-def widened(part: object, state: S) -> S:
+def pad_to_capacity(part: object, state: S) -> S:
     """The state of an attention or model, with what has a bound as long as it becomes."""
-    wide: S = part.widened(state) if state is not None and hasattr(part, "widened") else state
+    wide: S = part.pad_to_capacity(state) if state is not None and hasattr(part, "pad_to_capacity") else state
     return wide

@@ -200,9 +200,9 @@ class RelativeAttention(RelativeHeads[Segments]):
                 f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
             )
 
-    def widened(self, state: Segments) -> Segments:
+    def pad_to_capacity(self, state: Segments) -> Segments:
         """The inputs of a whole memory."""
-        return state.widened(self.config.memory)
+        return state.pad_to(self.config.memory)
 
     def compute_heads(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         """The heads before projection, [B, T, H, D/H], and the new state."""

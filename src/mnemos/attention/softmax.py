@@ -110,8 +110,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             return
         check_key_values(state, batch_size, heads, width)
 
-    def widened(self, state: Keys) -> Keys:
-        return state if self.window is None or isinstance(state, BranchedKeyValues) else state.widened(self.window - 1)
+    def pad_to_capacity(self, state: Keys) -> Keys:
+        return state if self.window is None or isinstance(state, BranchedKeyValues) else state.pad_to(self.window - 1)
 
     def branch(self, state: Keys, copies: int) -> Keys:
         """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys.

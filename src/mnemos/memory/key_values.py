@@ -59,7 +59,7 @@ class KeyValues:
         k, v = (zero_invalid(take(x, order), valid) for x in (self.k, self.v))
         return KeyValues(k, v, valid, self.seen)
 
-    def widened(self, n: int) -> "KeyValues":
+    def pad_to(self, n: int) -> "KeyValues":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
         return KeyValues(pad_front(self.k, n), pad_front(self.v, n), pad_front(self.valid, n), self.seen)
 
@@ -130,7 +130,7 @@ class Segments:
         start = self.x.shape[1] - n
         return Segments(self.x[:, start:], self.valid[:, start:], self._buffer, self._end)
 
-    def widened(self, n: int) -> "Segments":
+    def pad_to(self, n: int) -> "Segments":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
         return Segments(pad_front(self.x, n), pad_front(self.valid, n))
 

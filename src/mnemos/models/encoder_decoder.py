@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import widened
+from mnemos.attention.multi_head import pad_to_capacity
 from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
@@ -365,10 +365,10 @@ class EncoderDecoder(nn.Module):
             )
         return state
 
-    def widened(self, state: EncoderDecoderState) -> EncoderDecoderState:
-        """The same state with those of the decoder's layers `widened`."""
+    def pad_to_capacity(self, state: EncoderDecoderState) -> EncoderDecoderState:
+        """The same state with those of the decoder's layers at their capacity."""
         layers = zip(self._attentions, state.layers, strict=True)
-        return state._replace(layers=tuple(widened(attention, layer) for attention, layer in layers))
+        return state._replace(layers=tuple(pad_to_capacity(attention, layer) for attention, layer in layers))
 
     def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
         """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""

@@ -485,13 +485,13 @@ class Memformer(LanguageModel):
             i += 1
         return torch.cat(outputs, 1), caches
 
-    def widened(self, state: MemformerState) -> MemformerState:
+    def pad_to_capacity(self, state: MemformerState) -> MemformerState:
         """The same state with the decoder's caches as long as they become, so that its size is constant."""
         c = self.config
         lengths = [c.segment, c.memory.slots] if self.decoder.memory else [c.segment]
         layers = tuple(
             DecoderCache(
-                cache.own.widened(c.segment - 1),
+                cache.own.pad_to(c.segment - 1),
                 tuple((pad_front(k, n), pad_front(v, n)) for (k, v), n in zip(cache.sources, lengths, strict=True)),
             )
             for cache in state.layers

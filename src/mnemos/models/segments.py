@@ -450,13 +450,13 @@ class SegmentModel(LanguageModel):
                 self._table = table
         return table
 
-    def widened(self, state: SegmentState) -> SegmentState:
+    def pad_to_capacity(self, state: SegmentState) -> SegmentState:
         """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
         layers = tuple(
             SegmentCache(
                 pad_front(cache.front_k, self.front),
                 pad_front(cache.front_v, self.front),
-                cache.own.widened(self.config.segment - 1),
+                cache.own.pad_to(self.config.segment - 1),
             )
             for cache in state.layers
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import widened
+from mnemos.attention.multi_head import pad_to_capacity
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
@@ -521,10 +521,10 @@ class Transformer(nn.Module):
         if (count := leaves(state)[0].shape[0]) != rows:
             raise InputError(f"expected a state of {rows} rows, as the tokens have, found {count}; use select or reset")
 
-    def widened(self, state: TransformerState) -> TransformerState:
-        """The same state with those of its layers `widened`."""
+    def pad_to_capacity(self, state: TransformerState) -> TransformerState:
+        """The same state with those of its layers at their capacity."""
         layers = zip(self.blocks, state.layers, strict=True)
-        return state._replace(layers=tuple(widened(block.attention, layer) for block, layer in layers))
+        return state._replace(layers=tuple(pad_to_capacity(block.attention, layer) for block, layer in layers))
 
     def branch(self, state: TransformerState | None, copies: int) -> TransformerState | None:
         """The state of `copies` rows for every row, next to each other; softmax attention shares their tokens' keys."""

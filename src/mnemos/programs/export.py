@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mnemos import libraries
 from mnemos._compat import forget_control_flow, pytree
 from mnemos.atomic import whole_or_none, write_json
-from mnemos.attention.multi_head import widened
+from mnemos.attention.multi_head import pad_to_capacity
 from mnemos.config import to_dict
 from mnemos.errors import InputError
 from mnemos.generate.stream import new_state
@@ -168,7 +168,7 @@ class _Encode(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, source: Tensor, valid: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.names, leaves(widened(self.model, self.model.encode(source, valid))), strict=True))
+        return dict(zip(self.names, leaves(pad_to_capacity(self.model, self.model.encode(source, valid))), strict=True))
 
 
 _ROWS = 3  # of the examples: a number that is no size of a model's parts by chance, and not 0 or 1
@@ -178,8 +178,9 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     """The graphs of a causal model with a state, for any number of rows and tokens, without dropout or gradient.
 
     form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernels of linear attention and its kin. The
-    state is the model's, with what has a bound, such as the keys of a window, as long as it becomes (`widened`): only
-    a part without a bound changes its size. The prefill is a loop over tokens, as slow as single steps, for models that
+    state is the model's, with what has a bound, such as the keys of a window, as long as it becomes
+    (`pad_to_capacity`): only a part without a bound changes its size. The prefill is a loop over tokens, as slow as
+    single steps, for models that
     read in segments, gated caches, LSTMs and, with "operators", layers that forget or correct.
     Cost: seconds.
     Raises InputError for a model without a causal state, and for one that is not exportable: it names the part.
@@ -203,7 +204,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
         state = new_state(model, _ROWS, "export")
         if isinstance(model, EncoderDecoder):
             state = model.encode(torch.zeros(_ROWS, source, dtype=torch.int64))
-        return widened(model, model(x, state)[1] if tokens else state)
+        return pad_to_capacity(model, model(x, state)[1] if tokens else state)
 
     def shape(read: Tensor, longer: Tensor, wider: Tensor) -> Shape:
         """Sizes, with names for those that differ between examples."""
@@ -214,7 +215,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
 
     with evaluating(model), torch.no_grad():
         # --- the state's tensors: state.00, state.01, … of one length, as torch.export replaces them as text ---
-        new, read = widened(model, new_state(model, 1, "export")), example(2)
+        new, read = pad_to_capacity(model, new_state(model, 1, "export")), example(2)
         parts = list(zip(*map(leaves, (read, example(3), example(2, 6))), strict=True))
         names = [f"state.{i:0{len(str(max(len(parts) - 1, 0)))}}" for i in range(len(parts))]
         shapes = {name: shape(*examples) for name, examples in zip(names, parts, strict=True)}

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import pytree, scanned, with_children
 from mnemos.attention.cross import CrossAttention
-from mnemos.attention.gated import GatedBranch, GatedCacheAttention, Walk
+from mnemos.attention.gated import CacheState, GatedBranch, GatedCacheAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
 from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.relative import RelativeHeads
@@ -387,14 +387,14 @@ def _read_in_blocks(
     x: Tensor,
     own: Tensor | None,
     summary: Tensor,
-    walked: Walk | None,
+    walked: CacheState | None,
     mask: Tensor | None,
-) -> tuple[Tensor, Walk]:
+) -> tuple[Tensor, CacheState]:
     """`GatedCacheAttention.read_in_blocks`, token by token: rows may be anywhere in their blocks."""
     start = self.contents()
     assert walked is not None
 
-    def token(before: Walk, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Walk]:
+    def token(before: CacheState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, CacheState]:
         new, *rest = inputs
         position = before.seen % self.block
         at = position[:, None] == torch.arange(self.block, device=position.device)
@@ -410,7 +410,7 @@ def _read_in_blocks(
 
         cache = changed_if_any(done, update, cache, partial, valid, done)
         partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
-        return y, Walk(cache, partial, valid, before.seen + 1)
+        return y, CacheState(cache, partial, valid, before.seen + 1)
 
     return token_by_token(token, walked, (summary.to(start.dtype), x, *([] if own is None else [own])))
 
@@ -442,7 +442,7 @@ def _lstm(
 def _segments_read(
     self: SegmentModel, x: Tensor, state: SegmentState | None, mask: Tensor | None
 ) -> tuple[Tensor, SegmentState]:
-    """`SegmentModel.read` after a `widened` state: rows may be anywhere in their segments."""
+    """`SegmentModel.read` after a state of `pad_to_capacity`: rows may be anywhere in their segments."""
     front, length = self.front, self.config.segment
     assert state is not None
 
@@ -493,7 +493,7 @@ def _segments_positions(self: SegmentModel, like: Tensor) -> Tensor:
 def _memformer(
     self: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, MemformerState]:
-    """`Memformer.forward` after a `widened` state: rows may be anywhere in their segments."""
+    """`Memformer.forward` after a state of `pad_to_capacity`: rows may be anywhere in their segments."""
     assert state is not None
     length = self.config.segment
 

@@ -72,9 +72,9 @@ def part_of(state, name, model):
     if name == "slots":
         return state.memory, lambda new: state._replace(memory=new)
     if name == "cache":
-        walks = [layer.walk for layer in state.layers]
+        walks = [layer.updates for layer in state.layers]
         return walks, lambda new: state._replace(
-            layers=tuple(layer._replace(walk=w) for layer, w in zip(state.layers, new, strict=True))
+            layers=tuple(layer._replace(updates=w) for layer, w in zip(state.layers, new, strict=True))
         )
     if name == "sums" and isinstance(model, Transformer) and model.config.cache is not None:
         sums = [layer.inner.sums for layer in state.layers]

@@ -144,7 +144,7 @@ def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
     for first in range(0, 20, length):
         wanted = model(TOKENS[:, first : first + length], state)
         if state is not None:
-            layers = [one._replace(walk=one.walk._replace(cache=0 * one.walk.cache)) for one in state.layers]
+            layers = [one._replace(updates=one.updates._replace(cache=0 * one.updates.cache)) for one in state.layers]
             emptied, _ = model(TOKENS[:, first : first + length], state._replace(layers=tuple(layers)))
         else:
             emptied = wanted[0]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos._compat import pytree
-from mnemos.attention.gated import Walk
+from mnemos.attention.gated import CacheState
 from mnemos.lab.tasks.batch import to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
@@ -96,7 +96,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
 
 
 def _is_walk(node: object) -> bool:
-    return isinstance(node, Walk)
+    return isinstance(node, CacheState)
 
 
 def _describe(caches: Tensor) -> Contents:

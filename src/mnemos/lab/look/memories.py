@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import pytree
-from mnemos.attention.gated import GatedBranch, Walk
+from mnemos.attention.gated import CacheState, GatedBranch
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.row_states import BlockState
 from mnemos.memory.key_values import KeyValues
@@ -339,8 +339,8 @@ class CacheReader(Reader):
         found = torch.cat(reads)[-count:] if reads else torch.zeros(count, k)
         self.put(readers=found)
 
-    def _walk(self, state: State) -> Walk | BlockState | None:
-        parts: list[Any] = nodes(state, (Walk, BlockState))
+    def _walk(self, state: State) -> CacheState | BlockState | None:
+        parts: list[Any] = nodes(state, (CacheState, BlockState))
         return parts[self.place] if self.place < len(parts) else None
 
     def part(self, state: State) -> Tensor | None:
