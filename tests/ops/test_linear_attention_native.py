@@ -20,7 +20,7 @@ from mnemos.ops.linear import LinearState, linear_attention, native
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
-FLUSHED = platform.machine().lower() in ("x86_64", "amd64")  # denormal numbers count as zero: native/flush.h
+FLUSHED = platform.machine().lower() in ("x86_64", "amd64")  # denormal numbers count as zero: native/simd/flush.h
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = LARGE_PAGES.read_text() if LARGE_PAGES.exists() else ""
 

@@ -252,7 +252,7 @@ def test_the_kernel_of_single_tokens(
 def test_threads_share_a_state_and_the_result_is_the_same() -> None:
     x = {name: value.float() for name, value in draw(8, 30, 8, 4, 32, 64).items()}
     sizes, far, threads = Sizes(9, 2, SCALE), far_of("delta", x, True), torch.get_num_threads()
-    assert x["k"].shape[0] * 4 * 64 * 64 >= 2**16  # SERIAL of native/window.cpp
+    assert x["k"].shape[0] * 4 * 64 * 64 >= 2**16  # SERIAL of native/window/window.cpp
     ends = []
     for count in (1, 3):
         torch.set_num_threads(count)

@@ -1,7 +1,7 @@
 """The fused decoding step: one token through all layers of a model in one call of a C++ kernel.
 
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
-times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decode.cpp) computes all
+times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decoder/decode.cpp) computes all
 layers in one call. The state is the model's own.
 
 From top to bottom: `FusedStep`, which hands the kernel the addresses of weights (`_locate`) and of a state (`_step`);
@@ -53,7 +53,7 @@ from mnemos.types import InputError, Output, State, likelihood_of
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
-NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decode.h
+NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decoder/decode.h
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
@@ -129,7 +129,7 @@ class FusedStep:
         return self.model(x, state)
 
     def _lay_out(self, model: Any) -> None:
-        """What stays as it is: sizes, and which weight stands where. Structs are those of native/decode.h."""
+        """What stays as it is: sizes, and which weight stands where. Structs are those of native/decoder/decode.h."""
         c, self._reads = model.config, isinstance(model, EncoderDecoder)
         blocks = model.decoder if self._reads else model.blocks
         self.layer = layer = LAYERS[type(blocks[0].attention)](blocks[0].attention)
@@ -268,7 +268,7 @@ def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | No
     """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
     if p is None or weights == "float32":
         return p, None
-    if weights == "bfloat16":  # in the order that the kernel reads (native/matrix.h): of every 32 columns 0, 16, 1, 17…
+    if weights == "bfloat16":  # in the order that the kernel reads (native/decoder/matrix.h): of every 32 columns 0, 16, 1, 17…
         padded = F.pad(p.to(torch.bfloat16), (0, -p.shape[1] % codes.PAIRS))
         return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous(), None
     scale = p.abs().amax(1) / 127
@@ -282,7 +282,7 @@ def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | No
 class StateAddresses(NamedTuple):
     """What a step hands to the kernel of its memory, and the states that the kernel then completes.
 
-    words: a `Sums`, a `Keys` and a `Window` per layer; visible: a `Visible`, all of native/decode.h. after: the states
+    words: a `Sums`, a `Keys` and a `Window` per layer; visible: a `Visible`, all of native/decoder/decode.h. after: the states
     after the token. alive: tensors made for this call to which addresses belong.
     """
 
@@ -295,7 +295,7 @@ class StateAddresses(NamedTuple):
 class FusedLayer:
     """What an attention says of itself to the kernel, and how the kernel reads its state."""
 
-    code: int  # of native/decode.h
+    code: int  # of native/decoder/decode.h
     sums = True  # whether a new row has a state
     map, eps = 0, 0.0
     recurrent = [0] * 6  # the numbers of `Stack` about a layer that forgets, in its order

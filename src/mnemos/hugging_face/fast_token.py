@@ -15,7 +15,7 @@ from mnemos._compat import is_plain
 from mnemos.ops.kernel_call import PLAIN, can_skip_dispatcher, loaded_kernels, pointers
 from mnemos.ops.precision import autocasts
 
-CALL = struct.Struct("43q")  # `struct Token` of native/token.h
+CALL = struct.Struct("43q")  # `struct Token` of native/decoder/token.h
 NORM = struct.Struct("6q")  # `struct Norm` there
 _NONE = (0, 0, 0)
 _FLOAT = 4  # bytes

@@ -12,7 +12,7 @@ from mnemos.errors import InputError
 
 __all__ = ["NAMES", "instruction_set", "instruction_sets", "library", "variant", "why_not"]
 
-NAMES = ("baseline", "avx2", "avx512", "avx512bf16")  # in the order of the kernels' variants; the last: native/pairs.h
+NAMES = ("baseline", "avx2", "avx512", "avx512bf16")  # in the order of the kernels' variants; the last: native/simd/pairs.h
 _chosen: int | None = None
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"

@@ -40,7 +40,7 @@ PER_PROCESSOR = (
     "token",
     "window",
 )  # sources that are compiled once for each
-WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/pairs.h)
+WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/simd/pairs.h)
 
 
 class BuildError(RuntimeError):

@@ -6,15 +6,15 @@
 #include <thread>
 #include <vector>
 
-#include "bidirectional.h"
-#include "cache.h"
-#include "convolution.h"
-#include "decode.h"
-#include "delta.h"
-#include "flush.h"
-#include "selective.h"
-#include "token.h"
-#include "window.h"
+#include "linear/bidirectional.h"
+#include "gated_cache/cache.h"
+#include "convolution/convolution.h"
+#include "decoder/decode.h"
+#include "delta/delta.h"
+#include "simd/flush.h"
+#include "selective/selective.h"
+#include "decoder/token.h"
+#include "window/window.h"
 
 namespace mnemos {
 
@@ -37,14 +37,14 @@ extern const Kernels baseline;
 #ifdef X86_VARIANTS
 extern const Kernels avx2, avx512;
 #endif
-VARIANTS(Decoder, decoding)
-VARIANTS(Cache, caching)
-VARIANTS(DeltaRule, correcting)
-VARIANTS(ShortConvolution, convolving)
-VARIANTS(SelectiveScan, selecting)
-VARIANTS(TokenKernel, passing)
-VARIANTS(WindowKernel, streaming)
-namespace attending {
+VARIANTS(Decoder, decoder)
+VARIANTS(Cache, gated_cache)
+VARIANTS(DeltaRule, delta_rule)
+VARIANTS(ShortConvolution, convolution)
+VARIANTS(SelectiveScan, selective)
+VARIANTS(TokenKernel, token)
+VARIANTS(WindowKernel, window_state)
+namespace bidirectional {
 extern const Bidirectional baseline;
 #ifdef X86_VARIANTS
 extern const Bidirectional avx2, avx512;
@@ -52,7 +52,7 @@ extern const Bidirectional avx2, avx512;
 #ifdef BFLOAT16_VARIANT
 extern const Bidirectional avx512bf16;
 #endif
-}  // namespace attending
+}  // namespace bidirectional
 
 namespace {
 
@@ -177,15 +177,15 @@ const mnemos::Kernels& kernels(int variant) {
     return mnemos::baseline;
 }
 
-const mnemos::Bidirectional& attending(int variant) {
+const mnemos::Bidirectional& bidirectional(int variant) {
 #ifdef BFLOAT16_VARIANT
-    if (variant == 3) return mnemos::attending::avx512bf16;
+    if (variant == 3) return mnemos::bidirectional::avx512bf16;
 #endif
 #ifdef X86_VARIANTS
-    if (variant == 2) return mnemos::attending::avx512;
-    if (variant == 1) return mnemos::attending::avx2;
+    if (variant == 2) return mnemos::bidirectional::avx512;
+    if (variant == 1) return mnemos::bidirectional::avx2;
 #endif
-    return mnemos::attending::baseline;
+    return mnemos::bidirectional::baseline;
 }
 
 }  // namespace
@@ -234,19 +234,19 @@ int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* ca
     } else {
         in_large_pages(*call, call->y, call->T, call->M);
     }
-    return attending(variant).run(*call, eps, backward);
+    return bidirectional(variant).run(*call, eps, backward);
 }
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
                   const mnemos::Memory* memory, const mnemos::Numbers* numbers) {
     mnemos::Flush flush;
-    return mnemos::decoding::of(variant).decode(*stack, layers, *step, memory, *numbers);
+    return mnemos::decoder::of(variant).decode(*stack, layers, *step, memory, *numbers);
 }
 
 // Of a gated cache: what 0 the update, 1 its backward, 2 the read, 3 its backward.
 int mnemos_cache(int variant, int what, const void* call) {
     mnemos::Flush flush;
-    const mnemos::Cache& found = mnemos::caching::of(variant);
+    const mnemos::Cache& found = mnemos::gated_cache::of(variant);
     if (what < 2) return (what ? found.update_backward : found.update)(*(const mnemos::Update*)call);
     return (what == 2 ? found.read : found.read_backward)(*(const mnemos::Reading*)call);
 }
@@ -258,18 +258,18 @@ int mnemos_delta(int variant, int backward, const mnemos::Delta* call, double sc
         in_large_pages(c.dv.data, c.B * c.T * c.H * c.M * (c.type == mnemos::FLOAT32 ? 4 : 2));
         i64 size = c.type == mnemos::FLOAT32 || c.heads < c.H ? 4 : 2;
         for (const void* x : {c.dq.data, c.dk.data}) in_large_pages(x, c.B * c.T * c.heads * c.D * size);
-        return mnemos::correcting::of(variant).backward(c, scale);
+        return mnemos::delta_rule::of(variant).backward(c, scale);
     }
     in_large_pages(c, c.y, c.T, c.M);
     if (c.states) in_large_pages(c.states, c.B * c.H * ((c.T - 1) / c.keep) * c.D * c.M * (i64)sizeof(float));
-    return mnemos::correcting::of(variant).forward(c, scale);
+    return mnemos::delta_rule::of(variant).forward(c, scale);
 }
 
 int mnemos_convolution(int variant, int backward, const mnemos::Convolution* call) {
     mnemos::Flush flush;
     const mnemos::Convolution& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
-    return (backward ? mnemos::convolving::of(variant).backward : mnemos::convolving::of(variant).forward)(c);
+    return (backward ? mnemos::convolution::of(variant).backward : mnemos::convolution::of(variant).forward)(c);
 }
 
 int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
@@ -277,26 +277,26 @@ int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
     const mnemos::Selective& c = *call;
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     if (backward) in_large_pages(c.d_dt, c.B * c.T * c.C * (i64)sizeof(float));
-    return (backward ? mnemos::selecting::of(variant).backward : mnemos::selecting::of(variant).forward)(c);
+    return (backward ? mnemos::selective::of(variant).backward : mnemos::selective::of(variant).forward)(c);
 }
 
 int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {
     mnemos::Flush flush;
-    return mnemos::passing::of(variant).run(*call, beta, eps);
+    return mnemos::token::of(variant).run(*call, beta, eps);
 }
 
 void mnemos_norm(int variant, const mnemos::Norm* call, double offset, double eps) {
     mnemos::Flush flush;
-    mnemos::passing::of(variant).norm(*call, offset, eps);
+    mnemos::token::of(variant).norm(*call, offset, eps);
 }
 
 int mnemos_window(int variant, const mnemos::WindowToken* call, double scale, double softcap, double kept) {
     mnemos::Flush flush;
-    return mnemos::streaming::of(variant).step(*call, scale, softcap, kept);
+    return mnemos::window_state::of(variant).step(*call, scale, softcap, kept);
 }
 
 void mnemos_activate(int variant, int activation, float* x, i64 n) {
-    mnemos::decoding::of(variant).activate(activation, x, n);
+    mnemos::decoder::of(variant).activate(activation, x, n);
 }
 
 void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }

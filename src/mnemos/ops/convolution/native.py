@@ -1,4 +1,4 @@
-"""The short causal convolution on the CPU, in C++ (native/convolution.cpp), forward and backward, with its activation.
+"""The short causal convolution on the CPU, in C++ (native/convolution/convolution.cpp), forward and backward, with its activation.
 
 The backward keeps the inputs alone and computes z again. Inputs have any strides and are float32, bfloat16 or float16;
 weights, bias and all sums are float32. Padding and resets are read where they are given: nothing is copied for them.
@@ -26,7 +26,7 @@ from mnemos.ops.kernel_call import (
     pointers,
 )
 
-CALL = struct.Struct("37q")  # `struct Convolution` of native/convolution.h
+CALL = struct.Struct("37q")  # `struct Convolution` of native/convolution/convolution.h
 WIDEST = 8  # of convolution.cpp
 _NO_BACKWARD = (0,) * 12
 

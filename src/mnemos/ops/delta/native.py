@@ -1,4 +1,4 @@
-"""The delta rule and decayed attention on the CPU, in C++ (native/delta.cpp), forward and backward.
+"""The delta rule and decayed attention on the CPU, in C++ (native/delta/delta.cpp), forward and backward.
 
 The forward keeps the inputs and the state before every `_keep(M)`-th token, which is at most two numbers a token and
 channel; the backward computes what is between two of these states again. Inputs have any strides and are float32,
@@ -20,7 +20,7 @@ from mnemos.ops.kernel_call import NO_ROWS, Outputs, address, dense, kernel_oper
 
 from .chunked import name_of
 
-CALL = struct.Struct("58q")  # `struct Delta` of native/delta.h
+CALL = struct.Struct("58q")  # `struct Delta` of native/delta/delta.h
 UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
 _NO_BACKWARD, _NO_GATES = (0,) * 21, (0,) * 4
 

@@ -27,8 +27,8 @@ from mnemos.ops.kernel_call import (
 
 Composition = Callable[..., tuple[Tensor | None, ...]]
 UPDATE, UPDATE_BACKWARD, READ, READ_BACKWARD = range(4)  # `mnemos_cache` of native/library.cpp
-_LANES = 16  # native/product.h
-_BLOCK = 64  # native/read.h
+_LANES = 16  # native/simd/product.h
+_BLOCK = 64  # native/gated_cache/read.h
 _FEW = 1 << 18  # numbers of an intermediate that are kept for the backward, because memory of a megabyte is no concern
 _WORDS = 48  # at least those of either struct
 _TYPES = (torch.float32, torch.bool)  # bool: masks
@@ -79,7 +79,7 @@ class _Fused(torch.autograd.Function):
 
 
 class Update:
-    """`struct Update` of native/cache.h for tensors (source, cache, mask, update, reset, candidate, norm).
+    """`struct Update` of native/gated_cache/cache.h for tensors (source, cache, mask, update, reset, candidate, norm).
 
     The last four are pairs of weight and bias, eight tensors; the norm's may be None. Results: C_t [B, Tm, Dm], and if
     `mean`, its mean [Tm, Dm] over the rows with a valid token and their number []. resampled: token i is slot i.
@@ -137,7 +137,7 @@ class Update:
 
 
 class Reading:
-    """`struct Reading` of native/cache.h for tensors (x, cache, own, mix, query, key, value).
+    """`struct Reading` of native/gated_cache/cache.h for tensors (x, cache, own, mix, query, key, value).
 
     The last three are pairs of weight and bias, six tensors. Without `own` (and then without `mix`) the result is o_mem
     [B, T, H, M]; with it, both mixed. composition: as in `Update`.

@@ -38,7 +38,7 @@ from mnemos.ops.padding import zero_invalid
 from .feature_maps import FEATURE_MAPS, Pointwise
 
 CALL = struct.Struct("52q")  # `struct Call` of native/call.h
-BIDIRECTIONAL = struct.Struct("53q")  # `struct Everything` of native/bidirectional.h
+BIDIRECTIONAL = struct.Struct("53q")  # `struct Everything` of native/linear/bidirectional.h
 _NO_BACKWARD = (0,) * 20
 
 

@@ -1,4 +1,4 @@
-"""The selective scan on the CPU, in C++ (native/selective.cpp), forward and backward.
+"""The selective scan on the CPU, in C++ (native/selective/selective.cpp), forward and backward.
 
 The forward keeps the inputs and the state before every KEEP-th token; the backward computes what is between two of
 these states again. x is float32, bfloat16 or float16; all others, all sums and states are float32. Padding and resets
@@ -27,7 +27,7 @@ from mnemos.ops.kernel_call import (
     pointers,
 )
 
-CALL = struct.Struct("53q")  # `struct Selective` of native/selective.h
+CALL = struct.Struct("53q")  # `struct Selective` of native/selective/selective.h
 KEEP = 32  # tokens between two states that are kept
 GROUP = 128  # of selective.cpp
 _NO_BACKWARD = (0,) * 15

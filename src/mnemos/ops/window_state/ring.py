@@ -1,7 +1,7 @@
 """One token at a time without gradients: `Ring` keeps a state in buffers that it changes in place.
 
 In decoding, the time of such a layer is mostly the overhead of some fifty operations of PyTorch on a few numbers: on a
-CPU one call of a kernel (native/window.cpp) computes them.
+CPU one call of a kernel (native/window/window.cpp) computes them.
 """
 
 import math
@@ -20,7 +20,7 @@ from mnemos.ops.precision import full_precision
 
 from .chunked import Far, Sizes, WindowState
 
-CALL = struct.Struct("28q")  # `struct WindowToken` of native/window.h
+CALL = struct.Struct("28q")  # `struct WindowToken` of native/window/window.h
 NO_STATE, EXPONENTIAL, HEDGEHOG = range(3)
 
 

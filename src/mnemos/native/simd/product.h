@@ -10,7 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -12,9 +12,9 @@
 #pragma once
 #include <type_traits>
 
-#include "delta.h"
-#include "product.h"
-#include "rows.h"
+#include "delta/delta.h"
+#include "simd/product.h"
+#include "simd/rows.h"
 
 namespace mnemos {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <memory>
 
-#include "cache.h"
-#include "product.h"
+#include "gated_cache/cache.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {

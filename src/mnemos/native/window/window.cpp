@@ -2,13 +2,13 @@
 //
 // The oldest token of the window enters S and z by its features, and gives its place to the new one. A worker takes a key
 // head of a row with its query heads; S is written once, in the loop in which they read it.
-#include "window.h"
+#include "window/window.h"
 
 #include <cmath>
 #include <memory>
 
-#include "keys.h"
-#include "product.h"
+#include "decoder/keys.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {
@@ -190,10 +190,10 @@ int step(const WindowToken& c, double scale, double softcap, double kept) {
 
 }  // namespace
 
-namespace streaming {
+namespace window_state {
 
 extern const WindowKernel VARIANT;
 const WindowKernel VARIANT = {step};
 
-}  // namespace streaming
+}  // namespace window_state
 }  // namespace mnemos

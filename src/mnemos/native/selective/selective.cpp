@@ -12,12 +12,12 @@
 //
 // Sums over channels, for B and C, are kept per group and added up at the end. Invalid tokens count as rows of zeros, with
 // e = 1; a reset is e = 0.
-#include "selective.h"
+#include "selective/selective.h"
 
 #include <memory>
 
-#include "product.h"
-#include "rows.h"
+#include "simd/product.h"
+#include "simd/rows.h"
 
 namespace mnemos {
 namespace {
@@ -273,10 +273,10 @@ int backward(const Selective& c) { return compute(c, true); }
 
 }  // namespace
 
-namespace selecting {
+namespace selective {
 
 extern const SelectiveScan VARIANT;
 const SelectiveScan VARIANT = {forward, backward};
 
-}  // namespace selecting
+}  // namespace selective
 }  // namespace mnemos

@@ -15,7 +15,7 @@
 // whose sums are handed on for ever, every vector of X has a second part beside it, of what X had no digits for (Kahan's
 // summation, a tile at a time), and the next tile begins with it. The backward's sums end with the call: PARTS = 1.
 #pragma once
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
-#include "decode.h"
-#include "matrix.h"
+#include "decoder/decode.h"
+#include "decoder/matrix.h"
 
 namespace mnemos {
 namespace {

@@ -14,7 +14,7 @@
 // A cumulative sum of q ⊙ dq − k ⊙ dk is the same without rounding, but under strong decay it is a small difference of
 // large sums: here nothing is added and taken off again.
 #pragma once
-#include "delta_chunk.h"
+#include "delta/chunk.h"
 
 namespace mnemos {
 namespace {

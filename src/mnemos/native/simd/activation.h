@@ -1,6 +1,6 @@
 // What stands between matrices: GELU with its derivative, and the logistic function.
 #pragma once
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -4,14 +4,14 @@
 // What a token must cost is reading the weights once; what it costs, one operation after the other, is their number. So
 // the threads meet once a token, and then share out the rows of each matrix, with a barrier between one and the next.
 // All of them hold the residual stream in common, and each normalises it for itself: that takes less than a barrier.
-#include "decode.h"
+#include "decoder/decode.h"
 
 #include <cstdlib>
 
-#include "delta_token.h"
-#include "keys.h"
-#include "matrix.h"
-#include "scan.h"
+#include "delta/token.h"
+#include "decoder/keys.h"
+#include "decoder/matrix.h"
+#include "linear/scan.h"
 
 namespace mnemos {
 namespace {
@@ -399,10 +399,10 @@ int decode(const Stack& m, const Layer* layers, const Step& c, const Memory* mem
 
 }  // namespace
 
-namespace decoding {
+namespace decoder {
 
 extern const Decoder VARIANT;
 const Decoder VARIANT = {decode, activate};
 
-}  // namespace decoding
+}  // namespace decoder
 }  // namespace mnemos

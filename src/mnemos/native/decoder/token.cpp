@@ -2,14 +2,14 @@
 // the short convolution with silu, the gates, the gated delta rule or Mamba-2's scan, and the gated norm of the outputs.
 //
 // A row's convolution comes first; then a worker takes a head of a row.
-#include "token.h"
+#include "decoder/token.h"
 
 #include <cmath>
 #include <memory>
 
-#include "activation.h"
-#include "delta_token.h"
-#include "product.h"
+#include "simd/activation.h"
+#include "delta/token.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {
@@ -204,10 +204,10 @@ void norm(const Norm& c, double offset, double eps) {
 
 }  // namespace
 
-namespace passing {
+namespace token {
 
 extern const TokenKernel VARIANT;
 const TokenKernel VARIANT = {run, norm};
 
-}  // namespace passing
+}  // namespace token
 }  // namespace mnemos

@@ -7,7 +7,7 @@
 // it lies in memory, and a row of words of B holds two rows of numbers. A factor that is rounded to bfloat16 has relative
 // errors of up to 2⁻⁸, so what is common to all rows of C belongs into `start`, which is float32.
 #pragma once
-#include "product.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {

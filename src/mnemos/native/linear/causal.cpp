@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <initializer_list>
 
-#include "rows.h"
-#include "scan.h"
+#include "simd/rows.h"
+#include "linear/scan.h"
 
 namespace mnemos {
 namespace {

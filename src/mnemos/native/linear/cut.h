@@ -1,7 +1,7 @@
 // How the tokens of one pass over a sequence are cut into units of work.
 #pragma once
-#include "bidirectional.h"
-#include "vector.h"
+#include "linear/bidirectional.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -9,14 +9,14 @@
 // Either direction is two passes over tokens, with a sum of matrices between them. A unit of work is a segment of tokens
 // of a few heads of a row; it takes CHUNK tokens of one head after the other, because the heads of a token lie together
 // in memory. The sums of a chunk are added to those of its segment by a compensated sum (Kahan's), and these likewise.
-#include "bidirectional.h"
+#include "linear/bidirectional.h"
 
 #include <memory>
 
-#include "cut.h"
-#include "pairs.h"
-#include "product.h"
-#include "rows.h"
+#include "linear/cut.h"
+#include "simd/pairs.h"
+#include "simd/product.h"
+#include "simd/rows.h"
 
 namespace mnemos {
 namespace {
@@ -349,10 +349,10 @@ int run(const Everything& c, double eps, bool backward) {
 
 }  // namespace
 
-namespace attending {
+namespace bidirectional {
 
 extern const Bidirectional VARIANT;
 const Bidirectional VARIANT = {run};
 
-}  // namespace attending
+}  // namespace bidirectional
 }  // namespace mnemos

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <memory>
 
-#include "activation.h"
-#include "cache.h"
-#include "product.h"
+#include "simd/activation.h"
+#include "gated_cache/cache.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {

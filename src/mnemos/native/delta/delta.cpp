@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "delta_gradient.h"
-#include "delta_token.h"
+#include "delta/gradient.h"
+#include "delta/token.h"
 
 namespace mnemos {
 namespace {
@@ -250,10 +250,10 @@ int backward(const Delta& c, double scale) { return compute(c, scale, true); }
 
 }  // namespace
 
-namespace correcting {
+namespace delta_rule {
 
 extern const DeltaRule VARIANT;
 const DeltaRule VARIANT = {forward, backward};
 
-}  // namespace correcting
+}  // namespace delta_rule
 }  // namespace mnemos

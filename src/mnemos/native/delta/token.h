@@ -3,8 +3,8 @@
 // The state is read once for S'ᵀk and S'ᵀq together, y = Sᵀq = S'ᵀq + (q·k)·u, and once more for its update. Some of
 // its columns stay in the first cache while all tokens pass by.
 #pragma once
-#include "delta.h"
-#include "vector.h"
+#include "delta/delta.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

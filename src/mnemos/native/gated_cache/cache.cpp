@@ -1,6 +1,6 @@
 // The gated cache's kernels for one kind of processor (WIDTH floats a vector, table VARIANT).
-#include "read.h"
-#include "update.h"
+#include "gated_cache/read.h"
+#include "gated_cache/update.h"
 
 namespace mnemos {
 namespace {
@@ -18,10 +18,10 @@ int read_backward(const Reading& c) { return compute<Reader>(c, true); }
 
 }  // namespace
 
-namespace caching {
+namespace gated_cache {
 
 extern const Cache VARIANT;
 const Cache VARIANT = {update, update_backward, read, read_backward};
 
-}  // namespace caching
+}  // namespace gated_cache
 }  // namespace mnemos

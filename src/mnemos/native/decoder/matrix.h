@@ -4,9 +4,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "activation.h"
-#include "decode.h"
-#include "vector.h"
+#include "simd/activation.h"
+#include "decoder/decode.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -1,7 +1,7 @@
 // Rows of tokens as floats, and back, for every type of number and feature map.
 #pragma once
 #include "call.h"
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace mnemos {
 namespace {

@@ -7,14 +7,14 @@
 // which a row of zeros stands for what lies before a reset. So padding, resets and the state cost nothing in the loops,
 // and dx is the same loop as y, over rows of dz with the weights turned round. GROUP positions that no reset parts are
 // computed together, a vector of channels after the other: every row is read once, along its channels.
-#include "convolution.h"
+#include "convolution/convolution.h"
 
 #include <memory>
 #include <new>
 #include <vector>
 
-#include "activation.h"
-#include "product.h"
+#include "simd/activation.h"
+#include "simd/product.h"
 
 namespace mnemos {
 namespace {
@@ -376,10 +376,10 @@ int backward(const Convolution& c) { return Work(c, true).run(); }
 
 }  // namespace
 
-namespace convolving {
+namespace convolution {
 
 extern const ShortConvolution VARIANT;
 const ShortConvolution VARIANT = {forward, backward};
 
-}  // namespace convolving
+}  // namespace convolution
 }  // namespace mnemos
