@@ -23,7 +23,7 @@ help:
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/mnemos/native/*.cpp src/mnemos/native/*.h)
+$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/mnemos/native/*.cpp src/mnemos/native/*.h src/mnemos/native/*/*.cpp src/mnemos/native/*/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/python tools/check_install.py

@@ -63,13 +63,15 @@ def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
     _, width, processor = variant
     flags = [x for x in building.FLAGS if x != "-O3"] + ["-O1", "-g", "-fno-omit-frame-pointer", *KINDS[kind][0]]
     jobs = [(name, [f"-DWIDTH={width}", "-DVARIANT=baseline", *processor]) for name in building.PER_PROCESSOR]
-    jobs.append(("library", [f'-DSOURCES="{building.fingerprint()}"']))
+    jobs += [(name, [f'-DSOURCES="{building.fingerprint()}"']) for name in building.ONCE]
 
     def compiled(job: tuple[str, list[str]]) -> str:
         name, given = job
-        out = str(folder / f"{kind}_{name}.o")
+        out = str(folder / f"{kind}_{name.replace('/', '_')}.o")
         source = str(building.HERE / f"{name}.cpp")
-        subprocess.run([*building.compiler(), *flags, *given, "-c", source, "-o", out], check=True)
+        subprocess.run(
+            [*building.compiler(), *flags, *given, f"-I{building.HERE}", "-c", source, "-o", out], check=True
+        )
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import strange, weights
-from native_kernels import needs_kernels, words
+from native_kernels import needs_kernels
 
 import mnemos
 from mnemos.ops.delta import native
@@ -144,7 +144,3 @@ def test_the_operators_are_registered_as_pytorch_wants_them(kind):
     both = (torch.autograd.grad(outputs, leaves, weights(outputs)) for outputs in (found, eager))
     for a, b in zip(*both, strict=True):
         assert torch.equal(a, b)
-
-
-def test_the_call_has_the_words_of_the_header():
-    assert words("delta.h", "Delta") * 8 == native.CALL.size

@@ -2,16 +2,18 @@
 
 import re
 
+import pytest
 import torch
 
+from mnemos import native
 from mnemos.native import codes
 from mnemos.native.build import HERE
 
 
 def enum(name):
     """{constant: number} of an enum in the kernels' headers."""
-    text = "".join(path.read_text() for path in HERE.glob("*.h"))
-    (body,) = re.findall(rf"enum {name} : i64 {{(.*?)}};", text)
+    text = "".join(path.read_text() for path in HERE.rglob("*.h"))
+    (body,) = re.findall(rf"enum (?:class )?{name} : i64 {{(.*?)}};", text)
     return {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
 
 
@@ -25,12 +27,11 @@ def test_feature_maps():
 
 
 def test_weights():
-    names = {"FULL": "float32", "HALVED": "bfloat16", "WHOLE": "int8"}
-    assert {names[key]: code for key, code in enum("Weights").items()} == codes.WEIGHTS
+    assert enum("Weights") == {name.upper(): code for name, code in codes.WEIGHTS.items()}
 
 
 def test_the_order_of_bfloat16_weights():
-    assert f"constexpr i64 PAIRS = {codes.PAIRS};" in (HERE / "matrix.h").read_text()
+    assert f"constexpr i64 PAIRS = {codes.PAIRS};" in (HERE / "decoder" / "matrix.h").read_text()
 
 
 def test_positions():
@@ -41,3 +42,9 @@ def test_attentions_and_activations():
     assert enum("Attention") == {name.upper(): code for name, code in codes.ATTENTIONS.items()}
     assert enum("Decay") == {name.upper(): code for name, code in codes.DECAYS.items()}
     assert enum("Activation") == {{"relu": "RECTIFY"}.get(k, k.upper()): code for k, code in codes.ACTIVATIONS.items()}
+
+
+def test_a_record_packed_in_another_order_is_refused():
+    with pytest.raises(RuntimeError, match="data b t h, Python data b h t"):
+        native.layout("Rows", "data b h t")
+    del native._layouts["Rows"]

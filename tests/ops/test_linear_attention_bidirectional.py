@@ -3,9 +3,9 @@
 import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, run, strange
-from native_kernels import ALL_VARIANTS, NAMES, needs_kernels, run_variant, words
+from native_kernels import ALL_VARIANTS, NAMES, needs_kernels, run_variant
 
-from mnemos.ops.linear import LinearState, linear_attention, native
+from mnemos.ops.linear import LinearState, linear_attention
 from mnemos.ops.linear.reference import reference_bidirectional, reference_linear_attention
 
 pytestmark = needs_kernels
@@ -125,7 +125,3 @@ def test_opcheck(t):
     for mask in (None, holes(2, 9)):
         found = torch.library.opcheck(torch.ops.mnemos.linear_attention_bidirectional, (q, k, v, s, z, mask, 1, 0.1))
         assert set(found.values()) == {"SUCCESS"}
-
-
-def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    assert native.BIDIRECTIONAL.size == 8 * words("bidirectional.h", "Everything")

@@ -11,12 +11,12 @@ import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, inputs, weights
 from kernel_cases import run as run_backend
-from native_kernels import needs_kernels, words
+from native_kernels import needs_kernels
 
 import mnemos
 from mnemos.native import build as building
 from mnemos.native import library
-from mnemos.ops.linear import LinearState, linear_attention, native
+from mnemos.ops.linear import LinearState, linear_attention
 from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
 from mnemos.types import InputError
 
@@ -249,11 +249,6 @@ def test_an_instruction_set_can_be_chosen():
     assert mnemos.native.variant(library()) == best
     with pytest.raises(InputError, match="found 'neon'"), mnemos.native.instruction_set("neon"):
         pass
-
-
-@needs_kernels
-def test_a_call_holds_as_many_numbers_as_the_kernels_read():
-    assert native.CALL.size == 8 * words("call.h", "Call")
 
 
 @needs_kernels

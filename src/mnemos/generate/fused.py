@@ -1,7 +1,7 @@
 """The fused decoding step: one token through all layers of a model in one call of a C++ kernel.
 
 Decoding a token by `model(x, state)` spends most of its time on starting operations: at dim 256 and 8 layers several
-times as long as reading the weights, which is the lower bound. The kernel (mnemos/native/decoder/decode.cpp) computes all
+times as long as reading the weights, which is the lower bound. The kernel (native/decoder/decode.cpp) computes all
 layers in one call. The state is the model's own.
 
 From top to bottom: `FusedStep`, which hands the kernel the addresses of weights (`_locate`) and of a state (`_step`);
@@ -53,6 +53,19 @@ from mnemos.types import InputError, Output, State, likelihood_of
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32
 MAPS = [name for name in codes.FEATURE_MAPS if name in FEATURE_MAPS]  # those that the kernel has
 FLOAT32_CPU: Any = {"dtype": torch.float32, "device": "cpu"}  # explicit: the defaults may differ
+STACK = native.layout(
+    "Stack",
+    "layers width heads mlp vocabulary hidden outputs post rms activation gated map position limit weights attention "
+    "reads key_heads key_width value_width decay doubled rank embedding positions frequencies turns "
+    "final_norm:3 before_head:3 head:3",
+)
+LAYER = native.layout(
+    "Layer",
+    "attention_norm:3 qkv:3 output:3 read_norm:3 query:3 read_output:3 mlp_norm:3 gate:3 expand:3 contract:3 "
+    "to_decay:3 to_gate:3 recurrent:6",
+)
+STEP = native.layout("Step", "rows threads tokens stride seen logits own:4 source:4")
+MEMORY = native.layout("Memory", "sums:4 own:5 source:5 window:2")
 NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `Window` of native/decoder/decode.h
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
@@ -198,8 +211,9 @@ class FusedStep:
         words: dict[Slot, int] = {}
         for part, (p, scale) in zip(self._parts, self._copies, strict=True):
             words[(*part, "address")], words[(*part, "scale")] = _address(p), _address(scale)
-        self._stack = _words([slot if isinstance(slot, int) else words[slot] for slot in self._stack_slots])
-        self._layers = _words([slot if isinstance(slot, int) else words[slot] for slot in self._layer_slots])
+        self._stack = STACK.pack(*(slot if isinstance(slot, int) else words[slot] for slot in self._stack_slots))
+        layers = [slot if isinstance(slot, int) else words[slot] for slot in self._layer_slots]
+        self._layers = b"".join(LAYER.pack(*one) for one in zip(*[iter(layers)] * (LAYER.size // 8), strict=True))
 
     def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
@@ -228,13 +242,13 @@ class FusedStep:
         # --- the words of `Step` and of every `Memory` ---
         logits = torch.empty(rows, *self._outputs, **FLOAT32_CPU)
         step = [rows, torch.get_num_threads(), x.data_ptr(), x.stride(0), _address(seen), logits.data_ptr()]
-        step += [*own.visible, *(source.visible if source else NOTHING)]
-        words: list[int] = []
-        for i, (sums, keys, window) in enumerate(own.words):
-            words += sums + keys + (source.words[i][1] if source else NO_KEYS) + window
+        call = STEP.pack(*step, *own.visible, *(source.visible if source else NOTHING))
+        memory = b"".join(
+            MEMORY.pack(*sums, *keys, *(source.words[i][1] if source else NO_KEYS), *window)
+            for i, (sums, keys, window) in enumerate(own.words)
+        )
         loaded: Any = library()
-        memory = _words(words)
-        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, _words(step), memory, self._numbers):
+        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, call, memory, self._numbers):
             return None
         seen = torch.ones(rows, dtype=torch.int64, device="cpu") if seen is None else seen + 1
         if isinstance(state, EncoderDecoderState):
@@ -251,10 +265,6 @@ def _slots(*modules: nn.Module | None) -> list[Slot]:
     return slots
 
 
-def _words(numbers: list[int]) -> Any:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
 def _address(p: Tensor | None) -> int:
     return 0 if p is None else p.data_ptr()
 
@@ -268,7 +278,7 @@ def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | No
     """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
     if p is None or weights == "float32":
         return p, None
-    if weights == "bfloat16":  # in the order that the kernel reads (native/decoder/matrix.h): of every 32 columns 0, 16, 1, 17…
+    if weights == "bfloat16":  # as native/decoder/matrix.h reads: of every 32 columns 0, 16, 1, 17…
         padded = F.pad(p.to(torch.bfloat16), (0, -p.shape[1] % codes.PAIRS))
         return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous(), None
     scale = p.abs().amax(1) / 127
@@ -282,8 +292,8 @@ def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | No
 class StateAddresses(NamedTuple):
     """What a step hands to the kernel of its memory, and the states that the kernel then completes.
 
-    words: a `Sums`, a `Keys` and a `Window` per layer; visible: a `Visible`, all of native/decoder/decode.h. after: the states
-    after the token. alive: tensors made for this call to which addresses belong.
+    words: a `Sums`, a `Keys` and a `Window` per layer; visible: a `Visible`, of native/decoder/decode.h. after: the
+    states after the token. alive: tensors made for this call to which addresses belong.
     """
 
     words: list[tuple[list[int], list[int], list[int]]]

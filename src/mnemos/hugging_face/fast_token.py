@@ -3,7 +3,6 @@
 In decoding most of a layer's time is the overhead of some eighty operations of PyTorch on a few numbers.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +14,12 @@ from mnemos._compat import is_plain
 from mnemos.ops.kernel_call import PLAIN, can_skip_dispatcher, loaded_kernels, pointers
 from mnemos.ops.precision import autocasts
 
-CALL = struct.Struct("43q")  # `struct Token` of native/decoder/token.h
-NORM = struct.Struct("6q")  # `struct Norm` there
+CALL = kernels.layout(
+    "Token",
+    "B heads H D M threads scan q:3 k:3 v:3 at_q at_k at_v C K W window weight bias a:3 b:3 decay rate shift skip "
+    "z:3 norm sigmoid group s y",
+)
+NORM = kernels.layout("Norm", "rows n threads x weight y")
 _NONE = (0, 0, 0)
 _FLOAT = 4  # bytes
 

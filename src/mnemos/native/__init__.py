@@ -6,13 +6,20 @@ The library is loaded when it is first needed. `python -m mnemos.native.build` b
 import contextlib
 import ctypes
 import functools
+import re
+import struct
 from collections.abc import Iterator
 
 from mnemos.errors import InputError
 
-__all__ = ["NAMES", "instruction_set", "instruction_sets", "library", "variant", "why_not"]
+__all__ = ["NAMES", "instruction_set", "instruction_sets", "layout", "library", "variant", "why_not"]
 
-NAMES = ("baseline", "avx2", "avx512", "avx512bf16")  # in the order of the kernels' variants; the last: native/simd/pairs.h
+NAMES = (
+    "baseline",
+    "avx2",
+    "avx512",
+    "avx512bf16",
+)  # of the kernels' variants, in order; the last: simd/pairs.h
 _chosen: int | None = None
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
@@ -37,6 +44,39 @@ _KERNELS = {
 }
 
 
+_layouts: dict[str, list[str]] = {}  # of what is packed in Python
+
+
+def layout(name: str, fields: str) -> struct.Struct:
+    """How Python packs a record of the headers: "B T q:4" has its fields in order, with their words if several.
+
+    It is compared with the record itself when the library is loaded.
+    """
+    _layouts[name] = fields.split()
+    if _load.cache_info().currsize and (loaded := library()):
+        _compare(loaded, name)
+    return struct.Struct(f"{sum(int(field.partition(':')[2] or 1) for field in _layouts[name])}q")
+
+
+def _compare(loaded: ctypes.CDLL, name: str) -> None:
+    fields = [name if words == 1 else f"{name}:{words}" for name, words in _fields(loaded, name)]
+    if fields != _layouts[name]:
+        raise RuntimeError(
+            f"{name} of the kernels has the fields {' '.join(fields)}, Python {' '.join(_layouts[name])}"
+        )
+
+
+def _fields(loaded: ctypes.CDLL, record: str) -> list[tuple[str, int]]:
+    """The fields of a record, each with its number of words of 64 bits."""
+    fields = []
+    for line in loaded.mnemos_fields(record.encode()).decode().split(";"):
+        if found := re.fullmatch(r"\s*(?:const )?(?:unsigned )?(\w+)(.*)", line, re.DOTALL):
+            for name in found[2].split(","):
+                word = "*" in name or "*" in found[2].split(",")[0].split()[0] or found[1] in ("i64", "double")
+                fields.append((name.strip(" *\n"), 1 if word else sum(n for _, n in _fields(loaded, found[1]))))
+    return fields
+
+
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     # Not at the top: `python -m mnemos.native.build` warns of a module that is imported already.
@@ -56,6 +96,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         kernel.argtypes = [_TYPES[letter] for letter in letters.lstrip("v")]
         if letters[0] == "v":
             kernel.restype = None
+    loaded.mnemos_fields.restype = ctypes.c_char_p
+    for name in _layouts:
+        _compare(loaded, name)
     return loaded, ""
 
 

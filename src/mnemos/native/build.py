@@ -29,18 +29,10 @@ X86 = [
 ]
 MACOS = "11.0"  # the first for arm64; aligned_alloc is there since 10.15
 
-PER_PROCESSOR = (
-    "kernels",
-    "bidirectional",
-    "decode",
-    "cache",
-    "delta",
-    "convolution",
-    "selective",
-    "token",
-    "window",
-)  # sources that are compiled once for each
-WITH_BFLOAT16 = ("bidirectional",)  # of these, those that have products of bfloat16 (native/simd/pairs.h)
+# Sources that are compiled once for each, and of these those that have products of bfloat16 (simd/pairs.h).
+PER_PROCESSOR = [str(path.relative_to(HERE).with_suffix("")) for path in sorted(HERE.glob("*/*.cpp"))]
+WITH_BFLOAT16 = ["linear/bidirectional"]
+ONCE = ("library", "threads")
 
 
 class BuildError(RuntimeError):
@@ -50,8 +42,8 @@ class BuildError(RuntimeError):
 def fingerprint() -> str:
     """A hash of the sources and the compiler's flags. A library with another one is not loaded."""
     found = hashlib.sha256(repr((FLAGS, BASELINE, X86)).encode())
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted([*HERE.rglob("*.cpp"), *HERE.rglob("*.h")]):
+        found.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
 
 
@@ -94,14 +86,14 @@ def build() -> Path:
         # In the order in which they are linked: where several have the same inline function of the standard library,
         # the linker keeps the first one, which must run on every processor that needs it.
         interface = [f'-DSOURCES="{fingerprint()}"', *macros]
-        jobs, objects = [(HERE / "library.cpp", Path(folder, "library.o"), interface)], []
+        jobs = [(name, name, interface if name == "library" else []) for name in ONCE]
         for name, width, flags in variants:
             given = [f"-DWIDTH={width}", f"-DVARIANT={name}", *flags]
             sources = WITH_BFLOAT16 if name == "avx512bf16" else PER_PROCESSOR
-            jobs += [(HERE / f"{of}.cpp", Path(folder, f"{of}_{name}.o"), given) for of in sources]
-        for source, out, given in jobs:
-            _run([*command, *FLAGS, *given, "-c", str(source), "-o", str(out)])
-            objects.append(str(out))
+            jobs += [(source, f"{source.replace('/', '_')}_{name}", given) for source in sources]
+        objects = [str(Path(folder, f"{out}.o")) for _, out, _ in jobs]
+        for (source, _, given), out in zip(jobs, objects, strict=True):
+            _run([*command, *FLAGS, *given, f"-I{HERE}", "-c", str(HERE / f"{source}.cpp"), "-o", out])
         _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries(wheel)])
         # Replaced and not overwritten: another process may have the old library open.
         os.replace(Path(folder, LIBRARY.name), LIBRARY)

@@ -1,10 +1,8 @@
-// The C interface: which variant of the kernels runs, and on which threads.
-#include <dlfcn.h>
+// The C interface: which variant of the kernels runs.
 #include <sys/mman.h>
 
-#include <atomic>
-#include <thread>
-#include <vector>
+#include <cstring>
+#include <initializer_list>
 
 #include "linear/bidirectional.h"
 #include "gated_cache/cache.h"
@@ -18,7 +16,8 @@
 
 namespace mnemos {
 
-// The tables of a source that is compiled once for each kind of processor, and that of a number of `mnemos_best`.
+// The tables of a source that is compiled once for each kind of processor, and that of a number of `mnemos_best`. The
+// last kind has a table of its own for linear attention that is not causal.
 #ifdef X86_VARIANTS
 #define VARIANTS(TABLE, SPACE)                                                                           \
     namespace SPACE {                                                                                    \
@@ -33,10 +32,8 @@ namespace mnemos {
     }
 #endif
 
-extern const Kernels baseline;
-#ifdef X86_VARIANTS
-extern const Kernels avx2, avx512;
-#endif
+VARIANTS(Kernels, causal)
+VARIANTS(Bidirectional, bidirectional)
 VARIANTS(Decoder, decoder)
 VARIANTS(Cache, gated_cache)
 VARIANTS(DeltaRule, delta_rule)
@@ -44,105 +41,11 @@ VARIANTS(ShortConvolution, convolution)
 VARIANTS(SelectiveScan, selective)
 VARIANTS(TokenKernel, token)
 VARIANTS(WindowKernel, window_state)
-namespace bidirectional {
-extern const Bidirectional baseline;
-#ifdef X86_VARIANTS
-extern const Bidirectional avx2, avx512;
-#endif
 #ifdef BFLOAT16_VARIANT
+namespace bidirectional {
 extern const Bidirectional avx512bf16;
+}
 #endif
-}  // namespace bidirectional
-
-namespace {
-
-using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-
-// A function of the OpenMP that this process has, or null. OWN_THREADS: always null, for the thread sanitizer, which does
-// not see how OpenMP's threads wait for each other.
-void* symbol([[maybe_unused]] const char* name) {
-#ifdef OWN_THREADS
-    return nullptr;
-#else
-    return dlsym(RTLD_DEFAULT, name);
-#endif
-}
-
-struct Team {
-    std::atomic<i64> worker{0}, unit{0};
-    i64 units;
-    void (*work)(void*, i64, i64);
-    void* context;
-
-    static void join(void* self) {
-        Flush flush;
-        Team& team = *(Team*)self;
-        i64 me = team.worker++;
-        for (i64 i; (i = team.unit++) < team.units;) team.work(team.context, i, me);
-    }
-};
-
-// work(.., worker, workers), by as many as there turn out to be.
-struct Crew {
-    void (*work)(void*, i64, i64);
-    void* context;
-    int (*worker)();
-    int (*workers)();
-
-    static void join(void* self) {
-        Crew& crew = *(Crew*)self;
-        join(crew.work, crew.context, crew.worker(), crew.workers());
-    }
-    static void join(void (*work)(void*, i64, i64), void* context, i64 worker, i64 workers) {
-        Flush flush;
-        work(context, worker, workers);
-    }
-};
-
-}  // namespace
-
-void together(i64 threads, void (*work)(void*, i64, i64), void* context) {
-    if (threads <= 1) return Crew::join(work, context, 0, 1);
-    static const auto openmp = (Parallel)symbol("GOMP_parallel");
-    static const auto worker = (int (*)())symbol("omp_get_thread_num");
-    static const auto workers = (int (*)())symbol("omp_get_num_threads");
-    if (openmp && worker && workers) {
-        Crew crew{work, context, worker, workers};
-        return openmp(Crew::join, &crew, (unsigned)threads, 0);
-    }
-    std::vector<std::thread> others;
-    auto join = [=](i64 worker) { Crew::join(work, context, worker, threads); };
-    for (i64 i = 1; i < threads; i++) others.emplace_back(join, i);
-    join(0);
-    for (auto& other : others) other.join();
-}
-
-void Barrier::wait(i64 workers) {
-    constexpr i64 PATIENCE = 1 << 12;
-    if (workers == 1) return;
-    i64 before = passed.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == workers - 1) {
-        arrived.store(0, std::memory_order_relaxed);
-        passed.store(before + 1, std::memory_order_release);
-        return;
-    }
-    for (i64 i = 0; passed.load(std::memory_order_acquire) == before; i++)
-        if (i >= PATIENCE) std::this_thread::yield();
-}
-
-void parallel(i64 threads, i64 units, void (*work)(void*, i64, i64), void* context) {
-    Team team;
-    team.units = units, team.work = work, team.context = context;
-    if (threads > units) threads = units;
-    if (threads <= 1) return Team::join(&team);
-    // The OpenMP that PyTorch brings has threads waiting. Linking one of our own would give the process a second pool.
-    static const auto openmp = (Parallel)symbol("GOMP_parallel");
-    if (openmp) return openmp(Team::join, &team, (unsigned)threads, 0);
-    std::vector<std::thread> others;
-    for (i64 i = 1; i < threads; i++) others.emplace_back(Team::join, &team);
-    Team::join(&team);
-    for (auto& other : others) other.join();
-}
 
 }  // namespace mnemos
 
@@ -169,24 +72,25 @@ void in_large_pages(const Call& c, const mnemos::Rows& x, i64 tokens, i64 width)
     in_large_pages(x.data, c.B * tokens * c.H * width * (c.type == mnemos::FLOAT32 ? 4 : 2));
 }
 
-const mnemos::Kernels& kernels(int variant) {
-#ifdef X86_VARIANTS
-    if (variant >= 2) return mnemos::avx512;
-    if (variant == 1) return mnemos::avx2;
-#endif
-    return mnemos::baseline;
-}
-
-const mnemos::Bidirectional& bidirectional(int variant) {
+const mnemos::Bidirectional& bidirectional_of(int variant) {
 #ifdef BFLOAT16_VARIANT
     if (variant == 3) return mnemos::bidirectional::avx512bf16;
 #endif
-#ifdef X86_VARIANTS
-    if (variant == 2) return mnemos::bidirectional::avx512;
-    if (variant == 1) return mnemos::bidirectional::avx2;
-#endif
-    return mnemos::bidirectional::baseline;
+    return mnemos::bidirectional::of(variant);
 }
+
+// The records that Python packs, by name.
+constexpr struct {
+    const char *name, *fields;
+} RECORDS[] = {
+#define FIELDS(NAME) {#NAME, mnemos::NAME##_fields},
+    FIELDS(Rows) FIELDS(Marks) FIELDS(Gates) FIELDS(Part) FIELDS(Linear) FIELDS(LinearGradient) FIELDS(Tokens)
+    FIELDS(Affine) FIELDS(Recurrent) FIELDS(Sums) FIELDS(Keys) FIELDS(Window) FIELDS(Visible)
+    FIELDS(Call) FIELDS(Everything) FIELDS(Delta) FIELDS(Convolution) FIELDS(Selective) FIELDS(Token) FIELDS(Norm)
+    FIELDS(WindowToken) FIELDS(Update) FIELDS(Reading) FIELDS(Stack) FIELDS(Layer) FIELDS(Step) FIELDS(Memory)
+    FIELDS(Numbers)
+#undef FIELDS
+};
 
 }  // namespace
 
@@ -195,6 +99,13 @@ extern "C" {
 
 // The fingerprint of the sources this was built from.
 const char* mnemos_sources() { return SOURCES; }
+
+// The text of a record's fields, or null.
+const char* mnemos_fields(const char* name) {
+    for (auto& record : RECORDS)
+        if (!std::strcmp(record.name, name)) return record.fields;
+    return nullptr;
+}
 
 // The best variant this processor can run: 0 baseline, 1 AVX2, 2 AVX-512, 3 with products of bfloat16 (AVX512-BF16).
 int mnemos_best() {
@@ -216,14 +127,14 @@ int mnemos_forward(int variant, const Call* call, double eps) {
     mnemos::Flush flush;
     in_large_pages(*call, call->y, call->T, call->M);
     if (call->den) in_large_pages(call->den, call->B * call->T * call->H * (i64)sizeof(float));
-    return kernels(variant).forward(*call, eps);
+    return mnemos::causal::of(variant).forward(*call, eps);
 }
 
 int mnemos_backward(int variant, const Call* call) {
     mnemos::Flush flush;
     in_large_pages(*call, call->dq, call->T, call->D), in_large_pages(*call, call->dk, call->T, call->D);
     in_large_pages(*call, call->dv, call->T, call->M);
-    return kernels(variant).backward(*call);
+    return mnemos::causal::of(variant).backward(*call);
 }
 
 int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* call, double eps) {
@@ -234,7 +145,7 @@ int mnemos_bidirectional(int variant, int backward, const mnemos::Everything* ca
     } else {
         in_large_pages(*call, call->y, call->T, call->M);
     }
-    return bidirectional(variant).run(*call, eps, backward);
+    return bidirectional_of(variant).run(*call, eps, backward);
 }
 
 int mnemos_decode(int variant, const mnemos::Stack* stack, const mnemos::Layer* layers, const mnemos::Step* step,
@@ -299,6 +210,6 @@ void mnemos_activate(int variant, int activation, float* x, i64 n) {
     mnemos::decoder::of(variant).activate(activation, x, n);
 }
 
-void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { kernels(variant).map(x, y, n, map); }
+void mnemos_map(int variant, const float* x, float* y, i64 n, i64 map) { mnemos::causal::of(variant).map(x, y, n, map); }
 }
 #pragma GCC visibility pop

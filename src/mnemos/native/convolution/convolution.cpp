@@ -15,6 +15,7 @@
 
 #include "simd/activation.h"
 #include "simd/product.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

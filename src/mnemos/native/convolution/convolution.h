@@ -1,12 +1,11 @@
-// What one call of the kernels of the short causal convolution is given. The order of the fields is that of `CALL` in
-// ops/convolution/native.py, where every one of them is a word of 64 bits.
+// What one call of the kernels of the short causal convolution is given.
 #pragma once
 #include "call.h"
 
 namespace mnemos {
 
 // x, y, g and dx are Rows [B, T, 1, C].
-struct Convolution {
+RECORD(Convolution,
     i64 B, T, C, width, type, threads, silu;
     Rows x, y;
     const float *weight, *bias;  // [C, width] and [C]; no bias: null
@@ -18,7 +17,7 @@ struct Convolution {
     float *d_weight, *d_bias;    // [width, C] and [C]
     const char *gs;              // of s_end; null: zeros
     char *ds;
-};
+)
 
 // What a processor's variant offers. The functions return 0, or 1 where there is no memory.
 struct ShortConvolution {

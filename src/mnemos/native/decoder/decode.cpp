@@ -12,6 +12,7 @@
 #include "decoder/keys.h"
 #include "decoder/matrix.h"
 #include "linear/scan.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {
@@ -54,9 +55,9 @@ class Decoding {
 
     static void run(void* self, i64 worker, i64 workers) {
         Decoding& one = *(Decoding*)self;
-        if (one.m.weights == FULL) one.work<float>(worker, workers);
-        if (one.m.weights == HALVED) one.work<Bfloat16>(worker, workers);
-        if (one.m.weights == WHOLE) one.work<std::int8_t>(worker, workers);
+        if (Weights(one.m.weights) == Weights::FLOAT32) one.work<float>(worker, workers);
+        if (Weights(one.m.weights) == Weights::BFLOAT16) one.work<Bfloat16>(worker, workers);
+        if (Weights(one.m.weights) == Weights::INT8) one.work<std::int8_t>(worker, workers);
     }
 
    private:

@@ -10,6 +10,7 @@
 #include "simd/activation.h"
 #include "delta/token.h"
 #include "simd/product.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

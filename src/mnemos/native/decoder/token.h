@@ -1,17 +1,16 @@
 // What one call of the kernel of single tokens is given: a recurrent layer of a language model between its projections.
-// The order of the fields is that of `CALL` in hugging_face/fast_token.py, where every one is a word of 64 bits.
 #pragma once
 #include "call.h"
 
 namespace mnemos {
 
 // Numbers [B, heads, n], as a projection wrote them: those of key head j begin at data + row·b + j·h.
-struct Part {
+RECORD(Part,
     const float* data;
     i64 b, h;
-};
+)
 
-struct Token {
+RECORD(Token,
     i64 B, heads, H, D, M, threads;  // key heads, value heads (a multiple), widths of keys and of values
     i64 scan;                        // not 0: Mamba-2, else the gated delta rule
     Part q, k, v;                    // before the convolution; a part of v has the value heads of a key head
@@ -29,14 +28,14 @@ struct Token {
     const float* norm;
     i64 sigmoid, group;
     float *s, *y;  // [B, H, D, M], in Mamba-2 [B, H, M, D], written; y [B, H, M]
-};
+)
 
 // y = x/√(mean x² + ε)·(offset + weight), rows of n numbers without gaps.
-struct Norm {
+RECORD(Norm,
     i64 rows, n, threads;
     const float *x, *weight;
     float* y;
-};
+)
 
 struct TokenKernel {
     int (*run)(const Token&, double beta, double eps);  // returns 1 where there is no memory; beta: β of a logistic 1

@@ -1,5 +1,5 @@
 // The gated delta rule and decayed attention, forward and backward, for one kind of processor (WIDTH floats a vector,
-// table VARIANT). See delta_chunk.h and delta_gradient.h for what is computed.
+// table VARIANT). See chunk.h and gradient.h for what is computed.
 //
 // A worker takes one head of a row through all tokens, a chunk at a time, and in the backward the heads of a part of those
 // that share a key head one after the other. The forward keeps the state before every keep-th token. Between two of these the
@@ -9,6 +9,7 @@
 
 #include "delta/gradient.h"
 #include "delta/token.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

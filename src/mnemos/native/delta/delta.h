@@ -1,18 +1,17 @@
-// What one call of the kernels of the delta rule and of decayed attention is given. The order of the fields is that of
-// `CALL` in ops/delta/native.py, where every one of them is a word of 64 bits.
+// What one call of the kernels of the delta rule and of decayed attention is given.
 #pragma once
 #include "call.h"
 
 namespace mnemos {
 
 // Numbers [B, T, H], or [B, T, H, D] with a last stride of 1: an address and strides in numbers.
-struct Gates {
+RECORD(Gates,
     const float* data;
     i64 b, t, h;
-};
+)
 
 // Head h of the values has head h / (H / heads) of the queries and keys.
-struct Delta {
+RECORD(Delta,
     i64 B, T, heads, H, D, M, type, threads;
     i64 channels;               // not 0: a decay per channel of the keys
     i64 keep;                   // tokens between two states that are kept, a multiple of 64
@@ -28,7 +27,7 @@ struct Delta {
     float *d_decay, *d_beta;  // without gaps; null where there is none
     const float* gs;          // of s_end; null: zeros
     float* ds;                // null: not wanted
-};
+)
 
 // What a processor's variant offers. The functions return 0, or 1 where there is no memory.
 struct DeltaRule {

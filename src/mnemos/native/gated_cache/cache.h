@@ -1,28 +1,27 @@
-// What one call of the gated cache's kernels is given: the update and the read. The order of the fields is that of
-// ops/gated_cache/native.py, where every one of them is a word of 64 bits. All numbers are float32.
+// What one call of the gated cache's kernels is given: the update and the read. All numbers are float32.
 #pragma once
 #include "call.h"
 
 namespace mnemos {
 
 // y = weight·x + bias: weight [out, in] without gaps, bias [out].
-struct Linear {
+RECORD(Linear,
     const float *weight, *bias;
-};
+)
 
 // The gradients of a `Linear`, like it.
-struct LinearGradient {
+RECORD(LinearGradient,
     float *weight, *bias;
-};
+)
 
 // Sources [B, T, width], or with H heads [B, T, H, width]: an address and strides in numbers; the last stride is 1.
-struct Tokens {
+RECORD(Tokens,
     const float* data;
     i64 b, t, h;
-};
+)
 
 // C_t = (1 − g_u) ⊙ C + g_u ⊙ C̃ of every row, and its mean over the rows that have a valid token.
-struct Update {
+RECORD(Update,
     i64 B, T, slots, width, threads;
     i64 resampled;              // not 0: token i is slot i, and T = slots
     Tokens source;              // [B, T, width]
@@ -38,10 +37,10 @@ struct Update {
     const float *g_next, *g_mean;
     float *d_source, *d_cache;  // [B, T, width] without gaps; like the cache
     LinearGradient d_update, d_reset, d_candidate, d_norm;  // all or none; d_norm is null without a norm
-};
+)
 
 // y = (1 − σ(λ))·own + σ(λ)·softmax(q·kᵀ/√d)·v for queries of x and keys and values of a cache.
-struct Reading {
+RECORD(Reading,
     i64 B, caches, T, slots, width, heads, values, threads;  // caches: 1 or B; values: channels per head
     Tokens x;                                                // [B, T, width]
     const float* cache;                                      // [caches, slots, width]
@@ -56,7 +55,7 @@ struct Reading {
     float *d_x, *d_cache;
     LinearGradient d_query, d_key, d_value;
     float *d_own, *d_mix;
-};
+)
 
 // What a processor's variant offers. The functions return 0, or 1 where there is no memory.
 struct Cache {

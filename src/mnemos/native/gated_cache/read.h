@@ -9,6 +9,7 @@
 
 #include "gated_cache/cache.h"
 #include "simd/product.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

@@ -11,6 +11,7 @@
 #include "simd/activation.h"
 #include "gated_cache/cache.h"
 #include "simd/product.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

@@ -17,6 +17,7 @@
 #include "simd/pairs.h"
 #include "simd/product.h"
 #include "simd/rows.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

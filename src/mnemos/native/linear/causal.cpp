@@ -8,6 +8,7 @@
 
 #include "simd/rows.h"
 #include "linear/scan.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {
@@ -370,7 +371,9 @@ void map(const float* x, float* y, i64 n, i64 kind) {
 
 }  // namespace
 
+namespace causal {
 extern const Kernels VARIANT;
 const Kernels VARIANT = {forward, backward, map};
+}  // namespace causal
 
 }  // namespace mnemos

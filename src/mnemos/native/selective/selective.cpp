@@ -18,6 +18,7 @@
 
 #include "simd/product.h"
 #include "simd/rows.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

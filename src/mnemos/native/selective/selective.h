@@ -1,12 +1,11 @@
-// What one call of the kernels of the selective scan is given. The order of the fields is that of `CALL` in
-// ops/selective/native.py, where every one of them is a word of 64 bits.
+// What one call of the kernels of the selective scan is given.
 #pragma once
 #include "call.h"
 
 namespace mnemos {
 
 // x, y, g and dx are Rows [B, T, 1, C] of `type`; dt is one of floats, and so are `write` and `read`, [B, T, 1, N].
-struct Selective {
+RECORD(Selective,
     i64 B, T, C, N, type, threads, keep;  // keep: tokens between two states that are kept
     Rows x, dt, write, read, y;           // write: B of the equation, read: C
     const float *a, *skip;                // A [C, N] and D [C]; no D: null
@@ -19,7 +18,7 @@ struct Selective {
     float *d_dt, *d_a, *d_write, *d_read, *d_skip;
     const float* gs;  // of s_end; null: zeros
     float* ds;        // null: not wanted
-};
+)
 
 // What a processor's variant offers. The functions return 0, or 1 where there is no memory.
 struct SelectiveScan {

@@ -9,6 +9,7 @@
 
 #include "decoder/keys.h"
 #include "simd/product.h"
+#include "threads.h"
 
 namespace mnemos {
 namespace {

@@ -1,5 +1,4 @@
 // What one call of the kernel of a window, sinks and a state is given: a token, and the buffers of `Ring`.
-// The order of the fields is that of `CALL` in ops/window_state/native.py, where every one is a word of 64 bits.
 #pragma once
 #include "call.h"
 
@@ -7,7 +6,7 @@ namespace mnemos {
 
 enum Features : i64 { NO_STATE = 0, EXPONENTIAL = 1, HEDGEHOG = 2 };  // window and sinks alone; elu(x) + 1; [e^{Wx − m}, e^{−Wx − m}]
 
-struct WindowToken {
+RECORD(WindowToken,
     i64 B, heads, G, D, M, F, window, sinks, place, threads;  // key heads, query heads of each, widths of k, v and φ
     i64 features;
     // A token [B, heads(·G), ·]: `met` is the query that meets the sinks; from_q and from_k are what features are of.
@@ -17,7 +16,7 @@ struct WindowToken {
     float *keys, *values, *from, *s, *z;
     const float* sink_k;  // [B, heads, sinks, D]
     float* y;             // [B, heads·G, M]
-};
+)
 
 struct WindowKernel {
     // Returns 1 where there is no memory. softcap 0: none. kept: the factor of S and z before a token enters them.

@@ -1,10 +1,9 @@
-"""The short causal convolution on the CPU, in C++ (native/convolution/convolution.cpp), forward and backward, with its activation.
+"""The short causal convolution on the CPU, in C++ (native/convolution/), forward and backward, with its activation.
 
 The backward keeps the inputs alone and computes z again. Inputs have any strides and are float32, bfloat16 or float16;
 weights, bias and all sums are float32. Padding and resets are read where they are given: nothing is copied for them.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,10 @@ from mnemos.ops.kernel_call import (
     pointers,
 )
 
-CALL = struct.Struct("37q")  # `struct Convolution` of native/convolution/convolution.h
+CALL = kernels.layout(
+    "Convolution",
+    "B T C width type threads silu x:4 y:4 weight bias valid:3 resets:3 s s_end g:4 dx:4 d_weight d_bias gs ds",
+)
 WIDEST = 8  # of convolution.cpp
 _NO_BACKWARD = (0,) * 12
 

@@ -6,7 +6,6 @@ bfloat16 or float16; all sums, gates and states are float32. Heads of values tha
 keys where they lie, and their gradients are added up in the kernel.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,11 @@ from mnemos.ops.kernel_call import NO_ROWS, Outputs, address, dense, kernel_oper
 
 from .chunked import name_of
 
-CALL = struct.Struct("58q")  # `struct Delta` of native/delta/delta.h
+CALL = kernels.layout(
+    "Delta",
+    "B T heads H D M type threads channels keep q:4 k:4 v:4 y:4 decay:4 beta:4 s s_end states parts g:4 dq:4 dk:4 dv:4 "
+    "d_decay d_beta gs ds",
+)
 UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
 _NO_BACKWARD, _NO_GATES = (0,) * 21, (0,) * 4
 

@@ -6,7 +6,6 @@ devices and types, autocast, torch.compile, function transforms, tensor subclass
 through the composition of PyTorch's operations that each caller passes along, which is also what tests compare with.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,16 @@ UPDATE, UPDATE_BACKWARD, READ, READ_BACKWARD = range(4)  # `mnemos_cache` of nat
 _LANES = 16  # native/simd/product.h
 _BLOCK = 64  # native/gated_cache/read.h
 _FEW = 1 << 18  # numbers of an intermediate that are kept for the backward, because memory of a megabyte is no concern
-_WORDS = 48  # at least those of either struct
+UPDATE_CALL = kernels.layout(
+    "Update",
+    "B T slots width threads resampled source:4 mask mask_b mask_t cache cache_b update:2 reset:2 candidate:2 norm:2 "
+    "next mean rows kept g_next g_mean d_source d_cache d_update:2 d_reset:2 d_candidate:2 d_norm:2",
+)
+READ_CALL = kernels.layout(
+    "Reading",
+    "B caches T slots width heads values threads x:4 cache query:2 key:2 value:2 own:4 mix y kept weights "
+    "g:4 d_x d_cache d_query:2 d_key:2 d_value:2 d_own d_mix",
+)
 _TYPES = (torch.float32, torch.bool)  # bool: masks
 
 
@@ -209,8 +217,9 @@ class Reading:
 
 def _call(what: int, *words: int) -> None:
     loaded = loaded_kernels()
-    call = (ctypes.c_int64 * _WORDS)(*words)  # what is not given is 0
-    if loaded.mnemos_cache(kernels.variant(loaded), what, call):
+    call = UPDATE_CALL if what in (UPDATE, UPDATE_BACKWARD) else READ_CALL
+    packed = call.pack(*words, *[0] * (call.size // 8 - len(words)))  # a forward has no gradients
+    if loaded.mnemos_cache(kernels.variant(loaded), what, packed):
         raise MemoryError("gated cache: not enough memory for the kernel; use smaller batches")
 
 

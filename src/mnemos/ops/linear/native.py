@@ -10,7 +10,6 @@ allocations and checks in Python. So a state that is None stays None down to the
 nothing is allocated that nothing will read.
 """
 
-import struct
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -37,8 +36,9 @@ from mnemos.ops.padding import zero_invalid
 
 from .feature_maps import FEATURE_MAPS, Pointwise
 
-CALL = struct.Struct("52q")  # `struct Call` of native/call.h
-BIDIRECTIONAL = struct.Struct("53q")  # `struct Everything` of native/linear/bidirectional.h
+_FIELDS = "q:4 k:4 v:4 y:4 mask mask_b mask_t s z s_end z_end den g:4 dq:4 dk:4 dv:4 gs gz ds dz"
+CALL = kernels.layout("Call", f"B T H D M type map threads {_FIELDS}")
+BIDIRECTIONAL = kernels.layout("Everything", f"B T N H D M type map threads {_FIELDS}")
 _NO_BACKWARD = (0,) * 20
 
 

@@ -5,7 +5,6 @@ these states again. x is float32, bfloat16 or float16; all others, all sums and 
 are read where they are given: nothing is copied for them.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,11 @@ from mnemos.ops.kernel_call import (
     pointers,
 )
 
-CALL = struct.Struct("53q")  # `struct Selective` of native/selective/selective.h
+CALL = kernels.layout(
+    "Selective",
+    "B T C N type threads keep x:4 dt:4 write:4 read:4 y:4 a skip valid:3 resets:3 s s_end states g:4 dx:4 "
+    "d_dt d_a d_write d_read d_skip gs ds",
+)
 KEEP = 32  # tokens between two states that are kept
 GROUP = 128  # of selective.cpp
 _NO_BACKWARD = (0,) * 15

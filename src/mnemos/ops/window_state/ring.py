@@ -5,7 +5,6 @@ CPU one call of a kernel (native/window/window.cpp) computes them.
 """
 
 import math
-import struct
 from collections.abc import Callable
 
 import torch
@@ -20,7 +19,11 @@ from mnemos.ops.precision import full_precision
 
 from .chunked import Far, Sizes, WindowState
 
-CALL = struct.Struct("28q")  # `struct WindowToken` of native/window/window.h
+CALL = kernels.layout(
+    "WindowToken",
+    "B heads G D M F window sinks place threads features q met k v from_q from_k query_map key_map gamma beta "
+    "keys values from s z sink_k y",
+)
 NO_STATE, EXPONENTIAL, HEDGEHOG = range(3)
 
 
