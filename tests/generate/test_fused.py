@@ -24,7 +24,6 @@ from mnemos.attention.relative import RelativeConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding
 from mnemos.models.transformer import HeadConfig
-from mnemos.native import build as building
 from mnemos.native import library
 from mnemos.ops.rotary import Rotary
 from mnemos.types import leaves, map_state, reset, select
@@ -394,21 +393,6 @@ def test_a_head_with_another_number_of_outputs_is_served():
     step = mnemos.fused_step(model)
     assert step.fused
     close([stream(step, ids(2))[0]], [stream(exactly(model), ids(2))[0]])
-
-
-@needs_kernels
-def test_as_many_numbers_are_handed_over_as_the_kernel_reads():
-    header = (building.HERE / "decode.h").read_text()
-    step = mnemos.fused_step(make())
-    handed = {"Stack": len(step._stack), "Layer": len(step._layers) // 3, "Numbers": len(step._numbers)}
-    handed |= {"Sums": len(decoding.NO_SUMS), "Keys": len(decoding.NO_KEYS), "Visible": len(decoding.NOTHING)}
-    handed |= {"Window": len(decoding.NO_WINDOW), "Step": 6 + 2 * len(decoding.NOTHING)}
-    handed["Memory"] = len(decoding.NO_SUMS) + 2 * len(decoding.NO_KEYS) + len(decoding.NO_WINDOW)
-    words = {"Affine": 3, "Recurrent": 6, **{name: handed[name] for name in ("Sums", "Keys", "Visible", "Window")}}
-    for name, count in handed.items():
-        fields = header.partition(f"struct {name} {{")[2].partition("};")[0]
-        lines = [line.partition("//")[0].strip().rstrip(";") for line in fields.splitlines()]
-        assert sum(words.get(line.split()[0], 1) * len(line.split(",")) for line in lines if line) == count
 
 
 @needs_kernels
