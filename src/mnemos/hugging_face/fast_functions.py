@@ -17,7 +17,7 @@ from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_conv
 from mnemos.ops.rewind import record_view
 
 Function = Callable[..., Any]
-UNLIMITED = (0.0, float("inf"))
+_UNLIMITED = (0.0, float("inf"))
 
 
 # --- short convolutions ---
@@ -102,15 +102,17 @@ def mamba2_chunk_scan(
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = UNLIMITED,
+    dt_limit: tuple[float, float] = _UNLIMITED,
     return_final_states: bool = False,
     *,
     seq_idx: Tensor | None = None,
     **ignored: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y [B, T, H, P], and the state [B, H, P, N]."""
-    resets, state = _first_tokens(hidden_states, seq_idx), None if initial_states is None else initial_states.mT
-    y, end = state_space(hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, resets=resets)
+    state = None if initial_states is None else initial_states.mT
+    options = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, "initial_state": state}
+    resets = _first_tokens(hidden_states, seq_idx)
+    y, end = state_space(hidden_states, dt, A, B, C, chunk_size, D, resets=resets, **options)
     if not return_final_states:
         return y
     theirs = end.mT.contiguous()
@@ -119,24 +121,29 @@ def mamba2_chunk_scan(
 
 
 def state_space(
-    x: Tensor,
+    hidden_states: Tensor,
     dt: Tensor,
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor | None,
-    dt_bias: Tensor | None,
-    dt_softplus: bool,
-    dt_limit: tuple[float, float],
-    state: Tensor | None,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = _UNLIMITED,
+    *,
+    initial_state: Tensor | None = None,
     valid: Tensor | None = None,
     resets: Tensor | None = None,
+    **ignored: Any,
 ) -> tuple[Tensor, Tensor]:
     """y [B, T, H, P], and the state [B, H, N, P] as `decayed_attention` has it."""
     dt = _step_sizes(dt, dt_bias, dt_softplus)
-    dt = _wide(dt if tuple(dt_limit) == UNLIMITED and dt_softplus else dt.clamp(*dt_limit))
-    x = _wide(x)
-    y, end = decayed_attention(_wide(C), _wide(B), x * dt[..., None], A * dt, state, valid, scale=1.0, resets=resets)
+    dt = _wide(dt if tuple(dt_limit) == _UNLIMITED and dt_softplus else dt.clamp(*dt_limit))
+    x = _wide(hidden_states)
+    y, end = decayed_attention(
+        _wide(C), _wide(B), x * dt[..., None], A * dt, initial_state, valid, scale=1.0, resets=resets
+    )
     return (y if D is None else torch.addcmul(y, x, _wide(D)[..., None])), end
 
 

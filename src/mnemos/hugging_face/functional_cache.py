@@ -7,6 +7,7 @@ Recurrent layers run the forward of their class, but for the functions that it c
 state from the cache, leave padding out, and write into nothing (`add_forwards`).
 """
 
+import contextlib
 import copy
 import functools
 import threading
@@ -24,7 +25,7 @@ from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
 
-from .fast_functions import UNLIMITED, mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
+from .fast_functions import mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
 from .fast_model import replaceable
 
 _library: Any = libraries.transformers()
@@ -230,9 +231,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         super().__init__(layers=[])
         self.layout, self.seen, self.given, self.padding = layout, seen, parts, padding
         self.new: list[State] = []
-        self._recurrent: Any = None  # the given part of the recurrent layer that runs
-        self._window: Tensor | None = None  # what it has after the call
-        self._memory: Tensor | None = None
+        self.recurrent: Recurrent | None = None  # the recurrent layer that runs
         self.seen_after = seen + (length if padding is None else length - padding.count)
         self.positions = (seen[:, None] + torch.arange(length, device=seen.device)).clamp(min=0)
         if padding is not None:
@@ -309,58 +308,30 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             )
         return GatedPart(self.take(BlockState), self.new)
 
-    # --- recurrent layers, inside `run_recurrent`: no state is handed out, so that none is written into ---
-
-    def run_recurrent(self, forward: Callable[..., Any], layer: nn.Module, cls: type, x: Tensor) -> Any:
-        """What a recurrent layer returns for x [B, T, D], by a forward with the functions of `add_forwards`."""
-        self._recurrent, before = self.take(cls), _running.cache
-        _running.cache = self
-        try:
-            if x.dtype is torch.float64:
-                with _KeepDouble():
-                    y = forward(layer, x, self)
-            else:
-                y = forward(layer, x, self)
-        finally:
-            _running.cache = before
-        self.new.append(cls(self._window, self._memory))
-        return y
-
-    def memory(self) -> tuple[Tensor | None, Tensor | None]:
-        """The given memory, in float32 at least (None: a first call), and the valid tokens [B, T] (None: all)."""
-        part, valid = self._recurrent, self.valid
-        if part is None:
-            return None, valid
-        memory = part.memory.to(torch.promote_types(part.memory.dtype, torch.float32))
-        return memory, None if valid is None else valid.to(memory.device)
-
-    def remember(self, memory: Tensor | None) -> Tensor | None:
-        """Note the memory after the call."""
-        self._memory = memory
-        return memory
+    # --- what recurrent layers call: no state is handed out, so that none is written into ---
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, *_: Any, conv_kernel_size: int | None = None, **__: Any
     ) -> Tensor:
         """The inputs [B, C, K − 1 + T] of a convolution of K taps, from those of T tokens."""
-        if _running.cache is not self or conv_kernel_size is None:
-            self._unknown(layer_idx=layer_idx)
-        x = conv_states.mT
-        size = conv_kernel_size - 1  # type: ignore[operator]
-        past = x.new_zeros(len(x), size, x.shape[2]) if self._recurrent is None else self._recurrent.window.to(x.dtype)
+        layer = self.recurrent
+        if layer is None or conv_kernel_size is None:
+            return self._unknown(layer_idx=layer_idx)  # type: ignore[no-any-return]
+        x, size = conv_states.mT, conv_kernel_size - 1
+        past = x.new_zeros(len(x), size, x.shape[2]) if layer.given is None else layer.given.window.to(x.dtype)
         inputs = join_tokens(past, x, self.padding)
-        self._window = inputs[:, inputs.shape[1] - size :].clone()  # not a view, which would keep all inputs
+        layer.window = inputs[:, inputs.shape[1] - size :].clone()  # not a view, which would keep all inputs
         return inputs.mT
 
     def get_conv_state(self, layer_idx: int, *_: Any, **__: Any) -> None:
         """None."""
-        if _running.cache is not self:
+        if self.recurrent is None:
             self._unknown(layer_idx=layer_idx)
 
     get_recurrent_state = get_conv_state
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int = 0, *_: Any, **__: Any) -> Tensor:
-        """The state after the call, which its function has noted."""
+        """The state after the call, which `Recurrent` has."""
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -378,22 +349,10 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         stored = self._stored.get(self.layout.window(layer_idx), 0)
         return stored + query_length, self.get_seq_length() - stored
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        return self.layout.sliding
-
-    @property
-    def is_linear(self) -> list[bool]:
-        return self.layout.linear
-
-    @property
-    def is_dummy(self) -> list[bool]:
-        return self.layout.dummy
-
-    @property
-    def is_compileable(self) -> bool:
-        """No: the state grows."""
-        return False
+    is_sliding = property(lambda self: self.layout.sliding)
+    is_linear = property(lambda self: self.layout.linear)
+    is_dummy = property(lambda self: self.layout.dummy)
+    is_compileable = property(lambda self: False)  # the state grows
 
     def _unknown(self, *given: Any, layer_idx: int | None = None, **_: Any) -> Any:
         layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx
@@ -407,54 +366,6 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
 
 # --- recurrent layers ---
 
-
-class _Running(threading.local):
-    cache: FunctionalCache | None = None  # of the recurrent layer that runs in this thread
-
-
-_running = _Running()
-
-
-def _delta(*args: Any, initial_state: Any = None, output_final_state: Any = None, **options: Any) -> Any:
-    cache = _running.cache
-    assert cache is not None
-    memory, valid = cache.memory()
-    y, end = torch_chunk_gated_delta_rule(*args, initial_state=memory, output_final_state=True, valid=valid, **options)
-    return y, cache.remember(end)
-
-
-def _scan(
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = UNLIMITED,
-    **_: Any,
-) -> Any:
-    cache = _running.cache
-    assert cache is not None
-    y, end = state_space(hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, *cache.memory())
-    return y, cache.remember(end)
-
-
-def _selective(*args: Any, return_last_state: Any = None, **options: Any) -> Any:
-    cache = _running.cache
-    assert cache is not None
-    memory, valid = cache.memory()
-    y, end = mamba_selective_scan(*args, return_last_state=True, initial_state=memory, valid=valid, **options)
-    return y, cache.remember(end)
-
-
-_FUNCTIONS = {
-    "torch_chunk_gated_delta_rule": _delta,
-    "mamba2_chunk_scan": _scan,
-    "mamba_selective_scan": _selective,
-}
 RECURRENT: dict[str, type] = {
     **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), MambaState),
     **dict.fromkeys(("Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"), MambaState),
@@ -472,31 +383,69 @@ def add_forwards(model: nn.Module) -> None:
     there cannot serve: it changes states in place, padding changes the states, and in part the given state is ignored.
     """
     for cls in {cls for layer in model.modules() for cls in type(layer).__mro__}:
-        if (
-            cls.__name__ not in RECURRENT
-            or not cls.__module__.startswith("transformers.")
-            or "_functional" in vars(cls)
-        ):
-            continue
-        functions = replaceable(cls)[0]
-        if set(functions).isdisjoint(_FUNCTIONS):  # another version of Transformers: its calls of the cache are refused
-            continue
-        _wrap(
-            cls, libraries.with_globals(cls.forward, {name: _FUNCTIONS.get(name, f) for name, f in functions.items()})
-        )
+        if cls.__name__ in RECURRENT and cls.__module__.startswith("transformers.") and "_functional" not in vars(cls):
+            functions = {name: _RECURRENCES.get(name, function) for name, function in replaceable(cls)[0].items()}
+            if not set(functions).isdisjoint(_RECURRENCES):  # else it is of another version, whose calls are refused
+                _wrap(cls, functions)
 
 
-def _wrap(cls: Any, ours: Callable[..., Any]) -> None:
-    theirs, state = cls.forward, RECURRENT[cls.__name__]
+def _wrap(cls: Any, functions: dict[str, Any]) -> None:
+    theirs, ours, state = cls.forward, libraries.with_globals(cls.forward, functions), RECURRENT[cls.__name__]
 
     @functools.wraps(theirs)
     def forward(self: Any, *args: Any, **options: Any) -> Any:
         cache = next((x for x in (*args, *options.values()) if isinstance(x, FunctionalCache)), None)
         if cache is None:
             return theirs(self, *args, **options)
-        return cache.run_recurrent(ours, self, state, args[0] if args else options["hidden_states"])
+        x = args[0] if args else options["hidden_states"]
+        with Recurrent(cache, state), _KeepDouble() if x.dtype is torch.float64 else contextlib.nullcontext():
+            return ours(self, x, cache)
 
     cls.forward, cls._functional = forward, True
+
+
+class _Running(threading.local):
+    layer: "Recurrent | None" = None
+
+
+_running = _Running()  # where the functions of a layer's forward find what runs in their thread
+
+
+class Recurrent:
+    """A call of a recurrent layer: its given state (None: a first call), and the parts of the new one."""
+
+    def __init__(self, cache: FunctionalCache, cls: type) -> None:
+        self.cache, self.cls, self.given = cache, cls, cache.take(cls)
+        self.window: Tensor | None = None
+        self.memory: Tensor | None = None
+
+    def __enter__(self) -> None:
+        self.cache.recurrent = _running.layer = self
+
+    def __exit__(self, error: type | None, *_: object) -> None:
+        self.cache.recurrent = _running.layer = None
+        if error is None:
+            self.cache.new.append(self.cls(self.window, self.memory))
+
+
+def _recur(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A function of `fast_functions` from the given memory, over the valid tokens."""
+    layer = _running.layer
+    assert layer is not None
+    memory, valid = None, layer.cache.valid
+    if layer.given is not None:
+        memory = layer.given.memory.to(torch.promote_types(layer.given.memory.dtype, torch.float32))
+    if valid is not None:
+        valid = valid.to(args[0].device)
+    y, layer.memory = function(*args, **{**options, "initial_state": memory, "valid": valid})
+    return y, layer.memory
+
+
+_RECURRENCES = {
+    "torch_chunk_gated_delta_rule": functools.partial(_recur, torch_chunk_gated_delta_rule),
+    "mamba2_chunk_scan": functools.partial(_recur, state_space),
+    "mamba_selective_scan": functools.partial(_recur, mamba_selective_scan),
+}
 
 
 class _KeepDouble(TorchFunctionMode):
