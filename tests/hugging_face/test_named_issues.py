@@ -1,4 +1,4 @@
-"""What issues of Transformers report of recurrent caches, by `mnemos.functional`; each test names its issue."""
+"""What users and issues of Transformers report of recurrent caches, by `mnemos.functional`; tests name their issues."""
 
 import pytest
 import torch
@@ -62,3 +62,28 @@ def test_a_block_of_drafted_tokens_is_taken_back():
     step(tokens(1, 4, seed=1), state)  # a draft, of which nothing is accepted
     row = torch.cat([prompt, tokens(1, 3, seed=2)], 1)
     torch.testing.assert_close(step(row[:, 9:], state)[0], step.model(row, use_cache=False).logits[:, 9:], **CLOSE)
+
+
+def test_outputs_do_not_depend_on_later_tokens_of_the_same_call():
+    step, x = mnemos.functional(build("Qwen3Next")), tokens(1, 30)
+    state = step(x[:, :14])[1]
+    torch.testing.assert_close(step(x[:, 14:], state)[0][:, 0], step(x[:, 14:15], state)[0][:, 0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "Mamba"])
+def test_drafts_are_verified_at_once_and_rolled_back(name):
+    """Greedy decoding with drafts of four tokens, wrong from some place on: the state before them is still there."""
+    step, prompt = mnemos.functional(build(name)), tokens(1, 6)
+    expected = mnemos.Stream(step).prefill(prompt).generate(9, temperature=0)[0][0].tolist()
+    state, last, found, place = step(prompt[:, :-1])[1], prompt[:, -1:], [], 0
+    while len(found) < 9:
+        draft = torch.tensor([expected[len(found) : len(found) + 4]])
+        draft[:, place % 3 :] = (draft[:, place % 3 :] + 1) % 17  # wrong from here on
+        place += 1
+        best = step(torch.cat([last, draft], 1), state)[0].argmax(-1)
+        right = int((best[:, :-1] == draft).long().cumprod(1).sum())
+        accepted = torch.cat([last, best[:, :right]], 1)
+        _, state = step(accepted, state)
+        last = best[:, right : right + 1]
+        found += [*best[0, :right].tolist(), int(last)]
+    assert found[:9] == expected

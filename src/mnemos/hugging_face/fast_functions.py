@@ -163,14 +163,11 @@ def mamba2_selective_state_update(
     """One token. state [B, H, P, N] is written. dt and A are of one number a head, expanded."""
     if dt.stride(-1) or A.stride()[1:] != (0, 0) or state.dtype is not torch.float32:
         return None
-    dt = _step_sizes(dt[..., 0], None if dt_bias is None else dt_bias[..., 0], dt_softplus).float()
-    x, decay = hidden_states.float(), A[:, 0, 0].float() * dt
-    y, end = decayed_attention(
-        C[:, None].float(), B[:, None].float(), (x * dt[..., None])[:, None], decay[:, None], state.mT, scale=1.0
-    )
+    D, dt_bias = None if D is None else D[:, 0], None if dt_bias is None else dt_bias[:, 0]
+    x, B, C = (part[:, None] for part in (hidden_states, B, C))
+    y, end = state_space(x, dt[:, None, :, 0], A[:, 0, 0], B, C, 1, D, dt_bias, dt_softplus, initial_state=state.mT)
     state.copy_(end.mT)
-    y = y[:, 0] if D is None else torch.addcmul(y[:, 0], x, D.float())
-    return _gated(y, z).to(hidden_states.dtype)
+    return _gated(y[:, 0], z).to(hidden_states.dtype)
 
 
 # --- the selective scan of Mamba-1 ---
@@ -216,10 +213,11 @@ def mamba_selective_state_update(
     **ignored: Any,
 ) -> Tensor:
     """One token. state [B, C, N] is written."""
-    steps = _step_sizes(dt, dt_bias, dt_softplus).float()[:, None]
-    y, end = selective_scan(hidden_states[:, None].float(), steps, A, B[:, None], C[:, None], D, state)
+    x, dt, B, C = (part[..., None] for part in (hidden_states, dt, B, C))
+    z = None if z is None else z[..., None]
+    y, end = mamba_selective_scan(x, dt, A, B, C, D, z, dt_bias, dt_softplus, True, initial_state=state)
     state.copy_(end)
-    return _gated(y[:, 0], z).to(hidden_states.dtype)
+    return y[..., 0].to(hidden_states.dtype)
 
 
 # --- what several of them do ---

@@ -200,25 +200,6 @@ class CacheLayout:
         return window
 
 
-class GatedPart:
-    """The state of one gated cache in one call (`RowsState`): the given one, and the list that gets the next one."""
-
-    def __init__(self, state: Any, new: list[State]) -> None:
-        self._state, self._new = state, new
-
-    def current(self, repeat: object) -> Any:
-        """The given state, a `BlockState`; None in a first call. A row of zeros is a new row."""
-        return self._state
-
-    def extend(self, source: Tensor, valid: Tensor | None, blocks: Any, gradient: bool) -> None:
-        """Note the state after a call's tokens."""
-        self._new.append(blocks.after())
-
-    def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """compute(cache): nothing is kept from call to call."""
-        return compute(cache)
-
-
 class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     """The state of one call. Layers take their parts of it in the order in which the model calls them.
 
@@ -299,14 +280,28 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         self.new.append(kept)
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 
-    def gated(self, grc: GRC) -> "GatedPart":
-        """What the next gated cache reads and writes; its branch asks for it (`mnemos.hosts.hooks`)."""
+    # --- gated caches, whose branch calls the following (`mnemos.hosts.hooks`) ---
+
+    def gated(self, grc: GRC) -> "FunctionalCache":
+        """What has the state of the rows (`RowsState`): this cache."""
         if grc.scope != "stream":
             raise InputError(
                 f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '
                 'to the model and not to a row; call mnemos.cache with GRC(scope="stream")'
             )
-        return GatedPart(self.take(BlockState), self.new)
+        return self
+
+    def current(self, repeat: object) -> Any:
+        """The given `BlockState` of the next gated cache; None in a first call. A row of zeros is a new row."""
+        return self.take(BlockState)
+
+    def extend(self, source: Tensor, valid: Tensor | None, blocks: Any, gradient: bool) -> None:
+        """Note the state after a call's tokens."""
+        self.new.append(blocks.after())
+
+    def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """compute(cache): nothing is kept from call to call."""
+        return compute(cache)
 
     # --- what recurrent layers call: no state is handed out, so that none is written into ---
 
@@ -324,7 +319,6 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         return inputs.mT
 
     def get_conv_state(self, layer_idx: int, *_: Any, **__: Any) -> None:
-        """None."""
         if self.recurrent is None:
             self._unknown(layer_idx=layer_idx)
 

@@ -125,11 +125,9 @@ class StateCache(Cache):
         return unread
 
     def activate_past_recording(self) -> None:
-        """From now on keep what `crop` needs."""
         self.recording = True
 
     def reset(self) -> None:
-        """Begin anew, with no state."""
         self.state, self.length, self.unread, self.reads, self.operators = None, 0, None, [], None
 
     def fork(self) -> "StateCache":
@@ -138,8 +136,7 @@ class StateCache(Cache):
         cache.recording, cache.reads, cache.unread = self.recording, list(self.reads), self.unread
         return cache
 
-    def __copy__(self) -> "StateCache":
-        return self.fork()
+    __copy__ = fork
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StateCache":
         return self.fork()
@@ -155,12 +152,9 @@ class StateCache(Cache):
         if self.unread is not None:
             self.unread = rows(self.unread[0]), rows(self.unread[1])
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """As `reorder_cache`."""
-        self.reorder_cache(indices)
+    batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, the copies next to each other."""
         if self.batch_size > 0:
             self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
 
@@ -169,11 +163,9 @@ class StateCache(Cache):
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no limit that the cache knows."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(tokens of a mask of past and new ones, 0)."""
         return self.length + query_length, 0
 
     @property
@@ -184,7 +176,6 @@ class StateCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: `generate` does not compile the model for this cache."""
         return False
 
     @property
@@ -194,16 +185,13 @@ class StateCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether tokens were read."""
         return self.length > 0
 
     @property
     def is_croppable(self) -> bool:
-        """Whether `crop` can take tokens back."""
         return self.recording
 
     def update(self, *given: Any, **named: Any) -> Any:
-        """Refused: only a model of this library can use this cache."""
         raise InputError(
             "expected a model of this library (MnemosForCausalLM), found one that stores keys and values in the "
             "StateCache of another; give it a DynamicCache"
