@@ -262,15 +262,14 @@ class CacheState(NamedTuple):
         return "cache"
 
     @staticmethod
-    def fresh(
-        batch: int, slots: int, width: int, block: int, device: Device, dtype: torch.dtype | None
-    ) -> "CacheState":
-        """`batch` new rows."""
+    def fresh(batch: int, block: int, like: Tensor, device: Device = None) -> "CacheState":
+        """`batch` new rows; like: a cache [Tm, Dm]."""
+        device = like.device if device is None else device
         return CacheState(
-            torch.zeros(batch, slots, width, device=device, dtype=dtype),
-            torch.zeros(batch, block, width, device=device, dtype=dtype),
-            torch.zeros(batch, block, device=device, dtype=torch.bool),
-            torch.zeros(batch, device=device, dtype=torch.int64),
+            like.new_zeros(batch, *like.shape, device=device),
+            like.new_zeros(batch, block, like.shape[1], device=device),
+            like.new_zeros(batch, block, dtype=torch.bool, device=device),
+            like.new_zeros(batch, dtype=torch.int64, device=device),
         )
 
 
@@ -290,9 +289,9 @@ def update_in_blocks(
     wherever the block of some row ends, so there are T/block pieces for each different place. mask [B, T] bool: padding
     stands behind the valid tokens of its row, and takes no place in a block.
     """
-    b, t, width = source.shape
+    b, t, _ = source.shape
     if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
-        state = CacheState.fresh(b, start.shape[0], width, block, source.device, source.dtype)
+        state = CacheState.fresh(b, block, start)
         place = [0] * b
     else:
         place = (state.seen % block).tolist()
@@ -432,9 +431,8 @@ class GatedCacheAttention(GatedBranch):
         inner = self.inner.initial_state(batch_size, device, dtype)
         if not self.causal and self.grc.scope == "shared":
             return None if inner is None else GatedState(inner, None)
-        device = self.cache.device if device is None else device
         block = self.block if self.causal else 0
-        return GatedState(inner, CacheState.fresh(batch_size, *self.cache.shape, block, device, self.cache.dtype))
+        return GatedState(inner, CacheState.fresh(batch_size, block, self.cache, device))
 
     def pad_to_capacity(self, state: GatedState) -> GatedState:
         return GatedState(pad_to_capacity(self.inner, state.inner), state.updates)
@@ -471,7 +469,7 @@ class GatedCacheAttention(GatedBranch):
             y = self.frozen(self.queries(x))
             y = y if own is None else self.mix_heads(own, y)
             if self.causal and updates is None:  # a state has the same structure with and without updates
-                updates = CacheState.fresh(x.shape[0], *self.cache.shape, self.block, x.device, self.cache.dtype)
+                updates = CacheState.fresh(x.shape[0], self.block, self.cache, x.device)
         else:
             summary, valid = self.summarised(source, mask)
             if self.causal:

@@ -130,10 +130,11 @@ class LinearAttention(MultiHeadAttention[Sums]):
         seen = None
         if isinstance(state, PlacedSums):
             state, seen = state
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
+        qk, v = qkv.split([2 * self.num_heads, self.num_heads], 2)
         if self.rotary is not None:
-            turns = self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask)
-            q, k = rotate(q, turns), rotate(k, turns)
+            qk = rotate(qk, self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask))
+        q, k = qk.chunk(2, 2)
         y, sums = self.attend(q, k, v, state, mask)
         if not self.causal:
             return y, None

@@ -643,7 +643,6 @@ class GatedCache(StoredCache):
         return total / count.clamp(min=1), count
 
     def extra_repr(self) -> str:
-        """Slots, width and preset, and whether it is never written."""
         written = "" if self.grc.write else ", constant" if self.grc.constant else ", write=False"
         return f"slots={self.cache.shape[0]}, cache_dim={self.cache_dim}, preset={self.grc.preset!r}{written}"
 

@@ -73,8 +73,9 @@ def _compute(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
     projected = layer.inner.project(o_self)
     source = x if layer.grc.source == "input" else projected
     summary = layer.summarised(source[..., : layer.cache_dim], None)[0]
-    query = layer.queries(x[..., : layer.cache_dim])
-    o_mem = layer.lifted(layer.read(query, layer.current(summary, None)) if layer.moves else layer.frozen(query))
+    x = x[..., : layer.cache_dim]
+    o_mem = layer.answer(x, layer.current(summary, None)) if layer.moves else layer.frozen(layer.queries(x))
+    o_mem = layer.lifted(o_mem)
     return BranchOutputs(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))
 
 
