@@ -147,6 +147,15 @@ def test_split_anywhere_equals_whole(kind):
     close(network(x, network.initial_state(4))[0], network(x)[0])
 
 
+@pytest.mark.parametrize("kind", ["mt", "armt"])
+def test_a_row_of_padding_alone_leaves_gradients_finite(kind):
+    """Row 0 ends where a segment does, so that its padding has no key before it."""
+    network, x, mask = model(kind), ids(2), torch.ones(2, T, dtype=torch.bool)
+    mask[0, 8:] = False
+    network(x, None, mask)[0][mask].square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
 def test_a_model_that_is_never_written_has_no_recurrence():
     """RMT is then a Memory Transformer, and ARMT a Transformer in segments; with no memory tokens, so is RMT."""
     x = ids()

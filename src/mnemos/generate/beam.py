@@ -133,8 +133,7 @@ def beam_search(
     vocabulary, limits of other rows or not above `config.min_length`, and NaN.
     """
     c = config or BeamConfig()
-    lengths = _lengths_of(prefix, model, c)
-    limits = torch.full_like(lengths, c.max_length) if limits is None else _checked_limits(limits, prefix, c)
+    lengths, limits = _checked(model, prefix, limits, c)
     with torch.no_grad():
         outputs, state = _read(model, prefix[:, : int(lengths.min())], state)  # what every prefix has
         branch: Any = getattr(model, "branch", None)
@@ -545,8 +544,8 @@ def _read(model: nn.Module, prefix: Tensor, state: State) -> Output:
     return returned
 
 
-def _lengths_of(prefix: object, model: nn.Module, config: BeamConfig) -> Tensor:
-    """The lengths of the prefixes [B], after a check of the model, the prefixes and the settings' tokens."""
+def _checked(model: nn.Module, prefix: object, limits: object, config: BeamConfig) -> tuple[Tensor, Tensor]:
+    """The lengths of the prefixes [B] and the greatest ones after them, after a check of all that was given."""
     if model.training:
         raise InputError("beam_search: expected a model in eval mode, found training mode; call model.eval()")
     if not isinstance(prefix, Tensor) or prefix.dim() != 2 or not prefix.numel() or prefix.dtype != torch.int64:
@@ -561,17 +560,15 @@ def _lengths_of(prefix: object, model: nn.Module, config: BeamConfig) -> Tensor:
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if size is not None:
         _check_tokens(config, size)
-    return lengths
-
-
-def _checked_limits(limits: object, prefix: Tensor, config: BeamConfig) -> Tensor:
+    if limits is None:
+        return lengths, torch.full_like(lengths, config.max_length)
     if not isinstance(limits, Tensor) or limits.shape != prefix.shape[:1] or limits.dtype != torch.int64:
         other = f"{limits.dtype} {tuple(limits.shape)}" if isinstance(limits, Tensor) else type(limits).__name__
         raise InputError(f"beam_search: expected limits [{len(prefix)}] of int64, one per sentence, found {other}")
     if int(limits.min()) <= config.min_length:
         least = config.min_length + 1
         raise InputError(f"beam_search: expected limits of at least {least}, found {int(limits.min())}; raise them")
-    return limits.to(prefix.device)
+    return lengths, limits.to(prefix.device)
 
 
 def _check_tokens(config: BeamConfig, size: int) -> None:

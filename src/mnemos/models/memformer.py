@@ -451,11 +451,10 @@ class Memformer(LanguageModel):
         """The decoder over all stretches: outputs [B, t, D] and the caches after them."""
         x, b, length, like, i = rows.x, len(rows.x), self.config.segment, self.embedding.weight, 0
         outputs = [] if steps else [self.embedding(x)]  # of padding alone, which `in_place` makes zeros
+        whole = [all(one.done) and one.stop - one.start == length for one, _ in steps] + [False]
         while i < len(steps):
             # --- segments that are whole in the call are rows of one batch: none reads what another one says ---
-            n = 0
-            while i + n < len(steps) and _is_whole(steps[i + n][0], length):
-                n += 1
+            n = whole[i:].index(False)
             if n:
                 span = slice(steps[i][0].start, steps[i + n - 1][0].stop)
                 encoded, valid, slots = zip(*(read for _, read in steps[i : i + n]), strict=True)
@@ -505,8 +504,3 @@ class Memformer(LanguageModel):
             fits = state.encoded.shape[1:] == (c.segment, c.dim) and len(state.layers) == c.decoder_layers
             fits = fits and (None if state.memory is None else state.memory.slots.shape[1:]) == slots
         check_state_fits(state, fits, rows)
-
-
-def _is_whole(stretch: Stretch, length: int) -> bool:
-    """Whether it is a whole segment of every row."""
-    return stretch.stop - stretch.start == length and all(stretch.done)
