@@ -492,12 +492,13 @@ def fast_models() -> str:
         for part in parts:
             ms = row.get(part, {}).get("ms", {})
             digits = 0 if part == "training step" else 1
-            cells.append(
-                f"{ms['transformers']:,.{digits}f} → {ms['mnemos']:,.{digits}f}: "
-                f"**{row[part]['times as fast']['median']:.1f}**"
-                if "transformers" in ms
-                else ""
-            )
+            cell = ""
+            if "transformers" in ms:
+                times = row[part]["times as fast"]
+                undecided = f" ({times['low']:.2f} to {times['high']:.2f})" if times["low"] < 1 < times["high"] else ""
+                cell = f"{ms['transformers']:,.{digits}f} → {ms['mnemos']:,.{digits}f}: "
+                cell += f"**{times['median']:.1f}**{undecided}"
+            cells.append(cell)
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 

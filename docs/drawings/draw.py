@@ -47,10 +47,10 @@ def linear_attention() -> None:
     for i in range(3):
         x = 20 + 150 * i
         d.cells(x + 34, 110, ["g" * 4] * 4, 14)
-        d.text(x + 62, 104, f"S_{i + 1}", "middle", 14)
+        d.text(x + 18, 120, f"S_{i + 1}", "middle", 14)
         d.box(x + 16, 52, 92, 30, f"φ(k_{i + 1}) v_{i + 1}^T", "blue")
-        d.arrow((x + 62, 84), (x + 62, 90))
-        d.text(x + 74, 96, "+", size=13)
+        d.arrow((x + 62, 84), (x + 62, 107))
+        d.text(x + 72, 100, "+", size=13)
         d.arrow((x + 62, 168), (x + 62, 186))
         d.box(x + 16, 188, 92, 30, f"y_{i + 1}", "plain")
         if i:
@@ -128,7 +128,7 @@ def memformer() -> None:
         d.text(x + 115, 156, f"segment {i + 1}", "middle", 12, "soft")
     d.text(20, 196, "Replay: exact gradients at the memory of one segment", size=15, bold=True)
     d.text(20, 222, "1. forward, without a graph: keep the slots", size=12, colour="soft")
-    d.text(20, 276, "2. backward: a segment again, with its graph", size=12, colour="soft")
+    d.text(20, 276, "2. backward: run the segments once more", size=12, colour="soft")
     for i in range(4):
         x = 300 + 100 * i
         d.cells(x, 208, ["ggg"], 13)
@@ -214,7 +214,7 @@ def comparison() -> None:
     d.text(20, 30, "A memory is worth what it adds to the same model that stores nothing", size=15, bold=True)
     panels = (
         (250, 190, 0.7, 1.0, "recall of pairs, cache per stream"),
-        (500, 190, 0.935, 0.96, "MNIST, ViT, shared cache"),
+        (500, 190, 0.93, 0.96, "MNIST, ViT, shared cache"),
     )
     for x, w, low, high, title in panels:
         d.text(x, 62, title, size=13)
@@ -238,7 +238,7 @@ def comparison() -> None:
         gain = welch(cached, unwritten)
         ends = "{:+.3f} ({:+.3f} to {:+.3f})".format(gain.difference, *(gain.interval or ())).replace("-", "−")
         d.text(x, 280, ends, size=13, bold=True)
-    d.text(20, 280, "cached − never written (95 %)", size=13, bold=True)
+    d.text(20, 280, "cached − never written (95 %)", size=12, bold=True)
     d.write("comparison")
 
 
@@ -248,7 +248,7 @@ def fast() -> None:
     names = {"Mamba2": "Mamba-2", "Qwen3Next": "Qwen3-Next", "KimiLinear": "Kimi Linear"}
     steps = {row["model"]: row["training step"] for row in found["rows"]}
     rows = [(model, steps[model]) for model in names]
-    d = Drawing(720, 92 + 62 * len(rows), "A training step on a CPU: Transformers, and with mnemos.fast")
+    d = Drawing(720, 72 + 62 * len(rows), "A training step on a CPU: Transformers, and with mnemos.fast")
     d.text(20, 30, "A training step on a CPU, seconds", size=15, bold=True)
     cpu = "Intel Xeon" if "Xeon" in found["provenance"]["cpu"] else "AMD EPYC"
     d.text(20, 50, f"2 × 1,024 tokens, 4 layers of width 512, two cores of an {cpu}", size=12, colour="soft")
@@ -260,7 +260,7 @@ def fast() -> None:
         ):
             w = 400 * step["ms"][side] / step["ms"]["transformers"]
             d.box(130, y + 24 * j, w, 20, "", fill)
-            times = f"  {step['times as fast']['median']:.1f} times as fast" if side == "mnemos" else ""
+            times = f": {step['times as fast']['median']:.1f} times as fast" if side == "mnemos" else ""
             d.text(
                 138 + w,
                 y + 24 * j + 15,

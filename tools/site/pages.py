@@ -5,6 +5,7 @@ files that are no pages (results, scripts) come along for download.
 """
 
 import ast
+import base64
 import json
 import os
 import re
@@ -136,11 +137,22 @@ class Site:
         return re.sub(r"(`\]\()([^)\s]+)(\))", lambda m: m[1] + self._link(m[2], path, place) + m[3], "".join(parts))
 
     def notebook(self, path: Path) -> str:
-        """A notebook as a page: its texts, its code, and itself for download."""
+        """A notebook as a page: its texts, its code with what it printed and drew, and itself for download."""
         parts = []
-        for cell in json.loads(path.read_text())["cells"]:
+        for number, cell in enumerate(json.loads(path.read_text())["cells"]):
             text = "".join(cell["source"])
             parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+            said = ""
+            for output in cell.get("outputs", []):
+                data = output.get("data", {})
+                if "image/png" in data:
+                    picture = self.folder / "notebooks" / f"{path.stem}-{number}.png"
+                    picture.parent.mkdir(parents=True, exist_ok=True)
+                    picture.write_bytes(base64.b64decode(data["image/png"]))
+                    said += f"```\n\n![What the cell draws]({picture.name})\n\n```text\n"
+                else:
+                    said += "".join(output.get("text", data.get("text/plain", "")))
+            parts.append(re.sub(r"```text\n+```", "", f"```text\n{said.rstrip()}\n```"))
         title, _, rest = "\n\n".join(parts).partition("\n")
         return f"{title}\n\nA notebook of Jupyter: [{path.name}](../{self._copy(path)}).\n{rest}\n"
 
