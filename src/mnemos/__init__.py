@@ -1,5 +1,9 @@
 """mnemos: memory for transformers. Every layer and model is called as `y, state = layer(x, state)`.
 
+The files beside this one are the base. `types`, to be read first, says what a state is and what layers and models
+declare; `config` and `registry` are settings and the names that they have in files and on the command line; `atomic`,
+`tree_file` and `state_file` write files that are whole or absent: any, nested values, states; `_compat` and `libraries`
+hold what is used of the private parts of PyTorch and of other libraries; `face` is how packages list their names.
 Names are imported when they are first used, so `import mnemos` alone does not load torch.
 """
 

@@ -5,11 +5,12 @@ import importlib.metadata
 import re
 from typing import TextIO
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_TOO_MANY = {errno.EMFILE, errno.ENFILE}
-
-
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space, or choose another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or choose another folder"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close other files, or raise the limit (ulimit -n)"),
+    errno.EPIPE: "the reader of this program's output has ended: keep it open, or write the output to a file",
+}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
@@ -64,13 +65,15 @@ def one_line(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror or error}; {_fix(error.errno)}"
+        return f"{where}{error.strerror or error}; {_FIXES.get(error.errno or 0, 'check the path')}"
     first = (str(error).splitlines() or [type(error).__name__])[0]
     if type(error).__name__ == "SafetensorError" and "os error" in first.lower():
         return f"a file could not be written or read ({first}); free disk space, or choose a folder that can be written"
     if out_of_memory(error):
         return f"expected enough memory, found that it does not suffice ({first}); make the model or the batch smaller"
-    if _lost(error):
+    # Of gloo, NCCL or their store, where another process of a group has ended or is silent.
+    words = isinstance(error, RuntimeError) and any(word in str(error) for word in ("/gloo/", "by peer", "NCCL"))
+    if words or type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
         return (
             f"expected the other processes of this training, found that one has ended or is silent ({first}); "
             "see what it printed, then resume the run"
@@ -78,28 +81,9 @@ def one_line(error: BaseException) -> str | None:
     return None
 
 
-def _lost(error: BaseException) -> bool:
-    """Whether another process of a process group has ended or is silent: an error of gloo, NCCL or their store."""
-    known = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
-    said = str(error)
-    return known or (isinstance(error, RuntimeError) and any(word in said for word in ("/gloo/", "by peer", "NCCL")))
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: in Python or NumPy, in PyTorch on the CPU, or on a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    said = str(error)
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in said or "Storage size calculation" in said)
-
-
-def _fix(number: int | None) -> str:
-    if number in _FULL:
-        return "free disk space, or choose another folder"
-    if number in _CLOSED:
-        return "allow it, or choose another folder"
-    if number in _TOO_MANY:
-        return "close other files, or raise the limit (ulimit -n)"
-    if number == errno.EPIPE:
-        return "the reader of this program's output has ended: keep it open, or write the output to a file"
-    return "check the path"
+    words = ("DefaultCPUAllocator", "Storage size calculation")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,15 +1,17 @@
-"""`save_state`: a state as one safetensors file with a fingerprint of its model, exact or with fewer bits."""
+"""`save_state`: a state as one file with a fingerprint of its model, exact or with fewer bits.
+
+The file is a nested value of `tree_file`: the fingerprint, the structure of the state, and its parts.
+"""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import tree_file
 from ._compat import parts_of, pytree, write_count
-from .atomic import replacing, sort_metadata
 from .config import to_dict
 from .errors import InputError
 from .modes import plain_module
@@ -43,7 +45,26 @@ def save_state(
     Raises InputError for parts of a state that are neither tensors nor numbers, for a stream, for a wrapped model
     (DataParallel, ...), and for a folder that does not exist.
     """
-    write_state(state, file, fingerprint(model), dtype, kind)
+    if not isinstance(file, str | Path):
+        raise InputError(
+            f"save_state: expected a file second, found {type(file).__name__}; call save_state(state, file, model)"
+        )
+    file, dtype = Path(file), str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if dtype not in (None, *SMALLER):
+        raise InputError(f"save_state: expected a dtype of {', '.join(SMALLER)} or None, found {dtype!r}")
+    if not file.parent.is_dir():
+        raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
+    parts, structure = pytree.tree_flatten(unshare(state))
+    for part in parts:
+        if not isinstance(part, Tensor) and part is not None and type(part) not in (bool, int, float, str):
+            fix = "register its class as a pytree"
+            fix = "give stream.state, or call stream.save(file)" if type(part).__name__ == "Stream" else fix
+            raise InputError(
+                f"save_state: expected tensors and numbers, found {type(part).__name__} in the state; {fix}"
+            )
+    encoded = [_encode(part.detach().cpu(), dtype) if isinstance(part, Tensor) else part for part in parts]
+    value = {**fingerprint(model), "structure": _outline(structure), "parts": encoded}
+    tree_file.write(file, value, f"mnemos {kind} 3")
 
 
 def load_state(file: str | Path, model: nn.Module | None = None, like: State = None, kind: str = "state") -> State:
@@ -55,7 +76,11 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
     file, and for a state of another structure, of other shapes or types, or of a model of another configuration or
     other weights.
     """
-    of = None if model is None else fingerprint(model)
+    file = Path(file)
+    if file.is_dir():
+        raise InputError(f"{file}: expected a saved {kind}, found a folder; name a file in it")
+
+    # --- the state of the same model, to compare with ---
     if like is None:
         if not isinstance(model, Recurrent):
             raise InputError(
@@ -66,7 +91,40 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
         like = model.initial_state(1, **({} if weight is None else {"device": weight.device, "dtype": weight.dtype}))
     grows: Any = lambda x: hasattr(x, "last")  # noqa: E731
     like = pytree.tree_map(lambda x: x.last(0) if grows(x) else x, like, is_leaf=grows)
-    return read_state(file, like, of, kind)
+    expected, structure = pytree.tree_flatten(unshare(like))
+
+    # --- a file of this model; one without a fingerprint is read as well where it is a state ---
+    value = tree_file.read(file, f"mnemos {kind} 3", "save it again")
+    own = model is not None and ("weights" in value or kind != "state")
+    for name, found in fingerprint(model).items() if own else ():
+        if value.get(name) != found:
+            other = "another configuration" if name == "model" else "other weights"
+            raise InputError(f"{file}: expected a saved {kind} of this model, found one of {other}; load its own model")
+
+    # --- its parts are those of the model's state ---
+    try:
+        parts = [_decode(part) for part in value["parts"]]
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"{file}: expected a saved {kind}, found parts that do not fit ({error!r:.60}); save it again"
+        ) from None
+    if value.get("structure") != _outline(structure) or len(parts) != len(expected):
+        raise InputError(
+            f"{file}: expected a state of {len(expected)} parts, named and ordered as the model's, found another of "
+            f"{len(parts)}; load it with its own model"
+        )
+    # Any number of rows, where all tensors lead with them.
+    heads = [{x.shape[:1] for x in leaves if isinstance(x, Tensor)} for leaves in (expected, parts)]
+    shared = len(heads[0]) == len(heads[1]) == 1
+    for i, (wanted, part) in enumerate(zip(expected, parts, strict=True)):
+        if not _fits(wanted, part, int(shared), own):
+            raise InputError(
+                f"{file}: expected part {i} of the state as {_shown(wanted)}, found {_shown(part)}; load it with its "
+                "own model"
+            )
+        if isinstance(part, Tensor):
+            parts[i] = part.to(wanted.device)
+    return pytree.tree_unflatten(parts, structure)
 
 
 def fingerprint(model: nn.Module | None) -> dict[str, str]:
@@ -83,7 +141,7 @@ def fingerprint(model: nn.Module | None) -> dict[str, str]:
     config: Any = getattr(model, "config", None)
     # The backend is left out: the state is the same for all, so a stream may go on where another backend runs.
     about = type(model).__qualname__ if config is None else json.dumps(_without_backend(to_dict(config)), default=str)
-    return {"model": about, "weights": _hash(weights)}
+    return {"model": about, "weights": digest(dict(weights), "")}
 
 
 class WeightsMark:
@@ -120,107 +178,6 @@ def weights_mark(model: nn.Module) -> tuple[object, ...]:
     return *(torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in few.values()), *counts
 
 
-def write_state(state: State, file: str | Path, of: dict[str, str], dtype: str | torch.dtype | None, kind: str) -> None:
-    """`save_state` with a fingerprint that was made before."""
-    from safetensors.torch import save_file
-
-    if not isinstance(file, str | Path):
-        raise InputError(
-            f"save_state: expected a file second, found {type(file).__name__}; call save_state(state, file, model)"
-        )
-    file, dtype = Path(file), str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-    if dtype not in (None, *SMALLER):
-        raise InputError(f"save_state: expected a dtype of {', '.join(SMALLER)} or None, found {dtype!r}")
-    if not file.parent.is_dir():
-        raise InputError(f"{file}: expected a folder {file.parent} to write in, found none; make it first")
-    leaves, structure = pytree.tree_flatten(unshare(state))
-    tensors: dict[str, Tensor] = {}
-    parts: list[object] = []
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            stored, about = _encode(leaf.detach().cpu(), dtype)
-            # Copies: the tensors of a file may not share memory, and those of a state may.
-            tensors |= {f"{i}{end}": x.clone(memory_format=torch.contiguous_format) for end, x in stored.items()}
-            parts.append(about)
-        elif leaf is None or type(leaf) in (bool, int, float, str):
-            parts.append({"value": leaf})
-        else:
-            fix = "register its class as a pytree"
-            fix = "give stream.state, or call stream.save(file)" if type(leaf).__name__ == "Stream" else fix
-            raise InputError(
-                f"save_state: expected tensors and numbers, found {type(leaf).__name__} in the state; {fix}"
-            )
-    header = {"format": f"mnemos {kind} 2", **of, "structure": _outline(structure), "parts": json.dumps(parts)}
-    with replacing(file) as temporary:
-        save_file(tensors, str(temporary), header | {"sha256": _hash(tensors, header)})
-        sort_metadata(temporary)
-
-
-def read_state(file: str | Path, like: State, of: dict[str, str] | None, kind: str) -> State:
-    """`load_state` with a state of the same structure, of any number of rows.
-
-    of: the fingerprint that the file must have; None: any. Files without one are read as well where `kind` is "state".
-    """
-    from safetensors import SafetensorError, safe_open
-
-    file, what = Path(file), f"a saved {kind}"
-    if not file.is_file():
-        missing = "a folder; name a file in it" if file.is_dir() else "no such file; write one first"
-        raise InputError(f"{file}: expected {what}, found {missing}")
-    try:
-        with safe_open(str(file), "pt") as opened:
-            # ---- one of ours, and of this model
-            header = opened.metadata() or {}
-            own = of if of and ("weights" in header or kind != "state") else {}
-            if (found := header.get("format")) != f"mnemos {kind} 2":
-                others = {"mnemos stream 2": "mnemos.Stream.restore", "mnemos state 2": "mnemos.load_state"}
-                fix = f"{others[found]} reads it" if found in others else "save one"
-                raise InputError(f"{file}: expected {what}, found another file ({found or 'no format'}); {fix}")
-            for name, other in (("model", "another configuration"), ("weights", "other weights")):
-                if own and header.get(name) != own[name]:
-                    raise InputError(f"{file}: expected {what} of this model, found one of {other}; load its own model")
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file}: expected {what}, found a file that cannot be read ({error}); save it again"
-        ) from None
-    if header.pop("sha256", None) != _hash(tensors, header):
-        raise InputError(f"{file}: expected the bytes that were saved, found others; save it again")
-
-    # ---- its parts are those of the model's state; nothing is allocated by what the file says of its sizes
-    try:
-        parts = [_decode(about, i, tensors) for i, about in enumerate(json.loads(header["parts"]))]
-        if tensors:
-            raise ValueError(f"a tensor {min(tensors)}")
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise InputError(
-            f"{file}: expected {what}, found parts that do not fit ({error!r:.60}); save it again"
-        ) from None
-    expected, structure = pytree.tree_flatten(unshare(like))
-    if header.get("structure") != _outline(structure) or len(parts) != len(expected):
-        raise InputError(
-            f"{file}: expected a state of {len(expected)} parts, named and ordered as the model's, found another of "
-            f"{len(parts)}; load it with its own model"
-        )
-    # Any number of rows, where all tensors lead with them.
-    heads = [{x.shape[:1] for x in leaves if isinstance(x, Tensor)} for leaves in (expected, parts)]
-    shared = len(heads[0]) == len(heads[1]) == 1
-    for i, (wanted, part) in enumerate(zip(expected, parts, strict=True)):
-        if not _fits(wanted, part, int(shared), bool(own)):
-            raise InputError(
-                f"{file}: expected part {i} of the state as {_shown(wanted)}, found {_shown(part)}; load it with its "
-                "own model"
-            )
-        if isinstance(part, Tensor):
-            parts[i] = part.to(wanted.device)
-    return pytree.tree_unflatten(parts, structure)
-
-
-def _hash(tensors: Iterable[tuple[str, Tensor]] | dict[str, Tensor], header: dict[str, str] | None = None) -> str:
-    """A hash of tensors and a header. Cost: reading the tensors once, at about a gigabyte per second."""
-    return digest(dict(tensors), json.dumps(header, sort_keys=True))
-
-
 def _outline(structure: Any) -> str:
     """The classes, names and order of a state's parts, as JSON."""
 
@@ -251,15 +208,14 @@ def _shown(part: object) -> str:
     return type(part).__name__
 
 
-def _encode(x: Tensor, dtype: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A tensor as those of the file, by the ends of their names, and what is to be known to read them."""
-    about = {"dtype": str(x.dtype).removeprefix("torch.")}
-    exact = {"": x}, about
+def _encode(x: Tensor, dtype: str | None) -> Tensor | dict[str, Any]:
+    """A copy of a tensor, or the same with fewer bits: a value of `tree_file`."""
+    exact = x.clone(memory_format=torch.contiguous_format)  # what lies in one memory here does not when it is read
     if dtype is None or not x.is_floating_point() or x.dim() < 2 or not x.numel() or not x.isfinite().all():
         return exact
-    about_smaller = about | {"as": dtype}
+    smaller: dict[str, Any] = {"dtype": str(x.dtype).removeprefix("torch.")}
     if dtype == "bfloat16":
-        smaller, bound = {"": x.bfloat16()}, torch.finfo(torch.bfloat16).eps
+        smaller["values"], bound = x.bfloat16(), torch.finfo(torch.bfloat16).eps
     else:
         scale = x.abs().amax(-1, keepdim=True).float() / 127
         steps = x.float() / torch.where(scale > 0, scale, 1)
@@ -267,26 +223,25 @@ def _encode(x: Tensor, dtype: str | None) -> tuple[dict[str, Tensor], dict[str, 
         error = ((steps - whole) * 16).round().clamp(-8, 7).to(torch.int8)
         low, high = torch.nn.functional.pad(error, (0, x.shape[-1] % 2)).unflatten(-1, (-1, 2)).unbind(-1)
         packed = (low + 8).to(torch.uint8) | ((high + 8).to(torch.uint8) << 4)
-        smaller, bound = {"": whole.to(torch.int8), ".scale": scale, ".error": packed}, 1 / 2000
+        smaller |= {"values": whole.to(torch.int8), "scale": scale, "error": packed}
+        bound = 1 / 2000
     # Near the ends of a type's range a smaller type has infinity, or zero for what is no new row.
-    off = (_decode(about_smaller, "", dict(smaller)).double() - x.double()).abs()
+    off = (_decode(smaller).double() - x.double()).abs()
     within = off <= (bound + torch.finfo(x.dtype).eps) * x.double().abs().amax(-1, keepdim=True)
-    return (smaller, about_smaller) if within.all() else exact
+    return smaller if within.all() else exact
 
 
-def _decode(about: dict[str, Any], i: int | str, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_encode`, of part i of a state, whose tensors are taken out. ValueError if they do not fit."""
-    if "value" in about:
-        return about["value"]
-    x, dtype, stored_as = tensors.pop(str(i)), getattr(torch, about["dtype"]), about.get("as")
-    if x.dtype != (dtype if stored_as is None else getattr(torch, stored_as)):
-        raise ValueError(f"part {i} of {x.dtype}")
-    if stored_as != "int8":
+def _decode(part: Any) -> Any:
+    """The inverse of `_encode`. ValueError for tensors that do not fit."""
+    if not isinstance(part, dict):
+        return part
+    x, dtype = part["values"], getattr(torch, part["dtype"])
+    if x.dtype == torch.bfloat16:
         return x.to(dtype)
-    scale, packed = tensors.pop(f"{i}.scale"), tensors.pop(f"{i}.error")
+    scale, packed = part["scale"], part["error"]
     *rows, width = x.shape
     if scale.shape != (*rows, 1) or packed.shape != (*rows, (width + 1) // 2) or packed.dtype != torch.uint8:
-        raise ValueError(f"scales of part {i}")
+        raise ValueError("scales of other shapes")
     error = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :width].float() - 8
     return ((x.float() + error / 16) * scale).to(dtype)
 

@@ -17,6 +17,7 @@ from .atomic import check_file, replacing, sort_metadata
 from .errors import InputError
 
 FORMAT = "mnemos checkpoint 1"
+_READERS = {"mnemos state 3": "mnemos.load_state", "mnemos stream 3": "mnemos.Stream.restore"}  # by another format
 
 
 def encode(value: object) -> tuple[dict[str, Tensor], str]:
@@ -39,8 +40,7 @@ def encode(value: object) -> tuple[dict[str, Tensor], str]:
                 raise TypeError(f"{path}: expected a dict with string keys, found other keys; use strings")
             return {"dict": {key: walk(child, f"{path}/{key}".lstrip("/")) for key, child in value.items()}}
         if type(value) in (list, tuple):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [walk(child, f"{path}/{i}".lstrip("/")) for i, child in enumerate(value)]}
+            return {type(value).__name__: [walk(child, f"{path}/{i}".lstrip("/")) for i, child in enumerate(value)]}
         if value is None or type(value) in (bool, int, float, str):
             return value
         raise TypeError(
@@ -53,20 +53,25 @@ def encode(value: object) -> tuple[dict[str, Tensor], str]:
 
 
 def decode(tensors: dict[str, Tensor], text: str) -> Any:
-    """The inverse of `encode`: the nested value."""
+    """The inverse of `encode`: the nested value. Raises ValueError for tensors that it does not have."""
+    unread = set(tensors)
 
     def walk(value: object) -> object:
         if not isinstance(value, dict):
             return value
-        ((kind, content),) = value.items()
-        if kind == "tensor":
+        ((cls, content),) = value.items()
+        if cls == "tensor":
+            unread.discard(content)
             return tensors[content]
-        if kind == "dict":
+        if cls == "dict":
             return {key: walk(child) for key, child in content.items()}
         children = [walk(child) for child in content]
-        return children if kind == "list" else tuple(children)
+        return children if cls == "list" else tuple(children)
 
-    return walk(json.loads(text))
+    value = walk(json.loads(text))
+    if unread:
+        raise ValueError(f"a tensor {min(unread)} that is no part of it")
+    return value
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
@@ -79,7 +84,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
     return sha.hexdigest()
 
 
-def write(path: Path, value: object) -> None:
+def write(path: Path, value: object, format: str = FORMAT) -> None:
     """Write a value atomically: after a crash at any moment, `path` is the complete old file or the new one.
 
     Raises InputError if the file cannot be written; the old file is then unchanged.
@@ -88,54 +93,49 @@ def write(path: Path, value: object) -> None:
     from safetensors.torch import save_file
 
     tensors, text = encode(value)
-    about = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():  # safetensors rejects tensors that share a storage
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     try:
         with replacing(path) as temporary:
-            save_file(_without_shared_storage(tensors), temporary, about)
+            save_file(tensors, temporary, {"format": format, "tree": text, "sha256": digest(tensors, text)})
             sort_metadata(temporary)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: the file could not be written ({error}); free disk space") from error
 
 
-def _without_shared_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with copies of those that share a storage: safetensors rejects shared storage."""
-    storages: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        storage = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if storage in storages else tensor
-        storages.add(storage)
-    return result
+def read(path: Path, format: str = FORMAT, fix: str = "use an earlier one") -> Any:
+    """Read a value that `write` wrote, on the CPU. Raises InputError if the file is missing, damaged or another.
 
-
-def read(path: Path) -> Any:
-    """Read a value that `write` wrote, on the CPU. Raises InputError if the file is missing, damaged or another."""
+    format: what the file must say that it is: "mnemos NAME VERSION". fix: what to do about a damaged file.
+    """
     from safetensors import SafetensorError, safe_open
 
+    name = format.split()[1]
     check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
-            if about.get("format") != FORMAT:
-                raise InputError(
-                    f"{path}: expected a checkpoint ({FORMAT}), found another safetensors file; name another"
-                )
+            if (found := about.get("format")) != format:
+                other = f"{_READERS[found]} reads it" if found in _READERS else "name another"
+                raise InputError(f"{path}: expected a {name} ({format}), found another file ({found}); {other}")
             # Copied, because memory-mapped tensors may be unaligned, and some kernels round differently on these.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         intact = digest(tensors, about["tree"]) == about["sha256"]
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{path}: expected a checkpoint, found no such file; name one that is in the folder") from None
+        raise InputError(f"{path}: expected a {name}, found no such file; name one that is in the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
-        problem = str(error).splitlines()[0]
-        raise InputError(f"{path}: the file is damaged ({problem}); use an earlier one") from None
+        problem = "a folder" if path.is_dir() else str(error).splitlines()[0]
+        raise InputError(f"{path}: expected a {name}, found a damaged file ({problem}); {fix}") from None
     if not intact:
-        raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); use an earlier one")
+        raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); {fix}")
     try:
         return decode(tensors, about["tree"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{path}: expected a checkpoint ({FORMAT}), found one whose tree cannot be read ({error!r:.60}); "
-            "use an earlier one"
+            f"{path}: expected a {name} ({format}), found one whose tree cannot be read ({error!r:.60}); {fix}"
         ) from None

@@ -6,7 +6,6 @@ tests/test_compat.py tests the functions and their fallbacks, and reports which 
 """
 
 import contextlib
-import importlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
@@ -15,17 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.modules import module as _all_modules
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 DispatchMode = TorchDispatchMode  # base of modes that see every operation; the only public mode counts FLOPs alone
-
-try:
-    _scan: Callable[..., Any] | None = importlib.import_module("torch._higher_order_ops.scan").scan
-except (ImportError, AttributeError):
-    _scan = None
 
 # Functions to flatten and map nested containers of tensors (states, batches) and to register classes. torch.compile
 # uses the same registrations. PyTorch 2.13 has no public module with these functions.
@@ -379,17 +374,10 @@ def scanned(
 ) -> tuple[list[Tensor], Tensor]:
     """`carry, y = step(carry, x)` for the entries x of inputs [T, ..] in turn: the last carry, and all y [T, ..].
 
-    An exported program has one loop for any T; there is no public operator for it. Fallback: a loop in Python, whose
-    program is of one T.
+    An exported program has one loop for any T; there is no public operator for it.
     """
-    if _scan is not None:
-        found: tuple[list[Tensor], Tensor] = _scan(step, carry, inputs, dim=0)
-        return found
-    outputs = []
-    for given in zip(*inputs, strict=True):
-        carry, y = step(carry, given)
-        outputs.append(y)
-    return carry, torch.stack(outputs)
+    last: tuple[list[Tensor], Tensor] = scan(step, carry, inputs, dim=0)
+    return last
 
 
 def forget_control_flow() -> None:
@@ -402,7 +390,7 @@ def forget_control_flow() -> None:
     if reset is None:
         torch.compiler.reset()
         return
-    for operator in (torch.cond, _scan):
+    for operator in (torch.cond, scan):
         for code in getattr(getattr(operator, "__code__", None), "co_consts", ()):
             if isinstance(code, CodeType):
                 reset(code)

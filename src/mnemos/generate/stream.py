@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import pytree
 from mnemos.memory.key_values import KeyValues
-from mnemos.state_file import WeightsMark, fingerprint, read_state, write_state
+from mnemos.state_file import WeightsMark, load_state, save_state
 from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, likelihood_of, select
 
 from .fused import DecodeStep, fused_step
@@ -199,7 +199,7 @@ class Stream:
         """
         last = require_tokens(self, "save")
         check_weights(self, "save")
-        write_state((last, self.state), file, fingerprint(self.model), dtype, "stream")
+        save_state((last, self.state), file, self.model, dtype, "stream")
 
     @classmethod
     def restore(cls, model: nn.Module, file: str | Path, step: DecodeStep | None = None) -> "Stream":
@@ -209,7 +209,7 @@ class Stream:
         """
         state = new_state(model, 1)  # says what a stream's model is
         last = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
-        last, state = read_state(file, (last, state), fingerprint(model), "stream")
+        last, state = load_state(file, model, (last, state), "stream")
         return cls(model, step, state, last)
 
     def __repr__(self) -> str:

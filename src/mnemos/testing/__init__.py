@@ -1,4 +1,8 @@
-"""What any memory must keep, checked: `check_memory` for layers of anyone, `verify` for the kernels on this machine."""
+"""What any memory must keep, checked: `check_memory` for layers of anyone, `verify` for the kernels on this machine.
+
+A law is a function that looks for a counterexample (`laws`, and those of weights in `weights`); `probe` is a layer as
+the laws run it, and makes a counterexample the smallest; `check` tries them all and reports. `machine` is `verify`.
+"""
 
 from typing import TYPE_CHECKING
 
