@@ -67,7 +67,7 @@ def my_recall():
 def forget() -> None:
     """What a new process does not know."""
     for entries in registry._registered.values():
-        for name in [name for name, entry in entries.items() if entry.place.module in registry._files]:
+        for name in [name for name, entry in entries.items() if entry.definition.module in registry._files]:
             del entries[name]
     registry._files.clear()
 

@@ -29,7 +29,7 @@ def test_the_table_names_what_is_registered():
         if decorated.search(path.read_text()):
             importlib.import_module(".".join(("mnemos", *path.relative_to(SOURCE).with_suffix("").parts)))
     for kind in registry.KINDS:
-        found = {name: entry.place for name, entry in registry._registered[kind].items()}
+        found = {name: entry.definition for name, entry in registry._registered[kind].items()}
         assert {name: place for name, place in found.items() if place.module.startswith("mnemos.")} == {
             name: place for name, place in registry.places(kind).items() if place.module.startswith("mnemos.")
         }

@@ -22,7 +22,7 @@ def table() -> dict[str, registry.Family]:
     found = {module: importlib.import_module(module) for module in modules}
     families: dict[str, registry.Family] = {}
     for name, entry in registry._registered["recipe"].items():
-        module, attribute = entry.place
+        module, attribute = entry.definition
         if module not in found:
             continue
         recipe, made = entry.value(), getattr(found[module], attribute)

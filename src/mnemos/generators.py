@@ -36,42 +36,42 @@ def seed_process(value: int, rank: int) -> None:
 
 def take() -> Snapshot:
     """The states of all generators. NumPy's state is recorded only after `numpy.random` has been imported."""
-    taken: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+    snapshot: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if "numpy.random" in sys.modules:
-        taken["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
+        snapshot["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
     for name, device in devices():
-        taken[name] = torch.get_device_module(device).get_rng_state(*device_arguments(device))
-    return taken
+        snapshot[name] = torch.get_device_module(device).get_rng_state(*device_arguments(device))
+    return snapshot
 
 
-def put(taken: Snapshot) -> None:
-    """Set every generator to its state in `taken`. States of accelerators that this machine lacks are ignored."""
-    torch.set_rng_state(taken["cpu"])
-    random.setstate(taken["python"])
-    if "numpy" in taken:
-        np.random.set_state(_numpy(taken["numpy"]))  # noqa: NPY002
+def put(snapshot: Snapshot) -> None:
+    """Set every generator to its state in `snapshot`. States of accelerators that this machine lacks are ignored."""
+    torch.set_rng_state(snapshot["cpu"])
+    random.setstate(snapshot["python"])
+    if "numpy" in snapshot:
+        np.random.set_state(_numpy(snapshot["numpy"]))  # noqa: NPY002
     for name, device in devices():
-        if name in taken:
-            torch.get_device_module(device).set_rng_state(taken[name], *device_arguments(device))
+        if name in snapshot:
+            torch.get_device_module(device).set_rng_state(snapshot[name], *device_arguments(device))
 
 
 @contextlib.contextmanager
 def preserve() -> Iterator[None]:
     """Restore the generators after the block, so that an evaluation does not change the training that follows it."""
-    taken = take()
+    snapshot = take()
     try:
         yield
     finally:
-        put(taken)
+        put(snapshot)
 
 
 def devices() -> Iterator[tuple[str, torch.device]]:
     """Every device of the accelerator, if this process has initialised it."""
-    kind = torch.accelerator.current_accelerator()
-    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)():
         return
     for index in range(torch.accelerator.device_count()):
-        yield f"{kind.type}:{index}", torch.device(kind.type, index)
+        yield f"{accelerator.type}:{index}", torch.device(accelerator.type, index)
 
 
 def device_arguments(device: torch.device) -> tuple[torch.device, ...]:

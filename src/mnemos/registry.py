@@ -130,7 +130,7 @@ class Definition(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    place: Definition
+    definition: Definition
     value: Any
 
 
@@ -178,7 +178,7 @@ def places(kind: str) -> dict[str, Definition]:
     """
     _check_kind(kind)
     own = {name: definition for name, (definition, _) in _own(kind).items()}
-    return own | {name: entry.place for name, entry in _registered[kind].items() if name not in own}
+    return own | {name: entry.definition for name, entry in _registered[kind].items() if name not in own}
 
 
 def names(kind: str) -> list[str]:
@@ -252,7 +252,7 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     """
     _check_kind(kind)
     definition = Definition(value.__module__, value.__qualname__)
-    before = _registered[kind][name].place if name in _registered[kind] else None
+    before = _registered[kind][name].definition if name in _registered[kind] else None
     if before is None and definition.module.partition(".")[0] != __package__ and name in _own(kind):
         before = _own(kind)[name][0]
     if before is not None and str(before) != str(definition):
@@ -364,12 +364,12 @@ def load_file(file: str | Path) -> list[str]:
         except BaseException as error:
             del sys.modules[module], _files[module]
             for entries in _registered.values():
-                for name in [name for name, entry in entries.items() if entry.place.module == module]:
+                for name in [name for name, entry in entries.items() if entry.definition.module == module]:
                     del entries[name]
             if isinstance(error, (Exception, SystemExit)):
                 raise failed_in(path, error, file) from error
             raise
-    return [name for name, entry in _registered["recipe"].items() if entry.place.module == module]
+    return [name for name, entry in _registered["recipe"].items() if entry.definition.module == module]
 
 
 def is_loaded(file: str | Path) -> bool:

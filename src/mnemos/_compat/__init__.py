@@ -42,6 +42,9 @@ _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_n
 _saving: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
+# ---- states as files and graphs ----
+
+
 def parts_of(structure: Any) -> list[Any]:
     """The structures of a container's entries, of the structure that `pytree.tree_flatten` gives for it.
 
@@ -60,6 +63,9 @@ def exportable(cls: type[T]) -> type[T]:
         _register_namedtuple(cls, serialized_type_name=f"mnemos.{cls.__name__}")
     torch.serialization.add_safe_globals([cls])  # so that loading the example inputs runs no code of the file
     return cls
+
+
+# ---- what else sees an operation: transforms, modes, tensors that are not what their memory holds ----
 
 
 def transformed(*tensors: Tensor) -> bool:
@@ -119,6 +125,9 @@ def dispatch_mode_active() -> bool:
 def function_mode_active() -> bool:
     """Whether a TorchFunctionMode, which intercepts calls of PyTorch's functions, is active. Fallback: True."""
     return _function_modes is None or _function_modes() > 0
+
+
+# ---- the backward pass, and forwards that it repeats ----
 
 
 def in_backward() -> bool:
@@ -200,6 +209,9 @@ def write_count(tensor: Tensor) -> int | None:
     return count
 
 
+# ---- compiled code ----
+
+
 def assume_constant(function: Callable[..., Any]) -> Any:
     """`torch.compiler.assume_constant_result(function)` without importing the compiler, which takes a second.
 
@@ -243,6 +255,38 @@ def forget_compiled() -> None:
     """Discard all compiled code of the process."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+def scanned(
+    step: Callable[[list[Tensor], tuple[Tensor, ...]], tuple[list[Tensor], Tensor]],
+    carry: list[Tensor],
+    inputs: tuple[Tensor, ...],
+) -> tuple[list[Tensor], Tensor]:
+    """`carry, y = step(carry, x)` for the entries x of inputs [T, ..] in turn: the last carry, and all y [T, ..].
+
+    An exported program has one loop for any T; there is no public operator for it.
+    """
+    last: tuple[list[Tensor], Tensor] = scan(step, carry, inputs, dim=0)
+    return last
+
+
+def forget_control_flow() -> None:
+    """Discard the code that torch.compile made of `scan` and `torch.cond` for earlier programs.
+
+    Both compile a function of their own for each program. The guards of an older program, tested with the sizes of a
+    new one, would fix sizes that the new one leaves open. Fallback: discard all compiled code of the process.
+    """
+    reset = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "reset_code", None)
+    if reset is None:
+        torch.compiler.reset()
+        return
+    for operator in (torch.cond, scan):
+        for code in getattr(getattr(operator, "__code__", None), "co_consts", ()):
+            if isinstance(code, CodeType):
+                reset(code)
+
+
+# ---- modules: their tensors, hooks, copies ----
 
 
 def parameters_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
@@ -320,6 +364,22 @@ def is_replica(module: nn.Module) -> bool:
     return bool(module.__dict__.get("_is_replica", False))
 
 
+COMPILED = "_orig_mod"  # the child that torch.compile's module has; PyTorch has no public name for it
+
+
+def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
+
+    No fallback: tests/test_compat.py checks that a module has this dictionary.
+    """
+    found = type(module).__new__(type(module))
+    found.__dict__.update(module.__dict__, _modules=children)
+    return found
+
+
+# ---- workers and processes ----
+
+
 def end_workers(batches: object) -> None:
     """Stop the worker processes of a DataLoader's iterator. Fallback: they stop when the iterator is collected."""
     end = getattr(batches, "_shutdown_workers", None)
@@ -354,46 +414,7 @@ def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
     wrapped.require_forward_param_sync = False  # as after a forward that broadcast them
 
 
-COMPILED = "_orig_mod"  # the child that torch.compile's module has; PyTorch has no public name for it
-
-
-def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
-
-    No fallback: tests/test_compat.py checks that a module has this dictionary.
-    """
-    found = type(module).__new__(type(module))
-    found.__dict__.update(module.__dict__, _modules=children)
-    return found
-
-
-def scanned(
-    step: Callable[[list[Tensor], tuple[Tensor, ...]], tuple[list[Tensor], Tensor]],
-    carry: list[Tensor],
-    inputs: tuple[Tensor, ...],
-) -> tuple[list[Tensor], Tensor]:
-    """`carry, y = step(carry, x)` for the entries x of inputs [T, ..] in turn: the last carry, and all y [T, ..].
-
-    An exported program has one loop for any T; there is no public operator for it.
-    """
-    last: tuple[list[Tensor], Tensor] = scan(step, carry, inputs, dim=0)
-    return last
-
-
-def forget_control_flow() -> None:
-    """Discard the code that torch.compile made of `scan` and `torch.cond` for earlier programs.
-
-    Both compile a function of their own for each program. The guards of an older program, tested with the sizes of a
-    new one, would fix sizes that the new one leaves open. Fallback: discard all compiled code of the process.
-    """
-    reset = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "reset_code", None)
-    if reset is None:
-        torch.compiler.reset()
-        return
-    for operator in (torch.cond, scan):
-        for code in getattr(getattr(operator, "__code__", None), "co_consts", ()):
-            if isinstance(code, CodeType):
-                reset(code)
+# ---- operators ----
 
 
 def packed_products() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor | None], Tensor]] | None:
