@@ -139,7 +139,7 @@ def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_p
         tensor("0", lambda x: torch.tensor(1)),
         tensor("2", lambda x: torch.cat([x] * 2, 0)),
         tensor("2", lambda x: torch.cat([x] * 2, 1)),
-        tensor("2", torch.Tensor.double),
+        tensor("2", torch.Tensor.long),
         tensor("99", lambda x: x + 1),
         lambda header, tensors: tensors.pop("parts/2"),
         lambda header, tensors: header.pop("tree"),

@@ -95,6 +95,7 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
 
     # --- a file of this model; one without a fingerprint is read as well where it is a state ---
     value = tree_file.read(file, f"mnemos {kind} 3", "save it again")
+    value = value if isinstance(value, dict) else {}
     own = model is not None and ("weights" in value or kind != "state")
     for name, found in fingerprint(model).items() if own else ():
         if value.get(name) != found:

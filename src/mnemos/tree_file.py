@@ -130,7 +130,9 @@ def read(path: Path, format: str = FORMAT, fix: str = "use an earlier one") -> A
         raise InputError(f"{path}: expected a {name}, found no such file; name one that is in the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
         problem = "a folder" if path.is_dir() else str(error).splitlines()[0]
-        raise InputError(f"{path}: expected a {name}, found a damaged file ({problem}); {fix}") from None
+        raise InputError(
+            f"{path}: expected a {name}, found a damaged file, which cannot be read ({problem}); {fix}"
+        ) from None
     if not intact:
         raise InputError(f"{path}: the file is damaged (its bytes do not match its SHA-256); {fix}")
     try:
