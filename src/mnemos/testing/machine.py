@@ -142,11 +142,11 @@ def cases() -> list[Case]:
     sums = {"s": uniform(B, H, D, M), "z": uniform(B, H, D)}
 
     def linear(name: str, causal: bool, schedule: Callable[..., Any]) -> None:
-        def oracle(s: Tensor, z: Tensor, **x: Tensor) -> Outputs:
+        def oracle(s: Tensor, z: Tensor, **x: Any) -> Outputs:
             result: Outputs = reference_linear_attention(**x, schedule=schedule, state=(s, z), mask=mask)
             return result
 
-        def call(s: Tensor, z: Tensor, backend: str, **x: Tensor) -> Outputs:
+        def call(s: Tensor, z: Tensor, backend: str, **x: Any) -> Outputs:
             state = LinearState(s, z)
             y, end = ops.linear_attention(**x, causal=causal, state=state, mask=mask, backend=backend)
             return y, *end
