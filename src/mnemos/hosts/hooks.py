@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica, pre_hooks_of
-from mnemos.memory.gated_cache import GatedCache, StoredCache, begin_forward, end_forward, promote, recomputing, stored
+from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, promote, stored
 from mnemos.types import InputError
 
 from .branch import HostBranch
@@ -26,7 +26,7 @@ from .row_states import find_row_state
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
-_PART = "_mnemos_part"  # attribute of a module between the model and a branch: a `_Part`
+_OWNER = "_mnemos_owner"  # attribute of that model, and of modules between it and a branch: a `_Owner`
 _NESTED = "_nested_before_cache"  # attribute of an encoder of PyTorch: its `use_nested_tensor`
 
 
@@ -47,12 +47,11 @@ class _CallStack(threading.local):
 _stack = _CallStack()
 
 
-class _Part:
-    """The branches below a part of a model, and whether a call of the part alone has begun their forward."""
+class _Owner:
+    """Branches whose forward the model, or a part of it that is called alone, begins and ends; whether it has begun."""
 
-    def __init__(self) -> None:
-        self.branches: list[HostBranch] = []
-        self.began = False
+    def __init__(self, branches: Sequence[StoredCache], whole: bool) -> None:
+        self.branches, self.whole, self.began = list(branches), whole, False
 
 
 def attach(site: NamedModule, branch: HostBranch) -> None:
@@ -84,13 +83,17 @@ def attach(site: NamedModule, branch: HostBranch) -> None:
     # --- a part of the model that is called alone begins and ends the forward too. Of parts inside one another the
     # outermost does it: layers that share a branch, as in ALBERT, then read one cache, as in a call of the model ---
     for module in site.above[1:]:
-        shared = getattr(module, _PART, None)
-        if shared is None:
-            setattr(module, _PART, shared := _Part())
-            keep_handle(module, module.register_forward_pre_hook(_begin_part))
-            keep_handle(module, module.register_forward_hook(_end_part))
-            keep_handle(module, module.register_forward_hook(_fail_part, always_call=True))
-        shared.branches.append(branch)
+        if (owner := getattr(module, _OWNER, None)) is None:
+            _make_owner(module, [branch])
+        else:
+            owner.branches.append(branch)
+
+
+def _make_owner(module: nn.Module, branches: Sequence[StoredCache], whole: bool = False) -> None:
+    setattr(module, _OWNER, _Owner(branches, whole))
+    keep_handle(module, module.register_forward_pre_hook(_begin))
+    keep_handle(module, module.register_forward_hook(_end))
+    keep_handle(module, module.register_forward_hook(_fail, always_call=True))
 
 
 def follow_grid(site: NamedModule, branch: HostBranch) -> None:
@@ -114,13 +117,13 @@ def follow_grid(site: NamedModule, branch: HostBranch) -> None:
 def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     """Begin and end the forwards of all branches with the model's own forward."""
     if ROSTER in model.__dict__:  # a further call of `cache`
-        setattr(model, ROSTER, stored(model))
+        branches = stored(model)
+        setattr(model, ROSTER, branches)
+        getattr(model, _OWNER).branches = list(branches)
         forget_compiled()
         return
     setattr(model, ROSTER, branches)
-    keep_handle(model, model.register_forward_pre_hook(_begin))
-    keep_handle(model, model.register_forward_hook(_end))
-    keep_handle(model, model.register_forward_hook(_fail, always_call=True))
+    _make_owner(model, branches, whole=True)
     keep_handle(model, model.register_load_state_dict_post_hook(_report_missing))
     for module in model.modules():  # compiled code that calls a module with our hooks is out of date
         if any(_HANDLES in part.__dict__ for part in module.modules()):
@@ -136,7 +139,7 @@ def detach_all(model: nn.Module) -> int:
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         _unhook_projection(module)  # a copy that took the place of a projection, as quantisation makes, has no handle
-        for name in (NOTES, ROSTER, RECORD, _PART):
+        for name in (NOTES, ROSTER, RECORD, _OWNER):
             module.__dict__.pop(name, None)
         if _NESTED in module.__dict__:
             module.use_nested_tensor = module.__dict__.pop(_NESTED)
@@ -296,47 +299,30 @@ def _note_grid(module: Any, args: tuple, kwargs: dict) -> None:
 # --- around the model, and around a part of it ---
 
 
-def _begin(model: nn.Module, args: tuple) -> None:
-    if is_replica(model):
+def _begin(module: nn.Module, args: tuple) -> None:
+    owner: _Owner = getattr(module, _OWNER)
+    if owner.whole and is_replica(module):
         raise InputError(
             "expected one model for each process, found a replica that DataParallel made, whose cache is lost after "
             "the forward; use DistributedDataParallel"
         )
-    if model.training:
-        begin_forward(getattr(model, ROSTER))
+    if module.training and (owner.whole or owner.branches[0].complete):  # a part begins none inside of another
+        owner.began = begin_forward(owner.branches)
 
 
-def _end(model: nn.Module, args: tuple, output: object) -> None:
-    roster: list[GatedCache] = getattr(model, ROSTER)
-    if model.training and any(one.writes for one in roster) and not roster[0].complete and not recomputing():
-        end_forward(roster)
+def _end(module: nn.Module, args: tuple, output: object) -> None:
+    owner: _Owner = getattr(module, _OWNER)
+    if owner.began:
+        owner.began = False
+        end_forward(owner.branches)
 
 
-def _fail(model: nn.Module, args: tuple, output: object) -> None:
+def _fail(module: nn.Module, args: tuple, output: object) -> None:
     """End a forward that raised: it commits nothing, and parts of the model may be called by themselves again."""
-    roster: list[GatedCache] = getattr(model, ROSTER)
-    if model.training and not roster[0].complete and not recomputing():
-        promote(roster)
-
-
-def _begin_part(module: nn.Module, args: tuple) -> None:
-    part: _Part = getattr(module, _PART)
-    if module.training and part.branches[0].complete:
-        part.began = begin_forward(part.branches)
-
-
-def _end_part(module: nn.Module, args: tuple, output: object) -> None:
-    part: _Part = getattr(module, _PART)
-    if part.began:
-        part.began = False
-        end_forward(part.branches)
-
-
-def _fail_part(module: nn.Module, args: tuple, output: object) -> None:
-    part: _Part = getattr(module, _PART)
-    if part.began:
-        part.began = False
-        promote(part.branches)
+    owner: _Owner = getattr(module, _OWNER)
+    if owner.began:
+        owner.began = False
+        promote(owner.branches)
 
 
 def _report_missing(model: nn.Module, incompatible: Any) -> None:

@@ -84,7 +84,7 @@ class LineariseReport:
         ]
         lines += [f"  {n} x {key}" for key, n in kinds.items()]
         lines += [f"  left {one.name} ({one.kind}): {one.reason}" for one in self.left]
-        sizes = [sum(p.numel() for p in found.values()) for found in (self.maps, self.updates)]
+        sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
         lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length")
@@ -299,10 +299,10 @@ def _choose(
             chosen.append((site, adapter))
     if not chosen:
         first = next((one for one in left if one.reason != NOT_NAMED), left[0] if left else None)
-        found = f"where={where!r} chose nothing" if where is not None else "none"
-        found = found if first is None else f"none: {first.name} was left ({first.reason})"
+        shown = f"where={where!r} chose nothing" if where is not None else "none"
+        shown = shown if first is None else f"none: {first.name} was left ({first.reason})"
         raise InputError(
-            f"linearise: expected causal self-attentions of a decoder of Transformers, found {found}; see "
+            f"linearise: expected causal self-attentions of a decoder of Transformers, found {shown}; see "
             "docs/linearise.md"
         )
     return chosen, left
@@ -378,4 +378,4 @@ def _record(model: Any) -> None:
         if is_linearised(module):
             names.setdefault(module.linearised.settings, []).append(name)
     if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
-        setattr(model.config, RECORD, [{"settings": asdict(one), "names": found} for one, found in names.items()])
+        setattr(model.config, RECORD, [{"settings": asdict(one), "names": modules} for one, modules in names.items()])

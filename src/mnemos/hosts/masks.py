@@ -165,7 +165,7 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
 
 
 def count_writes(mask: Tensor) -> int | None:
-    """The number of in-place writes to a mask; None: unknown, so what is found of its values must not stay with it."""
+    """The number of in-place writes to a mask; None: unknown, so what its values show must not stay with it."""
     try:
         return write_count(mask)
     except RuntimeError:  # a tensor of inference mode
@@ -199,10 +199,10 @@ def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     missing = pairs & ~edges
     if not _in_graph() and not missing.any():
         return missing.any()
-    place = torch.arange(t, device=edges.device)
-    edges = (edges & pairs) | (place == place[:, None])
+    position = torch.arange(t, device=edges.device)
+    edges = (edges & pairs) | (position == position[:, None])
     first, last = (x.to(torch.uint8).argmax(-1) for x in (edges, edges.flip(-1)))  # that each token is joined to
-    crossed = ((t - 1 - last[:, None] > place[:, None]) & ~later).any(-1)  # whether an edge leads over its end
+    crossed = ((t - 1 - last[:, None] > position[:, None]) & ~later).any(-1)  # whether an edge leads over its end
     count = token.cumsum(-1)
     cut = (~crossed & (count > 0) & (count < count[:, -1:])).any()
     apart = first[:, None] != first[:, :, None]
