@@ -196,7 +196,7 @@ def linearise(
             group = updates if name.startswith("updates.") else maps
             group[f"{site.name}.linearised.{name}".removeprefix(".")] = parameter
     # --- masks must have all keys where layers keep them all, or windows differ ---
-    owners = [module.linearised for module in model.modules() if is_linearised(module)]
+    owners: list[Any] = [module.linearised for module in model.modules() if is_linearised(module)]
     changed_names = {site.name for site in sites if is_linearised(site.module)}
     whole = any(one.name not in changed_names for one in left) or len({own.settings.window for own in owners}) > 1
     for own in owners:
@@ -317,7 +317,8 @@ def _find_reason(site: NamedModule, adapter: Host, settings: Settings) -> str | 
         return "it is linearised already; mnemos.unlinearise(model) undoes that"
     if (why := why or _find_obstacle(site)) is not None:
         return why
-    if copy_forward(type(module)) is None:
+    cls: Any = type(module)
+    if copy_forward(cls) is None:
         return "its forward calls no attention function of Transformers, but computes attention itself"
     if getattr(module, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn=True computes attention itself"
