@@ -5,7 +5,6 @@
 // update.h every thread takes a group of rows and adds up their gradients by itself.
 #pragma once
 #include <cmath>
-#include <memory>
 
 #include "gated_cache/cache.h"
 #include "simd/product.h"
@@ -31,19 +30,8 @@ class Reader {
         block = least(BLOCK, rounded(c.T, LANES));
         groups = least(c.B, c.threads < 1 ? 1 : c.threads);
         alone = c.caches == 1;
-        Taker count{nullptr, 0};
-        common(count);
-        i64 fixed = count.used;
-        own(count);
-        each = count.used - fixed;
-        owned = std::make_unique<Memory>(fixed + groups * each);
-        memory = owned->numbers();
-        if (!memory) return;
-        std::memset(memory, 0, fixed * sizeof(float));  // what is behind a row is read, and must be 0
-        Taker taker{memory, 0};
-        common(taker);
-        scratch = memory + fixed;
-        pack();
+        memory = lay_out(*this, groups, each, scratch);
+        if (memory) pack();
     }
     bool ready() const { return memory != nullptr; }
 
@@ -61,12 +49,15 @@ class Reader {
     }
 
    private:
+    template <class Work>
+    friend std::unique_ptr<Memory> lay_out(Work&, i64, i64&, float*&);
+
     const Reading& c;
     bool backward, alone;                            // alone: all rows read one cache
     i64 d, ld, n, head, v, lv, lh, lm, lo, block;    // widths of q, v and their heads; in whole vectors; of `out`
     i64 groups, each;
-    std::unique_ptr<Memory> owned;
-    float *memory, *scratch;
+    std::unique_ptr<Memory> memory;
+    float* scratch;
     Packed query, key, value, from_query, from_key, from_value;
     float *bias_q, *bias_k, *bias_v, *share, *own_keys, *own_values;  // share: σ(λ) of every channel of v
 

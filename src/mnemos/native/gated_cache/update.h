@@ -6,7 +6,6 @@
 // depend on which thread was faster.
 #pragma once
 #include <cmath>
-#include <memory>
 
 #include "simd/activation.h"
 #include "gated_cache/cache.h"
@@ -32,19 +31,8 @@ class Updating {
         this->backward = backward;
         shared = c.cache_b == 0;
         groups = least(c.B, c.threads < 1 ? 1 : c.threads);
-        Taker count{nullptr, 0};
-        common(count);
-        i64 fixed = count.used;
-        own(count);
-        each = count.used - fixed;
-        block = std::make_unique<Memory>(fixed + groups * each);
-        memory = block->numbers();
-        if (!memory) return;
-        std::memset(memory, 0, fixed * sizeof(float));  // what is behind a row is read, and must be 0
-        Taker taker{memory, 0};
-        common(taker);
-        scratch = memory + fixed;
-        pack();
+        memory = lay_out(*this, groups, each, scratch);
+        if (memory) pack();
     }
     bool ready() const { return memory != nullptr; }
 
@@ -55,11 +43,14 @@ class Updating {
     }
 
    private:
+    template <class Work>
+    friend std::unique_ptr<Memory> lay_out(Work&, i64, i64&, float*&);
+
     const Update& c;
     i64 d, ld, n, one, groups, each;
     bool backward, shared;
-    std::unique_ptr<Memory> block;
-    float *memory, *scratch;
+    std::unique_ptr<Memory> memory;
+    float* scratch;
     Packed tokens, reset, olds;                         // right factors of the forward: S̄, g_r ⊙ C, C
     Packed from_tokens[3], from_reset, from_olds[2];    // of the backward: from a product to its left factor
     float *bias, *gain, *shift, *inside;                // with zeros behind; inside: 1, and 0 behind

@@ -9,6 +9,7 @@
 #pragma once
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 
 #include "simd/vector.h"
 
@@ -215,6 +216,24 @@ struct Taker {
     }
     Packed packed(i64 inner, i64 columns) { return {(*this)(Packed::size(inner, columns)), inner}; }
 };
+
+// Memory for a call's work: what its threads share (`work.common`), of zeros, as what is behind a row is read; and behind
+// it, from `own` on, `each` numbers of every group's own (`work.own`). Null where there is none.
+template <class Work>
+std::unique_ptr<Memory> lay_out(Work& work, i64 groups, i64& each, float*& own) {
+    Taker count{nullptr, 0};
+    work.common(count);
+    i64 shared = count.used;
+    work.own(count);
+    each = count.used - shared;
+    auto memory = std::make_unique<Memory>(shared + groups * each);
+    if (!memory->numbers()) return nullptr;
+    std::memset(memory->numbers(), 0, shared * sizeof(float));
+    Taker taker{memory->numbers(), 0};
+    work.common(taker);
+    own = memory->numbers() + shared;
+    return memory;
+}
 
 }  // namespace
 }  // namespace mnemos
