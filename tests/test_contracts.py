@@ -60,7 +60,7 @@ def test_a_layer_without_a_state_returns_none_and_refuses_one(layer):
 @over_layers(stateful, modes=(False,))
 def test_a_state_of_other_rows_or_of_another_layer_is_refused(layer):
     for state in (layer.initial_state(ROWS + 1, dtype=torch.float64), torch.zeros(ROWS, 1)):
-        with pytest.raises(InputError, match="expected (a|floating) state"):
+        with pytest.raises(InputError, match=r"expected (a|floating) state"):
             layer(tokens(), state)
 
 

@@ -171,21 +171,13 @@ tell("training", "transformers lightning_fabric rich")
 
 
 def test_every_listed_name_is_there_and_another_is_refused_with_a_name_that_is_alike():
-    for room in (
-        "attention",
-        "hosts",
-        "hugging_face",
-        "memory",
-        "memory_replay",
-        "models",
-        "ops",
-        "testing",
-        "trainers",
-    ):
+    rooms = "attention hosts hugging_face memory memory_replay models ops testing trainers"
+    for room in rooms.split():
         package = importlib.import_module(f"mnemos.{room}")
         assert set(read_face(f"mnemos.{room}")) <= set(package.__all__), room
-    for name in set(read_face("mnemos")) - {"look"}:
-        assert getattr(mnemos, name) is getattr(mnemos, name)
+    for name, module in read_face("mnemos").items():
+        loaded = importlib.import_module(module)
+        assert getattr(mnemos, name) is (loaded if module == f"mnemos.{name}" else getattr(loaded, name))
     with pytest.raises(AttributeError, match="Transfomer") as error:
         mnemos.Transfomer  # noqa: B018
     assert error.value.name == "Transfomer"
