@@ -22,7 +22,7 @@ from .multi_head import MultiHeadAttention
 @register
 @dataclass(frozen=True)
 class SoftmaxConfig(AttentionConfig):
-    """softmax(q·kᵀ/√(D/H))·v.
+    """Softmax attention, with a window or without: softmax(q·kᵀ/√(D/H))·v.
 
     Attributes:
         window: the number of tokens that a query attends to, itself included; the attention is then causal. None: all.

@@ -93,7 +93,7 @@ class DecoderBlock(nn.Module):
 @register
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig):
-    """The sizes and parts of an `EncoderDecoder`.
+    """An encoder that reads a source, a decoder with a state that writes: translation.
 
     source_vocab_size: 0 for that of the target. mlp: hidden width of the MLPs. max_length: the longest source or target
     with learned positions, and the length of a cache of length "auto". encoder, decoder: the self-attentions; that of

@@ -24,7 +24,7 @@ _BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 @register
 @dataclass(frozen=True)
 class LSTMConfig(ModelConfig):
-    """The sizes of an `LSTM`; those of the papers' language models by default."""
+    """An LSTM, with the sizes of the papers' language models by default."""
 
     name: ClassVar[str] = "lstm"
     classes: ClassVar[int] = 0  # it predicts the next token only

@@ -47,7 +47,9 @@ from .transformer import (
 @register
 @dataclass(frozen=True)
 class MemformerConfig(ModelConfig):
-    """The sizes and parts of a `Memformer`. `cls` and `memory.radius` take the preset's value where they are None.
+    """Memformer: slots that are read and written once a segment.
+
+    `cls` and `memory.radius` take the preset's value where they are None.
 
     Attributes:
         vocab_size: the number of tokens.

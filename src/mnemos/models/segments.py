@@ -506,7 +506,7 @@ def check_state_fits(state: object, fits: bool, rows: int) -> None:
 @register
 @dataclass(frozen=True)
 class MemoryTransformerConfig(SegmentConfig):
-    """The sizes of a `MemoryTransformer`."""
+    """Learned tokens beside those of each segment (Memory Transformer); nothing is carried."""
 
     name: ClassVar[str] = "memory-transformer"
     memory_tokens: int = 16  # m
@@ -555,7 +555,7 @@ class MemoryTransformer(SegmentModel):
 @register
 @dataclass(frozen=True)
 class RMTConfig(SegmentConfig):
-    """The sizes of an `RMT`."""
+    """Memory tokens that pass from segment to segment (Recurrent Memory Transformer)."""
 
     name: ClassVar[str] = "rmt"
     memory: TokensConfig = field(default_factory=TokensConfig)
@@ -610,7 +610,7 @@ Associations = tuple[AssociationState, ...]  # of each layer
 @register
 @dataclass(frozen=True)
 class ARMTConfig(SegmentConfig):
-    """The sizes of an `ARMT`."""
+    """Memory tokens whose vectors each layer keeps as associations (ARMT)."""
 
     name: ClassVar[str] = "armt"
     memory: AssociationsConfig = field(default_factory=AssociationsConfig)

@@ -226,7 +226,9 @@ class HeadConfig:
 @register
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-    """The sizes and parts of a `Transformer`. The defaults are those of Llama and Mistral; `classic` has older ones.
+    """A Transformer with any attention, with caches or without.
+
+    The defaults are those of Llama and Mistral; `classic` has older ones.
 
     Attributes:
         vocab_size: the number of tokens; with `features`, the number of outputs.

@@ -17,7 +17,7 @@ def look(arguments: list[str]) -> int:
     about += "written and read, what a prediction used, and what is lost when a part is emptied."
     more = "Of a run of images, the page has the two branches of each cached layer and the slots that answered."
     parser = CommandParser("look", about, epilog=more)
-    said = "the folder of a run or of a comparison (one run of each arm), or a decoder of Transformers with --text"
+    said = "the folder of a run or of a comparison (one run of each recipe), or a decoder of Transformers with --text"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=said)
     parser.add_argument("--text", metavar="FILE", help="a text that the models read (a document of the test split)")
     said = "which document of the test split, from 0 (the first; of rows that ask a question, one told far back whose "

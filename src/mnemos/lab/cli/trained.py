@@ -151,7 +151,10 @@ def export(arguments: list[str]) -> int:
     about = (
         "Write a run's model as a checkpoint of Hugging Face Transformers, with its tokenizer and a model card, or as "
     )
-    parser = CommandParser("export", f"{about}programs of one step and of a prefill, state in and state out.")
+    parser = CommandParser(
+        "export",
+        f"{about}programs that run without this library, state in and state out.",
+    )
     parser.add_argument("run", help="the folder of a finished run, or of its model")
     about = "hf: Hugging Face Transformers; onnx; onnxruntime: ONNX with ONNX Runtime's kernel of linear attention; "
     about += "torch: torch.export (%(default)s)"

@@ -12,7 +12,7 @@ def train(arguments: list[str]) -> int:
     """Train a recipe, or continue a run."""
     takes = "RECIPE [--field value ...] [--out DIR] [--from RUN] | --resume RUN [--train.steps N] "
     takes += "[--accept-changed-data]"
-    parser = RecipeParser("train", "Train a recipe in a folder.", takes)
+    parser = RecipeParser("train", "Train a recipe. The run is a folder with model, scores and checkpoints.", takes)
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default a new one in runs")
     about = (
         "continue this run where it stopped; takes no other arguments, except --train.steps N to train it for longer"

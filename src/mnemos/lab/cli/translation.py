@@ -79,8 +79,8 @@ def score(arguments: list[str]) -> int:
     from mnemos.lab.run.trained import translate_test_split
     from mnemos.lab.translation.translation_scores import score_runs
 
-    about = "Print BLEU and chrF of runs, averaged models or files of translations on a test split, and the paired "
-    parser = CommandParser("score", f"{about}bootstrap of each against the first.")
+    about = "Print BLEU and chrF of runs, averaged models or files of translations on a test split, and whether each "
+    parser = CommandParser("score", f"{about}differs from the first by more than the choice of sentences (bootstrap).")
     about = "the folder of a finished run or of an averaged model, or a file of translations, one per line"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=about)
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="draws of the bootstrap (%(default)s)")

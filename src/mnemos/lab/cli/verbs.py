@@ -53,52 +53,63 @@ VERBS = {
     "bench-memory": "training:bench_memory",
     "verify": "verify:verify",
 }
-USAGE = """mnemos: memory for transformers
+USAGE = """mnemos: memory for transformers. Train models with memories, compare them, look into them.
 
+A recipe is a model, its data and the settings of a training; a run is the folder of a training.
+Start: `mnemos train demo --out runs/demo`, then `mnemos report runs/demo`.
+
+Find and train
   mnemos list [TASK|FAMILY|RECIPE]             list the recipes, models, attentions and tasks; the recipes of a task or
                                                a family, a recipe with its variants    [--all: every recipe]
   mnemos show RECIPE [--field value ...]       print a recipe with all its settings, as JSON
   mnemos train RECIPE [--field value ...]      train a recipe    [--out DIR] [--from RUN]
   mnemos train --resume RUN                    continue an interrupted run exactly where it stopped
                                                [--train.steps N: train it for longer] [--accept-changed-data]
-  mnemos eval RUN                              evaluate a run's model, with and without its memory
-                                               [--split valid|test] [--rows N] [--data.FIELD value ...: on other data]
-                                               [--model.FIELD value ...: settings of how far it reads]
-  mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
-                                               continue (- reads the standard input)    [--top N] [--length N]
-  mnemos translate RUN < FILE                  translate text, line by line    [--beams N] [--n-best N]
-                                               [--length-penalty X]
-  mnemos detect RUN PHOTO ...                  draw boxes and masks of objects on photos    [--out DIR] [--score S]
-                                               [--json: print them in COCO's result format]
-  mnemos sample RUN                            generate images or text with it    [--count N] [--length N]
-                                               [--prompt TEXT] [--temperature T] [--top-k K] [--top-p P] [--seed N]
-  mnemos chat FOLDER                           chat with a language model of Transformers    [--window N]
-                                               [--sinks N] [--system TEXT] [--length N] [--temperature T] [--top-k K]
-                                               [--top-p P] [--seed N] [--trust-remote-code]
-  mnemos compare RECIPE [RECIPE ...] [--field value ...]
-                                               train several recipes and compare them    [--seeds N] [--out DIR]
-                                               [--unwritten] [--baselines] [--vary FIELD V1,V2 ...] [--jobs N]
-                                               [--equal updates|samples|parameters|flops|time] [--minutes M]
-                                               [--rates R1,R2: the best for each recipe] [--against NAME]
-  mnemos score RUN RUN ...                     BLEU and chrF of translations, and the paired bootstrap    [--samples N]
-  mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
-  mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
   mnemos linearise FOLDER --text PATH ... --out RUN
-                                               make a trained decoder of Hugging Face an RNN, and train what is new
+                                               give a trained decoder a state of constant size, and train what is new
                                                [--state none|linear|hedgehog|delta] [--tokens N] [--test PATH ...]
                                                [--trust-remote-code]
-  mnemos export RUN                            write a checkpoint of Hugging Face Transformers, or programs of ONNX or
-                                               torch.export    [--to hf|onnx|onnxruntime|torch] [--out DIR]
-                                               [--push REPOSITORY]
+  mnemos tokenizer FILE ...                    learn sub-words from text    --out FILE [--size N] [--lowercase]
+
+Compare and look
+  mnemos compare RECIPE [RECIPE ...] [--field value ...]
+                                               train recipes beside each other, over seeds
+                                               [--seeds N] [--unwritten: and with memories that store nothing]
+                                               [--baselines: also with as many parameters and no memory]
+                                               [--vary FIELD V1,V2 ...] [--rates R1,R2: the best for each recipe]
+                                               [--equal updates|samples|parameters|flops|time] [--minutes M]
+                                               [--against NAME] [--jobs N] [--out DIR]
   mnemos report RUN ...                        write an HTML page about runs or a comparison    [--out FILE | --watch]
-  mnemos look RUN ...                          write a page of what memories hold, segment by segment    [--text FILE]
+  mnemos look RUN ...                          write a page that shows what a memory wrote and read    [--text FILE]
                                                [--document N] [--segments N] [--out FILE]
-  mnemos bench-memory [TASK ...]               train every memory on the benchmarks of memory    [--quick]
+  mnemos eval RUN                              score a run's model, with its memory and without
+                                               [--split valid|test] [--rows N] [--data.FIELD value ...: on other data]
+                                               [--model.FIELD value ...: settings of how far it reads]
+  mnemos bench-memory [TASK ...]               train every memory on tasks of recall    [--quick: ten minutes]
                                                [--memories A,B] [--seeds N] [--steps N] [--dim N] [--rates R1,R2]
                                                [--books PATH] [--jobs N] [--out DIR]
   mnemos reproduce PAPER[/CLAIM]               reproduce a table or figure of a paper    [--data DIR] [--steps N]
                                                [--seeds N] [--out DIR] [--run RUN] [--recipes-only]
-  mnemos verify [OPERATION ...]                compare every operation and backend on this machine with its oracle
+
+Use a trained model
+  mnemos predict RUN FILE ...                  print the classes of images, the words of recordings, or how texts
+                                               continue (- reads the standard input)    [--top N] [--length N]
+  mnemos sample RUN                            write images or text    [--count N] [--length N] [--prompt TEXT]
+                                               [--temperature T] [--top-k K] [--top-p P] [--seed N]
+  mnemos translate RUN < FILE                  translate text, line by line    [--beams N] [--n-best N]
+                                               [--length-penalty X]
+  mnemos detect RUN PHOTO ...                  draw boxes and masks of objects on photos    [--out DIR] [--score S]
+                                               [--json: print them in COCO's result format]
+  mnemos chat FOLDER                           chat with a language model of Transformers    [--window N]
+                                               [--sinks N] [--system TEXT] [--length N] [--temperature T] [--top-k K]
+                                               [--top-p P] [--seed N] [--trust-remote-code]
+  mnemos score RUN RUN ...                     BLEU and chrF of translations, and whether they differ    [--samples N]
+  mnemos average RUN                           average the weights of a run's last checkpoints    [--last N] [--out DIR]
+  mnemos export RUN                            write it for Transformers, ONNX or torch.export
+                                               [--to hf|onnx|onnxruntime|torch] [--out DIR] [--push REPOSITORY]
+
+Check
+  mnemos verify [OPERATION ...]                compare every operation on this machine with its plain equations
 
 Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
 --model hf:NAME, timm:NAME or FOLDER trains a model of Hugging Face or timm further, with the recipe's cache.

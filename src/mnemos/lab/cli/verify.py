@@ -6,7 +6,7 @@ from .parsers import CommandParser
 
 ABOUT = (
     "Compare values and gradients of every operation, by every backend and instruction set of this machine, with its "
-    "oracle in float64. Exit code 1 if one differs by more than its bound."
+    "plain equations in float64. Exit code 1 if one differs by more than its bound."
 )
 
 

@@ -36,10 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=1, metavar="N", help="runs per recipe (%(default)s)")
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s); several have one thread each")
     add("--out", metavar="DIR", help="the comparison's folder; by default a new one in runs")
-    about = "add, for each recipe with a gated cache or slots, the baseline whose memory is never written (a learned "
-    about += "constant, where the cache is frozen at inference)"
+    about = "add, for each recipe with a memory, the same one with a memory that stores nothing (never written): what "
+    about += "a memory is worth is the difference. Where a cache is frozen at inference, a learned constant"
     add("--unwritten", action="store_true", help=about)
-    add("--baselines", action="store_true", help="add that baseline, and one of equal parameters without the memory")
+    add("--baselines", action="store_true", help="add this one, and one with as many parameters and no memory")
     about = "train each recipe once with each of these values of a field, such as model.cache.length 8,32; given for "
     about += "several fields, with each combination of their values"
     add("--vary", nargs=2, metavar=("FIELD", "V1,V2"), action="append", default=[], help=about)

@@ -23,7 +23,7 @@ from mnemos.types import InputError, check_heads, check_stateful
 @register
 @dataclass(frozen=True)
 class SpeechConfig(ModelConfig):
-    """The sizes and parts of a `SpeechRecogniser`; the paper's by default."""
+    """Speech by CTC with any attention, with the sizes of the paper by default."""
 
     name: ClassVar[str] = "speech"
     inputs: ClassVar[str] = "frames"
@@ -106,7 +106,7 @@ class SpeechRecogniser(Transcriber):
 @register
 @dataclass(frozen=True)
 class BiLSTMConfig(ModelConfig):
-    """The sizes of a `BiLSTM`; the paper's by default."""
+    """A bidirectional LSTM for speech, with the sizes of the paper by default."""
 
     name: ClassVar[str] = "bilstm"
     inputs: ClassVar[str] = "frames"
