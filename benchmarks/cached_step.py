@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mnemos import GRC, libraries, registry
 from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.loop import update
 from mnemos.lab.run.provenance import provenance
 from mnemos.ops.gated_cache import native
 
@@ -44,7 +46,7 @@ def demo(threads: int) -> dict[str, Step]:
         made = replace(made, train=replace(made.train, threads=threads))
         fabric = devices.connect(made.train)
         task = made.data.build()
-        found[name] = Learner(fabric, complete(made, task), task).update
+        found[name] = partial(update, Learner(fabric, complete(made, task), task))
     return found
 
 

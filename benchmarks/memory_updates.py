@@ -26,6 +26,7 @@ from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT
 from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.loop import update
 from mnemos.lab.run.provenance import provenance
 
 TASKS = (*DEFAULT, "mqar-64x4", "mqar-128x8", "mqar-256x16", "mqar-512x64", "listops")
@@ -34,11 +35,11 @@ RUNS = len(RATES) + SEEDS - 1  # per memory
 
 def cost(learner: Learner, updates: int) -> float:
     """The seconds of CPU time of an update."""
-    learner.update()
+    update(learner)
     found = []
     for _ in range(updates):
         began = time.process_time()
-        learner.update()
+        update(learner)
         found.append(time.process_time() - began)
     return statistics.median(found)
 

@@ -15,9 +15,11 @@ from mnemos.lab.compare.equal import check_equal, check_scored, completed, of_eq
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read
 from mnemos.lab.report.verdict import caveats
-from mnemos.lab.run import devices, learner
+from mnemos.lab.run import devices
+from mnemos.lab.run import flops as run_flops
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.loop import update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.tokens import TokensConfig
@@ -235,19 +237,19 @@ def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
         task = recipe.data.build()
         recipe = complete(recipe, task)
         learner = Learner(devices.connect(recipe.train), recipe, task)
-        learner.update()
+        update(learner)
         weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
-        carried, drawn = [leaf.clone() for leaf in leaves(learner._rollout.carried.states)], torch.get_rng_state()
-        found[replayed] = learner.update_flops()
+        carried, drawn = [leaf.clone() for leaf in leaves(learner.carried.states)], torch.get_rng_state()
+        found[replayed] = run_flops.count_update_flops(learner)
         assert torch.equal(drawn, torch.get_rng_state())
-        assert all(map(torch.equal, leaves(learner._rollout.carried.states), carried))
+        assert all(map(torch.equal, leaves(learner.carried.states), carried))
         assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
         assert all(p.grad is None for p in learner.model.parameters())
     forward = task_flops(learner.model, task, task.example()) * 2 * 4  # of rows × segments, without a state
     assert found[False] / forward == pytest.approx(3, rel=0.2)
     batch = task.train_batch(4, 2, 0)
     with torch.no_grad():
-        again = count_flops(lambda: task.advance(learner.model, batch, learner._rollout.carried.states[0]))
+        again = count_flops(lambda: task.advance(learner.model, batch, learner.carried.states[0]))
     assert found[True] - found[False] == 3 * again
 
 
@@ -259,9 +261,9 @@ def test_counting_leaves_stored_caches_as_they_are():
     task = recipe.data.build()
     recipe = complete(recipe, task)
     learner = Learner(devices.connect(recipe.train), recipe, task)
-    learner.update()
+    update(learner)
     once, again = copy.deepcopy(learner.model), learner.model
-    assert learner.update_flops() > 0
+    assert run_flops.count_update_flops(learner) > 0
     written = {name: value for name, value in again.state_dict().items() if name.endswith("cache")}
     assert all(value.abs().sum() > 0 for value in written.values())
     assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
@@ -320,23 +322,23 @@ def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
     task = recipe.data.build()
     made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
     lengths, steps = [1 + step * 7 % 40 for step in range(80)], [*range(80)]  # each batch is read once
-    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [padded(2, lengths[steps.pop(0)])])
-    monkeypatch.setattr(made, "_gradients", lambda batches: batches[0][0].shape[1])
+    monkeypatch.setattr(made, "batches", lambda step: [padded(2, lengths[steps.pop(0)])])
+    monkeypatch.setattr(run_flops, "gradients", lambda made, batches: batches[0][0].shape[1])
 
     def padded(rows: int, length: int) -> list[torch.Tensor]:
         mask = [torch.ones(rows, length, dtype=torch.bool)] if length % 2 else []  # not every batch has a mask
         return [torch.zeros(rows, length), *mask]
 
     counted = []
-    monkeypatch.setattr(learner, "count_flops", lambda call: counted.append(call()) or call() + call() ** 2)
-    assert made.update_flops() == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)
+    monkeypatch.setattr(run_flops, "count_flops", lambda call: counted.append(call()) or call() + call() ** 2)
+    assert run_flops.count_update_flops(made) == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)
     assert len(counted) == 8
     assert {1, 40} <= {*counted}
     pairs = [(3, 5), (5, 3)]
-    monkeypatch.setattr(made._rollout, "batches", lambda step, _: [torch.zeros(n) for n in pairs[step % 2]])
-    monkeypatch.setattr(made, "_gradients", lambda batches: 10 * len(batches[0]) + len(batches[1]))
-    monkeypatch.setattr(learner, "count_flops", lambda call: call())
-    assert made.update_flops() == (35 + 53) / 2
+    monkeypatch.setattr(made, "batches", lambda step: [torch.zeros(n) for n in pairs[step % 2]])
+    monkeypatch.setattr(run_flops, "gradients", lambda made, batches: 10 * len(batches[0]) + len(batches[1]))
+    monkeypatch.setattr(run_flops, "count_flops", lambda call: call())
+    assert run_flops.count_update_flops(made) == (35 + 53) / 2
 
 
 def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tmp_path, measured):

@@ -230,12 +230,10 @@ def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, word
 
 
 def test_a_run_whose_first_update_needs_too_much_memory_leaves_no_folder(tmp_path, monkeypatch):
-    from mnemos.lab.run.learner import Learner
-
-    def update(self):
+    def update(learner):
         torch.empty(2**50)
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr("mnemos.lab.run.loop.update", update)
     with pytest.raises(TrainingFailed, match="does not suffice"):
         train(SHORT.recipe(), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

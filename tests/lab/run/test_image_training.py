@@ -15,7 +15,7 @@ import mnemos
 from mnemos import registry
 from mnemos.errors import Interrupted
 from mnemos.lab.compare.compare import compare
-from mnemos.lab.run import checkpoint, learner
+from mnemos.lab.run import checkpoint, loop
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
@@ -133,18 +133,18 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
             pytest.skip(str(error))
     data = {"augment": AugmentConfig(policy)}
     train(recipe(data=data, optim={"gate_lr_scale": 5.0}), tmp_path / "whole", quiet=True)
-    original = learner.Learner._check_finite
+    original = loop.set_lr
 
-    def breaking(self, step, *rest):
+    def breaking(optimiser, optim, step, *rest):
         if step == 8:
             raise StopError
-        original(self, step, *rest)
+        return original(optimiser, optim, step, *rest)
 
     asked = recipe(data={**data, "workers": workers}, optim={"gate_lr_scale": 5.0})
-    monkeypatch.setattr(learner.Learner, "_check_finite", breaking)
+    monkeypatch.setattr(loop, "set_lr", breaking)
     with pytest.raises(StopError) as held:  # with it, the frames of the run
         train(asked, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(learner.Learner, "_check_finite", original)
+    monkeypatch.setattr(loop, "set_lr", original)
     assert not [c for c in multiprocessing.active_children() if c.daemon], "no process is left behind"
     del held
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 6

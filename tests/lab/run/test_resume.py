@@ -72,7 +72,7 @@ def ended(folder: Path, step: int = 12) -> str:
     tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
     for key in ("seconds", "peak_bytes"):
         del tree["counters"][key]
-    assert {"model", "optimiser", "generators", "states", "tally", "plateau"} <= set(tree)
+    assert {"model", "optimiser", "generators", "states", "sums", "plateau"} <= set(tree)
     return checkpoint.digest(*checkpoint.encode(tree))
 
 

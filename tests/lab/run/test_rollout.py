@@ -15,9 +15,10 @@ from train_standins import LENGTH, Swift, Toy, Toys, train
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.lab.evaluate.scores import evaluate
-from mnemos.lab.run import devices
+from mnemos.lab.run import devices, loop, optim
 from mnemos.lab.run.learner import Learner
-from mnemos.lab.run.rollout import Carry, ModelWithLoss
+from mnemos.lab.run.loop import update
+from mnemos.lab.run.model_with_loss import ModelWithLoss, StateBox
 from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SUPERVISED
@@ -81,7 +82,7 @@ def test_the_gradient_is_that_of_the_whole_sequence(tmp_path, monkeypatch, rows,
     learner = Learner(fabric, recipe, task)
     model = recipe.model.build().double()
     model.load_state_dict(learner.model.state_dict())
-    found = learner.update()
+    found = update(learner)
     logits, _ = model(torch.cat([b.inputs for b in batches], 1))
     targets = torch.cat([b.targets for b in batches], 1)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
@@ -105,10 +106,10 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
     task = recipe.data.build()
     learner = Learner(devices.connect(recipe.train), recipe, task)
     model, start = recipe.model.build().double(), None
-    for update in range(4):
+    for number in range(4):
         model.load_state_dict(learner.model.state_dict())
         model.zero_grad()
-        batches = [task.train_batch(update * slide + i, 4, recipe.train.seed) for i in range(3)]
+        batches = [task.train_batch(number * slide + i, 4, recipe.train.seed) for i in range(3)]
         state, losses, count = start, [], sum((b.targets != IGNORE).sum() for b in batches)
         for i, batch in enumerate(batches):
             if horizon and i % horizon == 0 and state is not None:
@@ -120,10 +121,10 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
                 start = detach(state)
         (sum(losses) / count).backward()
         norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
-        found = learner.update()
+        found = update(learner)
         assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
         assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
-        torch.testing.assert_close(learner._rollout.carried.states[0].hidden, start.hidden, rtol=1e-12, atol=0)
+        torch.testing.assert_close(learner.carried.states[0].hidden, start.hidden, rtol=1e-12, atol=0)
 
 
 @pytest.mark.slow
@@ -135,12 +136,12 @@ def test_a_sliding_run_goes_on_from_its_snapshot_bit_for_bit():
 
     whole = learner()
     for _ in range(3):
-        whole.update()
+        update(whole)
     saved = copy.deepcopy(whole.snapshot())
-    wanted = [whole.update() for _ in range(3)]
+    wanted = [update(whole) for _ in range(3)]
     resumed = learner()
     resumed.restore(saved)
-    assert [resumed.update() for _ in range(3)] == wanted
+    assert [update(resumed) for _ in range(3)] == wanted
     for name, value in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
 
@@ -152,7 +153,7 @@ def test_a_batch_that_two_updates_read_is_made_once(monkeypatch):
     learner = Learner(devices.connect(recipe.train), recipe, task)
     monkeypatch.setattr(task, "train_batch", lambda i, *rest: made.append(i) or original(i, *rest))
     for _ in range(3):
-        learner.update()
+        update(learner)
     assert made == [0, 1, 2, 3, 4, 5]
 
 
@@ -168,7 +169,7 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     learner = Learner(devices.connect(recipe.train), recipe, task)
     model = recipe.model.build().double()
     model.load_state_dict(learner.model.state_dict())
-    found = learner.update()
+    found = update(learner)
     total = 0.0
     for row in range(4):  # every document of every row on its own
         begins = [*starts[:, row].nonzero().flatten().tolist(), 3]
@@ -239,9 +240,11 @@ def test_the_scaler_scales_the_loss_once(monkeypatch):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         monkeypatch.setattr(fabric.strategy, "_precision", MixedPrecision("16-mixed", "cpu", scaler))
         monkeypatch.setattr(
-            learner, "_check_finite", lambda *_, learner=learner: norms.append(gradients(learner.model))
+            loop,
+            "set_lr",
+            lambda *given, learner=learner: norms.append(gradients(learner.model)) or optim.set_lr(*given),
         )
-        learner.update()
+        update(learner)
     assert max(gradient.abs().max() for gradient in norms[1]) > 0.01
     for ours, theirs in zip(*norms, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3 * theirs.abs().max().item())
@@ -299,9 +302,9 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
         monkeypatch.setattr(task, "train_batch", lambda *_, batch=batch: batch)
         learner = Learner(devices.connect(recipe.train), recipe, task)
         reads.clear()
-        update = learner.update()
+        done = update(learner)
         weights = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-        found[advances] = {key: update[key] for key in ("loss", "grad_norm")}, weights, len(reads)
+        found[advances] = {key: done[key] for key in ("loss", "grad_norm")}, weights, len(reads)
         reads.clear()
         evaluated[advances] = evaluate(learner.model, pieces([batch], 3)), len(reads)
     (told, weights, once), (expected, wanted, _) = found[True], found[False]
@@ -320,7 +323,7 @@ def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
     monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
     model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
     inputs = torch.ones(2, 3, dtype=torch.int64)
-    batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), Carry(None)
+    batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), StateBox(None)
     loss, sums = ModelWithLoss(model, SUPERVISED, alone)([batch], carry)
     assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
     assert carry.after[-1].seen.tolist() == [3, 3]
@@ -354,7 +357,7 @@ def test_the_first_update_is_verified(monkeypatch, cached):
         learner, found[verify] = Learner(devices.connect(recipe.train), recipe, recipe.data.build()), []
         for _ in range(3):
             compared.clear()
-            learner.update()
+            update(learner)
             found[verify].append(bool(compared))
     assert found == {True: [True, False, False], False: [False] * 3}
 
@@ -385,8 +388,8 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
     def work() -> list[float]:
         learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
         if hook is not None:
-            learner._wrapped._forward_module.register_comm_hook(None, hook)
-        return [learner.update()["grad_norm"] for _ in range(updates)]
+            learner.wrapped._forward_module.register_comm_hook(None, hook)
+        return [update(learner)["grad_norm"] for _ in range(updates)]
 
     try:
         return work()
@@ -451,7 +454,7 @@ def test_activations_do_not_grow_with_the_rollout():
         recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})
         learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
         with kept_bytes(learner) as most:
-            learner.update()
+            update(learner)
         return most[0]
 
     short, long = (kept(16 * steps - 7, True) for steps in (4, 32))

@@ -8,7 +8,7 @@ import torch
 from train_standins import Toy, Toys, look, train
 
 from mnemos.errors import TrainingFailed
-from mnemos.lab.run import checkpoint, learner
+from mnemos.lab.run import checkpoint, model_with_loss
 from mnemos.lab.run.checks import precision_warning
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.tasks.batch import row_count
@@ -167,13 +167,13 @@ def test_scores_without_learning_that_fail_leave_a_trained_run_its_result(tmp_pa
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
-    original = learner.ModelWithLoss.forward
+    original = model_with_loss.ModelWithLoss.forward
 
     def forward(self, *arguments, **named):
         loss, right = original(self, *arguments, **named)
         return loss + torch.sqrt(self.model.mix.sum() * 0), right  # 0, with an infinite slope
 
-    monkeypatch.setattr(learner.ModelWithLoss, "forward", forward)
+    monkeypatch.setattr(model_with_loss.ModelWithLoss, "forward", forward)
     with pytest.raises(TrainingFailed, match=r"update 1: .*gradient norm nan.*optim\.grad_clip.*no checkpoint"):
         train(Toys().recipe(), tmp_path / "run", quiet=True)
 

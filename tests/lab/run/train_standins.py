@@ -244,10 +244,10 @@ def prepare(moment: str, number: int) -> None:
     import safetensors.torch
 
     from mnemos.lab.evaluate import scores
-    from mnemos.lab.run import checkpoint, folder, learner, run
+    from mnemos.lab.run import checkpoint, folder, loop, run
 
     if moment == "mid-update":  # gradients are there, the step is not
-        before(learner.Learner, "_check_finite", lambda self, step, *_: step == number and die())
+        before(loop, "set_lr", lambda optimiser, optim, step, *_: step == number and die())
     elif moment == "saved":
         after(checkpoint, "write", lambda path, _: path.name == f"step-{number:08d}.safetensors" and die())
     elif moment == "saved best":
@@ -281,11 +281,11 @@ def prepare(moment: str, number: int) -> None:
         looks = iter(range(1, 10**6))
     elif moment in ("SIGTERM", "SIGINT"):
 
-        def ask(self: Any, step: int, *_: Any) -> None:
+        def ask(optimiser: Any, optim: Any, step: int, *_: Any) -> None:
             if step == number:
                 os.kill(os.getpid(), getattr(signal, moment))
 
-        before(learner.Learner, "_check_finite", ask)
+        before(loop, "set_lr", ask)
     elif moment == "SIGTERM-looking":
         looks = iter(range(1, 10**6))
         before(scores, "to_model", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))

@@ -31,9 +31,10 @@ import torch
 from mnemos.atomic import write_json
 from mnemos.config import DataConfig, to_dict
 from mnemos.errors import TrainingFailed
-from mnemos.lab.run import devices
+from mnemos.lab.run import devices, loop
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.files import Types, read_object
+from mnemos.lab.run.flops import count_update_flops
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written, differing
@@ -260,7 +261,7 @@ def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
 
 
 def update_flops(recipes: Sequence[Recipe]) -> list[float]:
-    """FLOPs of an update of each recipe, in their order (`Learner.update_flops`), after `WARM` updates.
+    """FLOPs of an update of each recipe, in their order (`count_update_flops`), after `WARM` updates.
 
     The same recipes give the same numbers. Cost: the updates, and the start of a process each. Raises as
     `update_seconds`.
@@ -355,15 +356,15 @@ class _Updates:
         now: Callable[[], float] = time.process_time if clock == "CPU time" else self._elapsed
         began, start, count = time.perf_counter(), now(), 0
         while count < updates or time.perf_counter() - began < seconds:
-            self.learner.update()
+            loop.update(self.learner)
             count += 1
         return (now() - start) / count
 
     def flops(self, updates: int) -> float | None:
         """FLOPs of an update, after so many updates; None for several processes."""
         for _ in range(updates):
-            self.learner.update()
-        return self.learner.update_flops()
+            loop.update(self.learner)
+        return count_update_flops(self.learner)
 
     def _elapsed(self) -> float:
         if not self._on_cpu:

@@ -87,7 +87,7 @@ class Result(_File):
         peak_bytes: of the GPU; on the CPU, the growth of the process since before the model was built.
         tokens: that updates read, without padding; those that two updates read count twice.
         unit: the name of what `tokens` counts (`Task.unit`).
-        update_flops: `Learner.update_flops`; None for several processes.
+        update_flops: `count_update_flops`; None for several processes.
         epoch_seconds: seconds of updates per epoch; None if the size of an epoch is unknown.
         rollout_segments: segments per update.
         best_step: the step whose weights were scored, with `train.keep_best`; 0: those of the last step.

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from mnemos.lab.evaluate.controls import control_names, controls
 from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.predict import PREPROCESSING
-from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate, metrics_text
+from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
 from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import task_flops, task_state_bytes
 from mnemos.lab.tasks.batch import each, row_count
@@ -45,9 +44,10 @@ from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
 from mnemos.types import InputError, JSONObject
 
-from . import checkpoint, devices
+from . import checkpoint, devices, loop
 from .checks import check_run, check_settings, complete, precision_warning, schedule_warning
 from .files import Measurement, Result, Scores
+from .flops import count_update_flops
 from .folder import RunFolder, check_unchanged, extend
 from .learner import Learner
 from .progress import PLACE, NoProgress, progress
@@ -95,8 +95,8 @@ class Run:
         self.saved = 0
         self.valid: Scores = {}
         self.scored: dict[str, int] = {}
-        self._ended = False  # the checkpoint is the last one of a run that is now trained for longer
-        self._display = NoProgress()
+        self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
+        self.display = NoProgress()
         self._signals = StopSignals()
 
     @classmethod
@@ -159,7 +159,7 @@ class Run:
         self.model = self.learner.model
         if saved is not None:
             self.learner.restore(saved)
-            self._ended = self.step == saved["recipe"]["train"]["steps"]
+            self.ended = self.step == saved["recipe"]["train"]["steps"]
         elif start is not None:
             start.load(self.model)
         self.saved, self._generators = self.step, generators.take()
@@ -246,9 +246,22 @@ class Run:
             return self.result
         shown = progress(self.quiet or self.files is None, self.recipe.name, self.recipe.train.steps, self.step)
         threads = devices.threads(self.recipe.train.threads)
-        with threads, self._closed_on_error(), self._signals, shown as self._display:
+        with threads, self._closed_on_error(), self._signals, shown as self.display:
             generators.put(self._generators)  # whatever was drawn since the run was opened
-            self.result = self._train(on_evaluation or self.gates, count_flops)
+            try:
+                loop.train(self, on_evaluation or self.gates)
+                self.result = self._finish(count_flops)
+            except _StopRequestedError:
+                if self.saved != self.step or not self.step:
+                    self.save()
+                where = "" if self.files is None else f"{self.path}: "
+                raise Interrupted(
+                    f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with "
+                    f"{self.recipe.resuming}"
+                ) from None
+            except TrainingFailed as error:
+                last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"
+                raise TrainingFailed(f"{error} ({last})") from error
         self.close()
         del self.learner  # the optimiser's memory
         return self.result
@@ -338,58 +351,18 @@ class Run:
         """The first batch of the validation split."""
         return next(scored_segments(self.task, "valid", self.recipe.train, NoProgress()))
 
-    def _train(self, on_evaluation: EvaluationHook, count_flops: bool) -> Result:
-        """The loop. After a signal to stop, save a checkpoint, then raise Interrupted."""
-        config = self.recipe.train
-        try:
-            if not self.step and config.init_from is not None:
-                self._evaluate_start()
-            if self.step and (self._ended or self._due(config.eval_every)):
-                self._evaluate(on_evaluation)  # the checkpoint was saved before the evaluation at its step
-            while self.step < config.steps and not self._stalled():
-                update = self.learner.update()
-                self._display.updated(self.step, update, partial(devices.peak_bytes, self.fabric.device))
-                if self._due(config.log_every):
-                    self._record([self.learner.line(update)])
-                self._check_signals()
-                if self._due(config.checkpoint_every):
-                    self._save()
-                if self._due(config.eval_every):
-                    self._evaluate(on_evaluation)
-            if self.saved != self.step:  # stopped early
-                self._save()
-            return self._finish(count_flops)
-        except _StopRequestedError:
-            if self.saved != self.step or not self.step:
-                self._save()
-            where = "" if self.files is None else f"{self.path}: "
-            raise Interrupted(
-                f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with "
-                f"{self.recipe.resuming}"
-            ) from None
-        except TrainingFailed as error:
-            last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"
-            raise TrainingFailed(f"{error} ({last})") from error
-
-    def _due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self.recipe.train.steps
-
-    def _stalled(self) -> bool:
-        """Whether the last `train.patience` evaluations brought no better score."""
-        return 0 < self.recipe.train.patience <= self.learner.best.since
-
-    def _record(self, lines: list[Measurement]) -> None:
+    def record(self, lines: list[Measurement]) -> None:
         if self.files is not None:
             self.files.record(lines)
 
-    def _save(self) -> None:
+    def save(self) -> None:
         snapshot = self.learner.snapshot()  # collective: every process calls it
         if self.files is not None:
             config = self.recipe.train
             self.files.save(self.step, snapshot, max(config.keep, config.average), config.checkpoint_every)
         self.saved = self.step
 
-    def _save_best(self) -> None:
+    def save_best(self) -> None:
         weights = model_state(self.learner.model)  # collective
         if self.files is not None:
             self.files.save_best(self.step, {"step": self.step, "model": weights})
@@ -414,7 +387,7 @@ class Run:
         found = average(self.path / "checkpoints", count, parameter_names(self.learner.model), every)
         load_model_state(self.learner.model, found.weights)
         self._save_averaged(found.weights, found.steps)
-        self.valid = self._scores("valid")
+        self.valid = self.scores("valid")
         return found.steps
 
     def _save_averaged(self, weights: dict[str, torch.Tensor], steps: list[int]) -> None:
@@ -422,41 +395,7 @@ class Run:
         if self.files is not None:
             self.files.save_average(self.step, {"step": self.step, "steps": steps, "model": weights})
 
-    def _evaluate_start(self) -> None:
-        """Score the weights that the run starts with, so that it can be seen what training adds."""
-        began = time.perf_counter()
-        scores = self._scores("valid")
-        seconds = round(time.perf_counter() - began, 3)
-        self._record([Measurement("valid", 0, {**scores, "seconds": seconds})])
-        self._say(scores, "before training: ")
-
-    def _say(self, scores: dict[str, float], when: str = "") -> None:
-        said = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(self.task, scores)}".rstrip()
-        self._display.message(f"{self.recipe.name} {self.step}: {said}")
-
-    def _evaluate(self, on_evaluation: EvaluationHook) -> None:
-        """Evaluate the validation split, keep the weights if it is the best time, then call on_evaluation."""
-        with contextlib.nullcontext() if self.learner.ema is None else self.learner.ema.used():
-            self._evaluate_weights(on_evaluation)
-
-    def _evaluate_weights(self, on_evaluation: EvaluationHook) -> None:
-        """`_evaluate` with the weights that the model has."""
-        began = time.perf_counter()
-        self.valid = self._scores("valid")
-        self.learner.evaluated(self.valid)  # only now: an interrupted evaluation is repeated from its start
-        if self.recipe.train.keep_best and self.learner.best.step == self.step:
-            self._save_best()
-        seconds = round(time.perf_counter() - began, 3)
-        lines = [Measurement("valid", self.step, {**self.valid, "seconds": seconds})]
-        if self.files is not None:
-            with generators.preserve():
-                measured = on_evaluation(self.learner.model, self.step)
-            if measured is not None:
-                lines.append(Measurement("gates", self.step, measured))
-        self._record(lines)
-        self._say(self.valid)
-
-    def _scores(self, split: HeldOut) -> dict[str, float]:
+    def scores(self, split: HeldOut) -> dict[str, float]:
         """Evaluate a split; each process evaluates its share of every batch's rows."""
 
         def total(sums: torch.Tensor) -> torch.Tensor:
@@ -475,8 +414,8 @@ class Run:
         """This process's rows of every batch, in the segments of the rollout."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
         self.scored[split] = 0
-        for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self._display)):
-            self._check_signals()
+        for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self.display)):
+            self.check_signals()
             self.task.check(batch, f"{split} batch {i}")
             rows = row_count(batch)
             self.scored[split] += rows
@@ -488,14 +427,14 @@ class Run:
             for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
                 yield part if counted_here else CountedElsewhere(part)
 
-    def _check_signals(self) -> None:
+    def check_signals(self) -> None:
         if devices.any_of(self.fabric, self._signals.asked):
             raise _StopRequestedError
 
     def _finish(self, count_flops: bool) -> Result:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
-        flops = learner.update_flops() if count_flops else None
+        flops = count_update_flops(learner) if count_flops else None
         self._restore_best()
         averaged = self._use_average()
         reference = _reference(self.task)
@@ -503,7 +442,7 @@ class Run:
             recipe=self.recipe.name,
             seed=self.recipe.train.seed,
             steps=count.step,
-            test=self._scores("test") if self.task.has_test else None,
+            test=self.scores("test") if self.task.has_test else None,
             valid=self.valid,
             scored_rows=self.scored,
             metric=self.task.metrics[0].name,

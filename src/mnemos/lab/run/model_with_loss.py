@@ -1,0 +1,101 @@
+"""Model and loss in one forward: what DDP and FSDP wrap, and the states that go through their wrappers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mnemos.lab.tasks.metrics import called, sum_functions
+from mnemos.lab.tasks.task import Task
+from mnemos.memory_replay.engine import read_in_turn
+from mnemos.types import Advances, State, collect_auxiliary_losses, leaves
+
+
+class StateBox:
+    """The state that goes into a wrapped model, and those that come out of it, one for each segment.
+
+    The wrappers (precision, DDP, FSDP) copy and convert the tensors and pytrees that are passed to them and back. A
+    state must stay as it is, in float32 under bfloat16 weights too, and they leave an object of a class of our own.
+    """
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, before: State) -> None:
+        self.before = before
+        self.after: list[State] = []
+
+
+class ModelWithLoss(nn.Module):
+    """Model and loss in one forward: the module that DDP and FSDP wrap.
+
+    A segment without a counted target needs its new state only, so a model with `advance` reads it by `advance`. With
+    several processes (`alone` is False) every segment takes the whole forward: the rows of another process may have
+    targets, and all processes must run the same parts of the model.
+
+    searched: DDP searches each forward for parameters without a gradient (see `devices.connect`) and prints a warning
+    for each process if there are none. One parameter that is never used prevents the warning. It is not the model's,
+    so no optimiser and no checkpoint has it.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, alone: bool, searched: bool = False) -> None:
+        super().__init__()
+        if searched:
+            self._never_used = nn.Parameter(torch.zeros(1))
+        self.model, self.task = model, task
+        self._skips = alone and isinstance(model, Advances)
+        self._functions = sum_functions(task.metrics, training=True)
+
+    def reads(self, batch: object) -> bool:
+        """Whether a batch takes the model's whole forward, and not `advance`."""
+        return not self._skips or self.task.count(batch) > 0
+
+    def forward(
+        self,
+        batches: Sequence[object],
+        box: StateBox,
+        weights: tuple[float, float] = (1.0, 0.0),
+        visible: bool = False,
+        advance: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """(loss, sums) of successive batches; the states are written to `box.after`.
+
+        weights: of the losses and of the auxiliary losses. loss: their weighted sum, a scalar. sums, without gradient:
+        [weight × Σ auxiliary losses, their number, the sums of the task's metrics]. visible: the last state will get a
+        gradient of its own, so something that depends on it is returned too: DDP finds used parameters in this way.
+        advance: only compute the new states, by the model's `advance`, and return ().
+        """
+        added: list[Tensor] = []
+        sums: list[Tensor] = []
+
+        def step(batch: object, state: State) -> tuple[Tensor | None, State]:
+            if advance or not self.reads(batch):
+                return None, self.task.advance(self.model, batch, state)
+            with collect_auxiliary_losses() as auxiliary:
+                outputs, state = self.task.forward(self.model, batch, state)
+                loss = self.task.loss(self.model, outputs, batch)
+            added.extend(auxiliary)
+            with torch.no_grad():
+                functions = self._functions.items()
+                found = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
+            if found:
+                sums.append(torch.stack([x.to(loss.device, torch.float32) for x in found]))
+            return loss, state
+
+        with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
+            found, box.after = read_in_turn(step, ((x, self.task.resets(x)) for x in batches), box.before)
+        if advance:
+            return ()
+        losses = [loss for loss in found if loss is not None]
+        device = leaves(batches[-1])[0].device
+        none = torch.zeros((), device=device)
+        loss, extra = torch.stack(losses or [none]).sum() * weights[0], none
+        if added:
+            extra = torch.stack([x.to(loss.dtype) for x in added]).sum() * weights[1]
+            loss = loss + extra
+        head = torch.stack([extra.detach().to(device, torch.float32), torch.full_like(none, len(added))])
+        zeros = torch.zeros(sum(self._functions.values()), device=device)
+        summed = torch.cat([head, torch.stack(sums).sum(0) if sums else zeros])
+        if not visible:
+            return loss, summed
+        # DDP finds the used parameters from the tensors that a forward returns. These scalars have no other use.
+        return loss, summed, *(x.flatten()[:1].sum() for x in leaves(box.after[-1]) if x.requires_grad)
