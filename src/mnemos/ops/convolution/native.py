@@ -17,7 +17,6 @@ from mnemos.ops.kernel_call import (
     NO_ROWS,
     Outputs,
     address,
-    contiguous,
     dense,
     kernel_operator,
     loaded_kernels,
@@ -50,10 +49,11 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
     y: Any
     (y, end), (x, weight, bias, state, mask, resets, activation) = outputs, inputs
     x, weight, bias, state = _ready(x, weight, bias, state)
-    _run(
-        False, *_sizes(x, weight, activation), *address(x), *address(y), *pointers(weight, bias), *mask_address(mask),
+    call = CALL.pack(
+        *_sizes(x, weight, activation), *address(x), *address(y), *pointers(weight, bias), *mask_address(mask),
         *mask_address(resets), *pointers(state, end), *_NO_BACKWARD,
     )  # fmt: skip
+    _run(False, call)
 
 
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
@@ -64,26 +64,28 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     (b, _, c), w = x.shape, weight.shape[1]
     dx = x.new_empty(x.shape) if mask is None else x.new_zeros(x.shape)
     dweight, dbias, ds = weight.new_empty(w, c), weight.new_empty(c), x.new_empty(b, w - 1, c)
-    _run(
-        True, *_sizes(x, weight, activation), *address(x), *NO_ROWS, *pointers(weight, bias), *mask_address(mask),
+    call = CALL.pack(
+        *_sizes(x, weight, activation), *address(x), *NO_ROWS, *pointers(weight, bias), *mask_address(mask),
         *mask_address(resets), *pointers(state, None), *address(gy), *address(dx), *pointers(dweight, dbias, gs, ds),
     )  # fmt: skip
+    _run(True, call)
     grads = dweight.t().contiguous().to(dtypes[0]), None if dtypes[1] is None else dbias.to(dtypes[1])
     return dx, *grads, None if state is None else ds
 
 
 def _ready(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> list[Any]:
     """The tensors as the kernels read them."""
-    return [dense(x), *contiguous(weight.float(), bias if bias is None else bias.float(), state)]
+    bias, state = bias if bias is None else bias.float().contiguous(), state if state is None else state.contiguous()
+    return [dense(x), weight.float().contiguous(), bias, state]
 
 
 def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]:
     return *x.shape, weight.shape[1], TYPES[x.dtype], torch.get_num_threads(), activation is not None
 
 
-def _run(backward: bool, *words: int) -> None:
+def _run(backward: bool, call: bytes) -> None:
     loaded = loaded_kernels()
-    if loaded.mnemos_convolution(kernels.variant(loaded), backward, CALL.pack(*words)):
+    if loaded.mnemos_convolution(kernels.variant(loaded), backward, call):
         raise MemoryError("short_convolution: not enough memory for its buffers; use fewer rows or channels")
 
 

@@ -165,16 +165,16 @@ def _recurrence(
     def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
         """The state after the first n tokens, for `rewindable`."""
         fewer, first = {**sizes, "T": n}, k[:, :n]
-        gates = [x if x is None else x[:, :n] for x in (beta, decay)]
-        return (_recurrence(fewer, first, first, v[:, :n], *gates, state, valid, 1.0, None, backend)[1],)
+        rate, rest = [x if x is None else x[:, :n] for x in (beta, decay)]
+        return (_recurrence(fewer, first, first, v[:, :n], rate, rest, state, valid, 1.0, None, backend)[1],)
 
     record_call((end,), sizes["T"], recompute_state)
     return y, end
 
 
-def _wide(*tensors: Tensor) -> torch.dtype:
+def _wide(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """The dtype of sums."""
-    return torch.float64 if any([x.dtype is torch.float64 for x in tensors]) else torch.float32
+    return torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
 
 
 def _check_decay(decay: Tensor) -> None:

@@ -209,6 +209,6 @@ def features_of_one_token(
     return (q, k, v) if isinstance(phi, Pointwise) else (phi(q[:1, :1, :1]), phi(k[:1, :1, :1]), v)
 
 
-def _wide(*tensors: Tensor) -> torch.dtype:
+def _wide(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """The dtype of sums."""
-    return torch.float64 if any([x.dtype is torch.float64 for x in tensors]) else torch.float32
+    return torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32

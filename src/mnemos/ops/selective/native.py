@@ -52,10 +52,11 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
 def _forward(outputs: Outputs, *inputs: Any) -> None:
     y: Any
     (y, end, states), (x, dt, A, B, C, D, s, mask, resets) = outputs, _ready(inputs)
-    _run(
-        False, *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *address(y), *pointers(A, D),
+    call = CALL.pack(
+        *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *address(y), *pointers(A, D),
         *mask_address(mask), *mask_address(resets), *pointers(s, end, states), *_NO_BACKWARD,
     )  # fmt: skip
+    _run(False, call)
 
 
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
@@ -66,11 +67,12 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     writes, reads = [z.new_empty(z.shape) if len(A) else z.new_zeros(z.shape) for z in (B, C)]
     rates, skip = A.new_zeros(A.shape), A.new_zeros(len(A))  # without rows or channels nothing is written
     ds = None if s is None else s.new_empty(s.shape)
-    _run(
-        True, *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *NO_ROWS, *pointers(A, D),
+    call = CALL.pack(
+        *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *NO_ROWS, *pointers(A, D),
         *mask_address(mask), *mask_address(resets), *pointers(s, None, states), *address(gy), *address(dx),
         *pointers(steps, rates, writes, reads, skip, gs, ds),
     )  # fmt: skip
+    _run(True, call)
     return dx, steps, rates, writes, reads, None if D is None else skip, ds
 
 
@@ -85,9 +87,9 @@ def _sizes(x: Tensor, A: Tensor) -> tuple[int, ...]:
     return *x.shape, A.shape[1], TYPES[x.dtype], torch.get_num_threads(), KEEP
 
 
-def _run(backward: bool, *words: int) -> None:
+def _run(backward: bool, call: bytes) -> None:
     loaded = loaded_kernels()
-    if loaded.mnemos_selective(kernels.variant(loaded), backward, CALL.pack(*words)):
+    if loaded.mnemos_selective(kernels.variant(loaded), backward, call):
         raise MemoryError("selective_scan: not enough memory for its buffers; use fewer rows or channels")
 
 

@@ -78,12 +78,12 @@ def window_attention(
         outputs = []
         for start in range(0, n["T"], TOGETHER):
             piece = slice(start, start + TOGETHER)
-            part = tokens.map(lambda x, piece=piece: x[..., piece, :]) if n["T"] > TOGETHER else tokens
+            part = tokens.map(lambda x: x[..., piece, :]) if n["T"] > TOGETHER else tokens  # noqa: B023
             if mask is None:
                 y, state = read_blocks(part, sizes, far, state, None)
             else:
                 order = valid_first(mask[:, piece])
-                part = part.map(lambda x, order=order: gather(x, order))
+                part = part.map(lambda x: gather(x, order))  # noqa: B023
                 y, state = read_blocks(part, sizes, far, state, mask[:, piece].sum(1))
                 y = gather(y, order.argsort(1)).masked_fill(~mask[:, None, None, piece, None], 0)
             outputs.append(y)
