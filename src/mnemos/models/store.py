@@ -260,24 +260,3 @@ class _WithoutValues(TorchFunctionMode):
         target = args[0] if args else named.get("tensor")
         writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
         return target if writes and isinstance(target, nn.Parameter) else func(*args, **named)
-
-
-def keep_tables(model: Any) -> None:
-    """Let a model with layers of other libraries have what they compute and do not save, such as positions, from meta.
-
-    Built on the meta device, these buffers have no values, and no load_state_dict gives them any; after it, they are
-    computed from the configuration again.
-    """
-
-    if any(x.is_meta for x in model.buffers()):
-        model.register_load_state_dict_post_hook(_compute_tables)
-
-
-def _compute_tables(model: Any, _: object) -> None:  # no closure: models are copied and pickled with their hooks
-    with torch.device("cpu"):
-        fresh = skeleton(model.config)
-    own, saved = dict(model.named_buffers()), model.state_dict().keys()
-    for name, x in fresh.named_buffers():
-        if name in own and name not in saved:
-            part, _, last = name.rpartition(".")
-            setattr(model.get_submodule(part), last, x.to(next(model.parameters()).device, own[name].dtype))

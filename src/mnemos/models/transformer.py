@@ -673,20 +673,3 @@ class LanguageModel(nn.Module):
         """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
         head: Any = self.head
         return head if hasattr(head, "log_prob") else None
-
-
-class Stateless:
-    """Base of models without a state, next to `nn.Module`: what `mnemos.types.RecurrentModel` asks for."""
-
-    splits: Splits = "never"
-    state_kind: StateKind = "none"
-    state_gradient = False
-    autoregressive = False
-
-    @property
-    def rows_independent(self) -> bool:
-        return True
-
-    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        """None: there is no state."""
-        return None

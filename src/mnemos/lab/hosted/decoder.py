@@ -12,11 +12,11 @@ from mnemos.hosts.attach import cache
 from mnemos.hosts.row_states import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
-from mnemos.models.store import keep_tables
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
 
 from .hub import TIMM, host_config, host_of, host_weights
+from .model import keep_tables
 
 if TYPE_CHECKING:
     from mnemos.hugging_face import Functional, FunctionalState

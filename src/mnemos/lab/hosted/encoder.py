@@ -16,13 +16,12 @@ from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
 from mnemos.hosts.row_states import RowCaches
 from mnemos.memory.gated_cache import GRC
-from mnemos.models.store import keep_tables
-from mnemos.models.transformer import Stateless
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
 
 from .hub import TIMM, host_config, host_of, host_weights
+from .model import Stateless, keep_tables
 
 _AUTO = "AutoModel"
 _SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}

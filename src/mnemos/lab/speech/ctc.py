@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.models.transformer import Stateless
+from mnemos.lab.hosted.model import Stateless
 from mnemos.types import InputError
 
 

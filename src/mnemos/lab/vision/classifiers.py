@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache
+from mnemos.lab.hosted.model import Stateless, keep_tables
 from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
 from mnemos.memory.gated_cache import GRC, StoredCache, caches, clear_caches
-from mnemos.models.store import keep_tables
-from mnemos.models.transformer import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 

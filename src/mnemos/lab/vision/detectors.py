@@ -17,10 +17,10 @@ from mnemos.hosts.attach import cache, list_sites
 from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.hooks import follow_grid, keep_handle
 from mnemos.hosts.inputs import Grid
+from mnemos.lab.hosted.model import Stateless
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
 from mnemos.memory.gated_cache import GRC, caches, recomputing
-from mnemos.models.transformer import Stateless
 from mnemos.registry import register
 from mnemos.types import InputError
 

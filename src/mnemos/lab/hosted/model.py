@@ -1,0 +1,46 @@
+"""What models around layers of other libraries share: they have no state, and tables that are not saved."""
+
+from typing import Any
+
+import torch
+
+from mnemos.models.store import skeleton
+from mnemos.types import Device, Splits, StateKind
+
+
+class Stateless:
+    """Base of models without a state, next to `nn.Module`: what `mnemos.types.RecurrentModel` asks for."""
+
+    splits: Splits = "never"
+    state_kind: StateKind = "none"
+    state_gradient = False
+    autoregressive = False
+
+    @property
+    def rows_independent(self) -> bool:
+        return True
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        """None: there is no state."""
+        return None
+
+
+def keep_tables(model: Any) -> None:
+    """Let a model with layers of other libraries have what they compute and do not save, such as positions, from meta.
+
+    Built on the meta device, these buffers have no values, and no load_state_dict gives them any; after it, they are
+    computed from the configuration again.
+    """
+
+    if any(x.is_meta for x in model.buffers()):
+        model.register_load_state_dict_post_hook(_compute_tables)
+
+
+def _compute_tables(model: Any, _: object) -> None:  # no closure: models are copied and pickled with their hooks
+    with torch.device("cpu"):
+        fresh = skeleton(model.config)
+    own, saved = dict(model.named_buffers()), model.state_dict().keys()
+    for name, x in fresh.named_buffers():
+        if name in own and name not in saved:
+            part, _, last = name.rpartition(".")
+            setattr(model.get_submodule(part), last, x.to(next(model.parameters()).device, own[name].dtype))
