@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from mnemos import libraries
 from mnemos.config import ModelConfig
-from mnemos.lab.tasks.metrics import LOSS, Metric, SumMetric
+from mnemos.lab.tasks.metrics import LOSS, SumMetric
 from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError, leaves
 
 from . import optim
-from .recipe import Recipe, RolloutConfig, TrainConfig
+from .recipe import Recipe, TrainConfig
 from .scored_batches import limited
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
@@ -85,7 +85,13 @@ def check_settings(recipe: Recipe, processes: int) -> None:
         )
     if train.log == "tensorboard":
         libraries.tensorboard()
-    _check_split(train, processes)
+    pieces = processes * train.accumulate
+    if train.batch_size % pieces:
+        near = max(1, round(train.batch_size / pieces)) * pieces
+        raise InputError(
+            f"train.batch_size: expected a multiple of {pieces} ({processes} process(es) × {train.accumulate} "
+            f"micro-batch(es)), found {train.batch_size}; use {near}"
+        )
     optim.check(recipe.optim)
 
 
@@ -134,24 +140,70 @@ def precision_warning(recipe: Recipe, device: str) -> str | None:
     )
 
 
-def _check_split(train: TrainConfig, processes: int) -> None:
-    pieces = processes * train.accumulate
-    if train.batch_size % pieces:
-        near = max(1, round(train.batch_size / pieces)) * pieces
-        raise InputError(
-            f"train.batch_size: expected a multiple of {pieces} ({processes} process(es) × {train.accumulate} "
-            f"micro-batch(es)), found {train.batch_size}; use {near}"
-        )
-
-
 def check_task(recipe: Recipe, task: Task) -> None:
     """Raise InputError if the model's inputs, sizes or rollout do not fit the task's data, or metrics share names."""
-    model = recipe.model
+    model, rollout = recipe.model, recipe.train.rollout
     _check_inputs(recipe, task)
-    _check_metrics(task.metrics)
-    _check_rollout(recipe.train.rollout, task)
+
+    # --- metrics: at least one, each with a name of its own in results and lines of metrics ---
+    if not task.metrics:
+        raise InputError("the task's metrics: expected at least one, found none; add mnemos.lab.tasks.metrics.LOSS")
+    names = [metric.name for metric in task.metrics]
+    for i, metric in enumerate(task.metrics):
+        loss = isinstance(metric, SumMetric) and metric.sums is None and metric.name == LOSS.name
+        if metric.name in names[:i] or (metric.name in RESERVED and not loss):
+            taken = "another metric" if metric.name in names[:i] else "the trainer"
+            raise InputError(
+                f"the task's metrics: expected a name of its own for each, found {metric.name!r}, which {taken} has; "
+                "rename the metric"
+            )
+
+    # --- the rollout: segments of rows, or successive batches ---
+    length, segments = rollout.segment_length, f"train.rollout.segment_length is {rollout.segment_length}, but "
+    apart = "the data's batches do not continue one another; "
+    count = rollout.count(task.max_length)
+    split = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
+    for wrong, problem in (
+        (
+            length and not task.splits_rows,
+            f"{segments}this task's rows cannot be split into segments; use train.rollout.segment_length 0",
+        ),
+        (
+            length and task.carries_state,
+            f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
+            "train.rollout.segments for several per update",
+        ),
+        (
+            rollout.segments > 1 and not task.carries_state,
+            f"train.rollout.segments is {rollout.segments}, but {apart}{split}",
+        ),
+        (
+            rollout.slide and not task.carries_state,
+            f"train.rollout.slide is {rollout.slide}, but {apart}use 0",
+        ),
+        (
+            rollout.horizon > count,
+            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
+            f"use {count}, or 0 for all",
+        ),
+    ):
+        if wrong:
+            raise InputError(problem)
+
+    # --- sizes: the fields of those names of the model, or of the model's head ---
     for name, size in task.sizes.items():
-        _check_size(model, name, size)
+        owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
+        own = getattr(owner, name, None)
+        if own is None or own == size or (name in AT_LEAST and own > size):
+            continue
+        if not any(field.name == name for field in dataclasses.fields(owner)):
+            raise InputError(
+                f"the data has {name} {size}, but the model {model.name} supports only {name} {own}; choose another "
+                f"model, with a field model.{name}"
+            )
+        where = f"model.{name}" if owner is model else f"model.head.{name}"
+        needs = (f"at least {size}" if name in AT_LEAST else f"{size}") if size else "none (0)"
+        raise InputError(f"{where} is {own}, but the data needs {needs}; use {where} {size}")
     # Positions of a model without max_length restart in every segment.
     if task.carries_state and getattr(model, "position", None) == "learned" and hasattr(model, "max_length"):
         raise InputError(
@@ -171,21 +223,6 @@ def check_rows(train: TrainConfig, task: Task, processes: int) -> None:
         )
 
 
-def _check_metrics(metrics: Sequence[Metric]) -> None:
-    """Raise InputError unless there is a metric, and each has a name of its own in results and lines of metrics."""
-    if not metrics:
-        raise InputError("the task's metrics: expected at least one, found none; add mnemos.lab.tasks.metrics.LOSS")
-    names = [metric.name for metric in metrics]
-    for i, metric in enumerate(metrics):
-        loss = isinstance(metric, SumMetric) and metric.sums is None and metric.name == LOSS.name
-        if metric.name in names[:i] or (metric.name in RESERVED and not loss):
-            taken = "another metric" if metric.name in names[:i] else "the trainer"
-            raise InputError(
-                f"the task's metrics: expected a name of its own for each, found {metric.name!r}, which {taken} has; "
-                "rename the metric"
-            )
-
-
 def check_state(model: object, task: Task) -> None:
     """Raise InputError if a task's streams have no end and the model's state grows with every token.
 
@@ -196,51 +233,6 @@ def check_state(model: object, task: Task) -> None:
             "model: expected a state that does not grow, because the data's streams have no end, found "
             f"{type(model).__name__} with a state that keeps every token; use model.attention linear or relative, or "
             f"softmax with model.attention.window {task.max_length}"
-        )
-
-
-def _check_size(model: ModelConfig, name: str, size: int) -> None:
-    """Compare one of the task's sizes with the field of that name of the model, or of the model's head."""
-    owner: Any = model if hasattr(model, name) else getattr(model, "head", None)
-    found = getattr(owner, name, None)
-    if found is None or found == size or (name in AT_LEAST and found > size):
-        return
-    if not any(field.name == name for field in dataclasses.fields(owner)):
-        raise InputError(
-            f"the data has {name} {size}, but the model {model.name} supports only {name} {found}; choose another "
-            f"model, with a field model.{name}"
-        )
-    where = f"model.{name}" if owner is model else f"model.head.{name}"
-    needs = (f"at least {size}" if name in AT_LEAST else f"{size}") if size else "none (0)"
-    raise InputError(f"{where} is {found}, but the data needs {needs}; use {where} {size}")
-
-
-def _check_rollout(rollout: RolloutConfig, task: Task) -> None:
-    """Raise InputError if the task does not support the rollout: its segments of rows, or its successive batches."""
-    if rollout.segment_length and not task.splits_rows:
-        raise InputError(
-            f"train.rollout.segment_length is {rollout.segment_length}, but this task's rows cannot be split into "
-            "segments; use train.rollout.segment_length 0"
-        )
-    if task.carries_state and rollout.segment_length:
-        raise InputError(
-            f"train.rollout.segment_length is {rollout.segment_length}, but the data are already in segments "
-            "(data.segment); use train.rollout.segment_length 0, and train.rollout.segments for several per update"
-        )
-    if rollout.segments > 1 and not task.carries_state:
-        fix = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
-        raise InputError(
-            f"train.rollout.segments is {rollout.segments}, but the data's batches do not continue one another; {fix}"
-        )
-    if rollout.slide and not task.carries_state:
-        raise InputError(
-            f"train.rollout.slide is {rollout.slide}, but the data's batches do not continue one another; use 0"
-        )
-    count = rollout.count(task.max_length)
-    if rollout.horizon > count:
-        raise InputError(
-            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
-            f"use {count}, or 0 for all"
         )
 
 
@@ -335,22 +327,14 @@ def free_bytes(device: torch.device) -> int | None:
     """The free memory of a GPU, or of this machine or container with its swap; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = [total for total in (_of_machine(), _of_container()) if total is not None]
-    return min(found, default=None)
-
-
-def _of_machine() -> int | None:
-    try:
+    totals = []
+    with contextlib.suppress(OSError):  # not Linux
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    return sizes["MemAvailable"] + sizes.get("SwapFree", 0) if "MemAvailable" in sizes else None
-
-
-def _of_container() -> int | None:
-    """The limit of the control group, if there is one."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+        if "MemAvailable" in sizes:
+            totals.append(sizes["MemAvailable"] + sizes.get("SwapFree", 0))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # of a control group
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            return int(Path(path).read_text())
-    return None
+            totals.append(int(Path(path).read_text()))
+            break
+    return min(totals, default=None)
