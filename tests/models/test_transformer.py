@@ -255,6 +255,8 @@ def test_tied_weights_are_one_tensor_and_are_saved(tmp_path):
     loaded = mnemos.load(tmp_path)
     assert loaded.head.weight is loaded.embedding.weight
     assert torch.equal(loaded(ids())[0], network(ids())[0])
+    classifier = model(head=HeadConfig(classes=3, pool="last", tied=True))  # which has no weights to share
+    assert classifier(ids())[0].shape == (len(ids()), 3)
 
 
 def test_a_cache_as_long_as_the_sequence():

@@ -408,7 +408,7 @@ class Transformer(nn.Module):
             load_baseline("mixture of logistics").space_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=c.dim**-0.5)
-        if c.head.tied and isinstance(self.head, nn.Linear):
+        if c.head.tied and not c.head.classes and isinstance(self.head, nn.Linear):
             self.head.weight = self.embedding.weight
         # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
         self._caches = caches(self)
