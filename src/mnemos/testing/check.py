@@ -106,28 +106,42 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
     Cost: about a thousand calls of up to 131 tokens and 40 rows, one of 1,000, and a compilation; a few seconds.
     Raises InputError if the width is unknown, or the layer cannot be called in this way.
     """
-    named = [laws] if isinstance(laws, str) else LAWS if laws is None else laws
-    chosen = [_law(name) for name in named]
+    named = [laws] if isinstance(laws, str) else LAWS if laws is None else list(laws)
+    if unknown := [name for name in named if name not in LAWS]:
+        raise InputError(f"check_memory: expected names of laws, found {unknown[0]!r}; known: {', '.join(LAWS)}")
     if isinstance(layer, nn.Module):
         layer = plain_module(layer, "check_memory")
+    results: dict[str, Result] = {}
+
+    # --- what is checked is a copy ---
     if unlike := _copying(layer):
         why = "the layer cannot be copied, and a copy is what is checked"
-        unchecked = [Result(law.name, law.about, None, why) for law in chosen if law.name != "saving"]
-        return Report((*unchecked, Result("saving", LAWS["saving"].about, False, unlike)), type(layer).__name__, ())
+        results = {name: Result(name, LAWS[name].about, None, why) for name in named if name != "saving"}
+        return Report(
+            (*results.values(), Result("saving", LAWS["saving"].about, False, unlike)), type(layer).__name__, ()
+        )
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of layers of others, in every call
+
+        # --- in float64, unless it rounds more coarsely ---
         probe = _probe(layer, width)
         exact = examine(LAWS["float64"], probe)
         if not exact.holds:
             own = next((x.dtype for x in layer.parameters() if x.is_floating_point()), torch.float32)
             probe = _probe(layer, width, own, 1e-4 if own in (torch.float32, torch.float64) else 5e-2)
-        results: dict[str, Result] = {}
-        for law in chosen:
-            failed = [name for name in ("repeats", law.after) if name in results and results[name].holds is False]
-            if failed and law.name != "float64":
-                results[law.name] = Result(law.name, law.about, None, f"says nothing more, because {failed[0]} fails")
+
+        # --- each law, unless it says nothing more ---
+        for name in named:
+            law = LAWS[name]
+            failed = [other for other in ("repeats", law.after) if other in results and results[other].holds is False]
+            if name == "float64":
+                results[name] = exact
+            elif failed:
+                results[name] = Result(name, law.about, None, f"says nothing more, because {failed[0]} fails")
             else:
-                results[law.name] = exact if law.name == "float64" else examine(law, probe)
+                results[name] = examine(law, probe)
+
+        # --- how large the state is ---
         size = ""
         with torch.no_grad(), contextlib.suppress(Exception):  # a layer that raises has its law
             first, last = (numbers(probe.copy()(probe.tokens(t, rows=1))[1]) for t in (1, 80))
@@ -151,12 +165,6 @@ def _copying(layer: Any) -> str:
         if any(parameter.data_ptr() in own for parameter in new.parameters()):
             return "copy.deepcopy(layer) shares weights with the layer"
     return ""
-
-
-def _law(name: str) -> Law:
-    if name not in LAWS:
-        raise InputError(f"check_memory: expected names of laws, found {name!r}; known: {', '.join(LAWS)}")
-    return LAWS[name]
 
 
 def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9) -> Probe:
@@ -199,7 +207,7 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             first, last = (numbers(tried(x[:, :t].clone(), None)[1]) for t in (40, 80))
             measured["state_kind"] = "growing" if last > first else "constant"
     flags = ("causal", "rows_independent", "state_gradient", "future_free", "padding_free", "eval_as_trained")
-    given = {name: getattr(layer, name) for name in (*measured, *flags) if hasattr(layer, name)}
+    declared = {name: getattr(layer, name) for name in (*measured, *flags) if hasattr(layer, name)}
     defaults = measured | dict.fromkeys(flags, True)
-    assumed = tuple(f"{name} = {defaults[name]!r}" for name in (*measured, *flags[:3]) if name not in given)
-    return Probe(untried, width, **defaults | given, dtype=dtype, tolerance=tolerance, assumed=assumed)
+    assumed = tuple(f"{name} = {defaults[name]!r}" for name in (*measured, *flags[:3]) if name not in declared)
+    return Probe(untried, width, **defaults | declared, dtype=dtype, tolerance=tolerance, assumed=assumed)

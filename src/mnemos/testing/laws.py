@@ -392,7 +392,7 @@ def _own(probe: Probe, t: int) -> Fault | None:
     return None
 
 
-@law("the state's first axis is the batch: rows can be taken and copied", needs=_stateful)
+@law("the state's first axis is the batch: rows can be chosen and copied", needs=_stateful)
 def _select(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(t))
@@ -401,9 +401,9 @@ def _select(probe: Probe, t: int) -> Fault | None:
             if not leaf.dim() or len(leaf) != ROWS:
                 found = f"tensor {i} of the state has the shape {list(leaf.shape)}"
                 return Fault(f"{found}: its first axis is not the batch of {ROWS} rows")
-        taken = select(state, rows)
+        chosen = select(state, rows)
         y = probe(x, state)[0]
-        return probe.difference(probe(x[rows], taken)[0], y[rows], "rows 2, 0, 2 of the state")
+        return probe.difference(probe(x[rows], chosen)[0], y[rows], "rows 2, 0, 2 of the state")
 
 
 @law("a row of zeros in the state is a new row", needs=_stateful, after="select")
@@ -411,8 +411,8 @@ def _reset(probe: Probe, t: int) -> Fault | None:
     with torch.no_grad():
         _, state = probe(probe.tokens(t))
         x = probe.tokens(5, 3)
-        begun = reset(state, torch.tensor([False, True, False]))
-        y, fresh, mixed = probe(x, state)[0], probe(x)[0], probe(x, begun)[0]
+        with_new_row = reset(state, torch.tensor([False, True, False]))
+        y, fresh, mixed = probe(x, state)[0], probe(x)[0], probe(x, with_new_row)[0]
     return probe.difference(mixed[1:2], fresh[1:2], "a row of zeros, against a new row") or probe.difference(
         mixed[::2], y[::2], "row 1 reset, in the other rows"
     )

@@ -22,14 +22,14 @@ def weights(probe: Probe, t: int) -> Fault | None:
             for live in (False, True):
                 with torch.set_grad_enabled(live):
                     used.run(calls)
-            kept = used.layer.state_dict(keep_vars=True)
-            drawn = {id(x): _other(x, g) for x in kept.values()}
-            new = {name: drawn[id(x)] for name, x in kept.items()}
+            tensors = used.layer.state_dict(keep_vars=True)
+            other = {id(x): _other(x, g) for x in tensors.values()}
+            new = {name: other[id(x)] for name, x in tensors.items()}
             fresh = probe.copy(training=training or same_modes)
             fresh.layer.load_state_dict(new, strict=False)
             if how == "changed in place":
                 with torch.no_grad():
-                    for name, x in kept.items():
+                    for name, x in tensors.items():
                         x.copy_(new[name])
             else:
                 copies = {id(x): x.clone() for x in new.values()}  # written as often as a new parameter: never
@@ -90,10 +90,10 @@ def saving(probe: Probe, t: int) -> Fault | None:
 
 def _rebuilt(layer: nn.Module) -> nn.Module | None:
     """A new layer of the same class, with the weights; None where the layer does not keep what it was made of."""
-    arguments, kept = {}, copy.deepcopy(layer)
+    arguments, tensors = {}, copy.deepcopy(layer)
     for name, parameter in list(inspect.signature(type(layer).__init__).parameters.items())[1:]:
-        if hasattr(kept, name) and not isinstance(getattr(kept, name), Tensor):
-            arguments[name] = getattr(kept, name)
+        if hasattr(tensors, name) and not isinstance(getattr(tensors, name), Tensor):
+            arguments[name] = getattr(tensors, name)
         elif parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
