@@ -90,10 +90,10 @@ def saving(probe: Probe, t: int) -> Fault | None:
 
 def _rebuilt(layer: nn.Module) -> nn.Module | None:
     """A new layer of the same class, with the weights; None where the layer does not keep what it was made of."""
-    arguments, tensors = {}, copy.deepcopy(layer)
+    arguments, source = {}, copy.deepcopy(layer)
     for name, parameter in list(inspect.signature(type(layer).__init__).parameters.items())[1:]:
-        if hasattr(tensors, name) and not isinstance(getattr(tensors, name), Tensor):
-            arguments[name] = getattr(tensors, name)
+        if hasattr(source, name) and not isinstance(getattr(source, name), Tensor):
+            arguments[name] = getattr(source, name)
         elif parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
