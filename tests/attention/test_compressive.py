@@ -318,15 +318,6 @@ def test_a_model_with_slots_is_joined_saved_and_restored_as_a_stream(tmp_path):
     assert torch.equal(again.generate(6, temperature=0)[0], alone)
 
 
-@pytest.mark.slow
-def test_a_model_with_slots_is_exported():
-    model, x = small_model()
-    given = x[:, :5], model(x)[1]
-    exported = torch.export.export(model, given).module()(*given)
-    for a, b in zip(leaves(exported), leaves(model(*given)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_only_training_calls_that_compress_add_a_loss():
     module = layer()
     for size, wanted in ((7, 0), (8, 1)):

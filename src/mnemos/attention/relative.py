@@ -83,10 +83,8 @@ class RelativeHeads(MultiHeadAttention[S]):
             kv = self.key_value(context)
         k, v = kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
         r = self.position(self.distances(n, 0 if self.causal else 1 - t, x)).unflatten(-1, (self.num_heads, -1))
-        dropout = self.active_dropout
-        return relative_attention(
-            q, k, v, r, self.content_bias, self.position_bias, self.causal, mask, self.window, dropout
-        )
+        biases = self.content_bias, self.position_bias
+        return relative_attention(q, k, v, r, *biases, self.causal, mask, self.window, self.active_dropout)
 
     def read_few(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """The same for few queries and a long memory: q·(W x) = (Wᵀq)·x, so the memory is not projected.
@@ -146,7 +144,6 @@ class RelativeConfig(AttentionConfig):
 
     @property
     def remembers(self) -> bool:
-        """Whether it has a memory of segments."""
         return self.memory > 0
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
@@ -188,24 +185,19 @@ class RelativeAttention(RelativeHeads[Segments]):
         self.config = c
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Segments:
-        """No tokens."""
         return Segments.empty(batch_size, self.dim, device, dtype)
 
     def check_state(self, state: Segments, batch_size: int) -> None:
-        """Raise InputError unless the state holds inputs [B, N, D]."""
-        fits = isinstance(state, Segments) and (state.x.shape[0], state.x.shape[2]) == (batch_size, self.dim)
-        if not fits:
-            found = tuple(state.x.shape) if isinstance(state, Segments) else type(state).__name__
+        found = list(state.x.shape) if isinstance(state, Segments) else type(state).__name__
+        if not isinstance(state, Segments) or (found[0], found[2]) != (batch_size, self.dim):
             raise InputError(
                 f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
             )
 
     def pad_to_capacity(self, state: Segments) -> Segments:
-        """The inputs of a whole memory."""
         return state.pad_to(self.config.memory)
 
     def compute_heads(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
         order = None
         if mask is not None:  # distances are counted in columns: padding goes in front of its row
             order = valid_last(mask)
@@ -270,7 +262,6 @@ class PositionBias(nn.Module):
             self.bias.copy_((nearest.log1p()[:, None] * slope).repeat(1 + both, 1))
 
     def forward(self, distance: Tensor) -> Tensor:
-        """See the class."""
         most = len(self.table) // (1 + self.both) - 1
         if self.both:  # keys after the query: the second half of the table
             place = distance.abs().clamp(max=most) + (distance > 0) * (most + 1)
