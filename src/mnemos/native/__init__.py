@@ -14,12 +14,8 @@ from mnemos.errors import InputError
 
 __all__ = ["NAMES", "instruction_set", "instruction_sets", "layout", "library", "variant", "why_not"]
 
-NAMES = (
-    "baseline",
-    "avx2",
-    "avx512",
-    "avx512bf16",
-)  # of the kernels' variants, in order; the last: simd/pairs.h
+# The names of the kernels' variants, in order; the last one has pairs of its own (simd/pairs.h).
+NAMES = ("baseline", "avx2", "avx512", "avx512bf16")
 _chosen: int | None = None
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
