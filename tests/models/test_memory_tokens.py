@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import mnemos
 from mnemos import InputError, Stream
 from mnemos.memory import AssociationsConfig, TokensConfig
 from mnemos.models import ARMT, RMT, MemoryTransformer
@@ -234,29 +233,20 @@ def test_bad_input():
     network, x = model("rmt"), ids()
     _, state = network(x)
     for wrong, message in (
-        (lambda: RMT(dmi=3), "did you mean 'dim'"),
-        (lambda: RMT(dim=10, num_heads=3), "dim must be divisible by num_heads"),
         (lambda: RMT(segment=0), "segment: .* found 0"),
-        (lambda: RMT(dropout=1.0), "dropout: .* found 1.0"),
         (lambda: RMT(dim=6, num_heads=2, position="rotary"), "even width per head, found 3"),
         (lambda: RMT(memory=3), "model.memory: expected a TokensConfig"),
         (lambda: RMT(memory=AssociationsConfig()), r"model.memory: expected TokensConfig, found AssociationsConfig\("),
-        (lambda: ARMT(memory=TokensConfig()), r"model.memory: expected AssociationsConfig, found TokensConfig\("),
-        (lambda: TokensConfig(tokens=-1, write=False), "memory.tokens: .* found -1"),
         (
             lambda: TokensConfig(tokens=0),
             "memory.tokens: expected at least 1, found 0; .* use tokens=0 with write=False",
         ),
         (lambda: AssociationsConfig(tokens=0), "memory.tokens: expected at least 1, found 0"),
-        (lambda: AssociationsConfig(nu=0), "memory.nu: .* found 0"),
         (lambda: MemoryTransformer(memory_tokens=-1), "memory_tokens: .* found -1"),
-        (lambda: network(x + 9), "0 to 10, found "),
         (lambda: network(x[:2], state), "2 rows.* found 3"),
         (lambda: network(x, state.memory), "found TokenState"),
         (lambda: network(x, model("armt")(x)[1]), "another configuration"),
         (lambda: network(x, model("rmt", memory=TokensConfig(tokens=5))(x)[1]), "another configuration"),
-        (lambda: network(x, model("rmt", layers=3)(x)[1]), "another configuration"),
-        (lambda: mnemos.types.select(state, torch.tensor([3])), "rows 0 to 2"),
     ):
         with pytest.raises(InputError, match=message):
             wrong()
