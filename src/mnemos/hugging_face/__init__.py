@@ -1,6 +1,10 @@
-"""Models of Hugging Face Transformers as `y, state = step(x, state)`, and models of this library in Transformers.
+"""Models of Hugging Face Transformers on this library's kernels and states, and this library's models in Transformers.
 
-Names are imported when they are first used: those of the second kind import the library transformers.
+Three ideas, each read from its first file on. `fast` puts our kernels into a model that stays theirs: `fast_model`,
+`fast_functions`, `fast_token`. `functional` makes of such a model `y, state = step(x, state)`: `functional_model`, and
+`functional_cache`, on the functions of `fast`. A model of ours becomes one of theirs, which is generated from, trained
+and saved there: `pretrained_model`, `pretrained_heads`, `remembering_model`. From two caches `generate` takes drafts
+back: `state_cache` for our models, `croppable_cache` for theirs.
 """
 
 import importlib

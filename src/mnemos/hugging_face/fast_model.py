@@ -32,6 +32,64 @@ _NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBl
 _reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
 
 
+def fast(model: nn.Module) -> "FastReport":
+    """Let a model of Hugging Face Transformers run its recurrent layers on the kernels of this library, on a CPU.
+
+        report = mnemos.fast(model)          # for good; report.undo() takes it back
+        with mnemos.fast(model) as report:   # or for a while
+            model.generate(ids)
+
+    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are layers that call
+    the functions of Transformers for gated delta rules with a decay per head or channel, the scans of Mamba and
+    Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
+    Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and others. `print(report)`
+    names them, and what is left.
+
+    Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
+    Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
+    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and `fast(copy).undo()`
+    takes that back, as it does where the report of the model itself is lost; a pickled model is loaded as it was
+    before. Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
+
+    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
+    which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
+    those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
+    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError, and so
+    does one of Mamba-1, whose scan Transformers does not tell where sequences begin.
+
+    Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
+    changed: list[FastLayer] = []
+    left: list[LeftLayer] = []
+    layers: dict[str, nn.Module] = {}
+    before = {name for name, layer in model.named_modules() if is_fast(layer)}
+    for name, layer in model.named_modules():
+        cls = type(layer)
+
+        # --- the functions that it calls, and why it, or one of them, is left ---
+        functions, reasons = replaceable(cls)
+        if functions and _is_reported(layer):
+            functions, reasons = {}, ["is fast already"]
+        elif functions and _has_own_forward(layer):
+            functions, reasons = {}, ["has a forward of its own, which another library set"]
+        elif not functions and not reasons:
+            if cls.__name__ in _NO_KERNEL and cls.__module__.startswith("transformers."):
+                reasons = ["no kernel computes it"]
+            elif base := next((base for base in cls.__mro__[1:-1] if replaceable(base)[0]), None):
+                reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
+        left += [LeftLayer(name, cls.__name__, reason) for reason in reasons]
+
+        # --- its new forward ---
+        if functions:
+            changed.append(FastLayer(name, cls.__name__, tuple(functions)))
+        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _has_own_forward(layer)):
+            layers[name] = layer
+            _set_forward(layer, functions)
+    return FastReport(changed, left, layers, before, "" if layers else _why_unchanged(model))
+
+
 @dataclass(frozen=True)
 class FastLayer:
     """A layer that runs the kernels: its name in the model, its class, and the functions of Transformers replaced."""
@@ -110,64 +168,6 @@ class FastReport:
     __repr__ = __str__
 
 
-def fast(model: nn.Module) -> FastReport:
-    """Let a model of Hugging Face Transformers run its recurrent layers on the kernels of this library, on a CPU.
-
-        report = mnemos.fast(model)          # for good; report.undo() takes it back
-        with mnemos.fast(model) as report:   # or for a while
-            model.generate(ids)
-
-    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are layers that call
-    the functions of Transformers for gated delta rules with a decay per head or channel, the scans of Mamba and
-    Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
-    Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and others. `print(report)`
-    names them, and what is left.
-
-    Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
-    Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
-    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and `fast(copy).undo()`
-    takes that back, as it does where the report of the model itself is lost; a pickled model is loaded as it was
-    before. Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
-
-    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
-    which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
-    those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
-    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError, and so
-    does one of Mamba-1, whose scan Transformers does not tell where sequences begin.
-
-    Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
-    changed: list[FastLayer] = []
-    left: list[LeftLayer] = []
-    layers: dict[str, nn.Module] = {}
-    before = {name for name, layer in model.named_modules() if is_fast(layer)}
-    for name, layer in model.named_modules():
-        cls = type(layer)
-
-        # --- the functions that it calls, and why it, or one of them, is left ---
-        functions, reasons = replaceable(cls)
-        if functions and _is_reported(layer):
-            functions, reasons = {}, ["is fast already"]
-        elif functions and _has_own_forward(layer):
-            functions, reasons = {}, ["has a forward of its own, which another library set"]
-        elif not functions and not reasons:
-            if cls.__name__ in _NO_KERNEL and cls.__module__.startswith("transformers."):
-                reasons = ["no kernel computes it"]
-            elif base := next((base for base in cls.__mro__[1:-1] if replaceable(base)[0]), None):
-                reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
-        left += [LeftLayer(name, cls.__name__, reason) for reason in reasons]
-
-        # --- its new forward ---
-        if functions:
-            changed.append(FastLayer(name, cls.__name__, tuple(functions)))
-        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _has_own_forward(layer)):
-            layers[name] = layer
-            _set_forward(layer, functions)
-    return FastReport(changed, left, layers, before, "" if layers else _why_unchanged(model))
-
-
 def _why_unchanged(model: nn.Module) -> str:
     """Why `fast` changed nothing in this model, and what to do."""
     name, layers = type(model).__name__, list(model.modules())
@@ -182,6 +182,9 @@ def _why_unchanged(model: nn.Module) -> str:
     if "mnemos" in packages:
         return f"{name} is a model of mnemos, whose layers call its kernels themselves; use it as it is"
     return f"{name} is no model of Hugging Face Transformers; pass one that from_pretrained returned"
+
+
+# --- the forward of a layer ---
 
 
 def is_fast(layer: nn.Module) -> bool:

@@ -443,7 +443,7 @@ def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
 
 
 def keep_positions(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """The outputs [B, n, ·] of the last `logits_to_keep` tokens, or of those at places [n]; 0: all."""
+    """The outputs [B, n, ·] of the last `logits_to_keep` tokens, or of those at positions [n]; 0: all."""
     if isinstance(logits_to_keep, Tensor):
         return outputs[:, logits_to_keep]
     return outputs[:, -logits_to_keep:] if logits_to_keep else outputs
@@ -463,11 +463,11 @@ def shift_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tupl
     targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
     if mask is None:
         return targets, count
-    found = targets.masked_fill(~mask, -100)
+    counted = targets.masked_fill(~mask, -100)
     if count is not None:
-        given, left = ((x >= 0).sum().clamp(min=1) for x in (targets, found))
-        count = count * (left / given)
-    return found, count
+        before, after = ((x >= 0).sum().clamp(min=1) for x in (targets, counted))
+        count = count * (after / before)
+    return counted, count
 
 
 def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, count: Any = None) -> Tensor:
@@ -527,7 +527,7 @@ def read_padded(
     packed, valid = pack_right(x, mask)
     longest = max(int(valid.sum(1).max()), 1)
     outputs, _ = model(packed[:, :longest], state, mask=valid[:, :longest])
-    return _place(outputs, mask, torch.zeros_like(valid[:, :1], dtype=torch.int64), last), None
+    return _at_their_tokens(outputs, mask, torch.zeros_like(valid[:, :1], dtype=torch.int64), last), None
 
 
 def pack_right(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -543,32 +543,30 @@ def hides_padding(model: nn.Module) -> bool:
     return all(is_padding_free(part) for part in attentions)
 
 
-def _place(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Tensor:
-    """Outputs [R, m, ·] of valid tokens, from the `first`-th of each row on, at the last places of its row."""
+def _at_their_tokens(outputs: Tensor, mask: Tensor, first: Tensor | int, last: int) -> Tensor:
+    """Outputs [R, m, ·] of valid tokens, from the `first`-th of each row on, at the last positions of its row."""
     read = mask.cumsum(1)[:, -last:]
-    place = (read - 1 - first).clamp(0, outputs.shape[1] - 1)
-    found = outputs.gather(1, place[..., None].expand(-1, -1, outputs.shape[2]))
-    return torch.where((read > 0)[..., None], found, 0)
+    index = (read - 1 - first).clamp(0, outputs.shape[1] - 1)
+    spread = outputs.gather(1, index[..., None].expand(-1, -1, outputs.shape[2]))
+    return torch.where((read > 0)[..., None], spread, 0)
 
 
 def _read_by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
     """Rows with the same number of valid tokens are read together, without their padding."""
     state, mask = before
-    counts, every = mask.sum(1), []
+    counts, parts = mask.sum(1), []
     for count in counts.unique().tolist():
-        chosen = (counts == count).nonzero()[:, 0]
-        old = None if state is None else select(state, chosen)
-        places = mask[chosen]
+        rows = (counts == count).nonzero()[:, 0]
+        old = None if state is None else select(state, rows)
         if count:
-            outputs, new = call(x[chosen][places].unflatten(0, (len(chosen), count)), old)
-            outputs = _place(outputs, places, count - outputs.shape[1], last)
+            outputs, new = call(x[rows][mask[rows]].unflatten(0, (len(rows), count)), old)
+            outputs = _at_their_tokens(outputs, mask[rows], count - outputs.shape[1], last)
         else:
-            outputs, new = None, model.initial_state(len(chosen)) if old is None else old
-        every.append((chosen, outputs, new))
-    like = next((outputs for _, outputs, _ in every if outputs is not None), None)
-    if like is None:  # padding alone: outputs of the model's kind, of a token that is read and forgotten
+            outputs, new = None, model.initial_state(len(rows)) if old is None else old
+        parts.append((rows, outputs, new))
+    like = next((outputs for _, outputs, _ in parts if outputs is not None), None)
+    if like is None:  # padding alone: outputs as those of a token that is read and forgotten
         like = call(x[:, :1] * 0, state)[0]
-    found = [like.new_zeros(len(rows), last, like.shape[2]) if y is None else y for rows, y, _ in every]
-    back = torch.cat([rows for rows, _, _ in every]).argsort()
-    joined = join([new for _, _, new in every]) if leaves(every[0][2]) else None
-    return torch.cat(found)[back], None if joined is None else select(joined, back)
+    y = torch.cat([like.new_zeros(len(rows), last, like.shape[2]) if y is None else y for rows, y, _ in parts])
+    back = torch.cat([rows for rows, _, _ in parts]).argsort()
+    return y[back], select(join([new for _, _, new in parts]), back) if leaves(parts[0][2]) else None
