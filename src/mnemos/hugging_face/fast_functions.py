@@ -109,10 +109,10 @@ def mamba2_chunk_scan(
     **ignored: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y [B, T, H, P], and the state [B, H, P, N]."""
-    state = None if initial_states is None else initial_states.mT
-    options = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, "initial_state": state}
-    resets = _first_tokens(hidden_states, seq_idx)
-    y, end = state_space(hidden_states, dt, A, B, C, chunk_size, D, resets=resets, **options)
+    state, resets = None if initial_states is None else initial_states.mT, _first_tokens(hidden_states, seq_idx)
+    y, end = state_space(
+        hidden_states, dt, A, B, C, chunk_size, D, dt_bias, dt_softplus, dt_limit, initial_state=state, resets=resets
+    )
     if not return_final_states:
         return y
     theirs = end.mT.contiguous()
@@ -213,11 +213,10 @@ def mamba_selective_state_update(
     **ignored: Any,
 ) -> Tensor:
     """One token. state [B, C, N] is written."""
-    x, dt, B, C = (part[..., None] for part in (hidden_states, dt, B, C))
-    z = None if z is None else z[..., None]
-    y, end = mamba_selective_scan(x, dt, A, B, C, D, z, dt_bias, dt_softplus, True, initial_state=state)
+    steps = _step_sizes(dt, dt_bias, dt_softplus).float()[:, None]
+    y, end = selective_scan(hidden_states[:, None].float(), steps, A, B[:, None], C[:, None], D, state)
     state.copy_(end)
-    return y[..., 0].to(hidden_states.dtype)
+    return _gated(y[:, 0], z).to(hidden_states.dtype)
 
 
 # --- what several of them do ---
@@ -271,11 +270,11 @@ def in_place_of(name: str, theirs: Function) -> Function:
     ours = FUNCTIONS[name]
 
     def function(*args: Any, **named: Any) -> Any:
-        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
-        y = None
-        # Exported graphs keep the operations of PyTorch.
-        if all([x.is_cpu and x.dtype is not torch.float64 for x in tensors]) and not torch.compiler.is_exporting():
-            y = ours(*args, **named)
+        # The first two are tokens, or a state and tokens. Exported graphs keep the operations of PyTorch.
+        for x in (*args, *named.values())[:2]:
+            if not x.is_cpu or x.dtype is torch.float64 or torch.compiler.is_exporting():
+                return theirs(*args, **named)
+        y = ours(*args, **named)
         return theirs(*args, **named) if y is None else y
 
     return function

@@ -311,7 +311,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         """The inputs [B, C, K − 1 + T] of a convolution of K taps, from those of T tokens."""
         layer = self.recurrent
         if layer is None or conv_kernel_size is None:
-            return self._unknown(layer_idx=layer_idx)  # type: ignore[no-any-return]
+            return self._unknown(layer_idx=layer_idx)
         x, size = conv_states.mT, conv_kernel_size - 1
         past = x.new_zeros(len(x), size, x.shape[2]) if layer.given is None else layer.given.window.to(x.dtype)
         inputs = join_tokens(past, x, self.padding)

@@ -301,9 +301,11 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         with collect_auxiliary_losses() as auxiliary:
             # --- the source, in the first call ---
             if cache.state is None:
-                if encoder_outputs is None and input_ids is None:
-                    raise InputError("expected input_ids [B, S] or encoder_outputs, found neither; pass one of them")
                 if encoder_outputs is None:
+                    if input_ids is None:
+                        raise InputError(
+                            "expected input_ids [B, S] or encoder_outputs, found neither; pass one of them"
+                        )
                     encoder_outputs = self.get_encoder()(input_ids, attention_mask)
                 hidden = encoder_outputs[0]  # other libraries, and `return_dict=False`, pass a tuple
                 cache.state = self.model.begin(hidden, None if attention_mask is None else attention_mask.bool())
@@ -343,7 +345,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     accepts_loss_kwargs = False  # the loss is a mean over rows, which Trainer divides by its accumulation steps
 
     def _build(self, config: Any) -> nn.Module:
-        head = getattr(config, "head", None)
+        head: Any = getattr(config, "head", None)
         if config.inputs != "tokens" or not hasattr(head, "classes"):
             raise InputError(
                 f"MnemosForSequenceClassification: expected a model with a head of classes (transformer), found "

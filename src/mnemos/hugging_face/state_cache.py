@@ -152,7 +152,8 @@ class StateCache(Cache):
         if self.unread is not None:
             self.unread = rows(self.unread[0]), rows(self.unread[1])
 
-    batch_select_indices = reorder_cache
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.batch_size > 0:
