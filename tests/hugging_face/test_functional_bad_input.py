@@ -84,9 +84,11 @@ def test_another_version_of_the_cache(monkeypatch):
     cache_utils = transformers().cache_utils
     monkeypatch.setattr(transformers(), "__version__", "7.1")
     monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
+    # As if the room had not been imported; afterwards it is the one that was.
+    monkeypatch.delattr(mnemos, "functional")
+    monkeypatch.setattr(mnemos, "hugging_face", mnemos.hugging_face)
     for name in [name for name in sys.modules if name.startswith("mnemos.hugging_face")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(vars(mnemos), "functional", raising=False)  # imported before
     refused(lambda: mnemos.functional(model), "transformers 5.23", "7.1", "DynamicSlidingWindowLayer")
 
 
