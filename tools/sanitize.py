@@ -35,8 +35,8 @@ TESTS = [
     "tests/ops/test_linear_attention_native.py",
     "tests/ops/test_linear_attention_bidirectional.py",
     "tests/ops/test_delta_native.py",
-    "tests/ops/test_short_convolution_native.py",
-    "tests/ops/test_selective_scan_native.py",
+    "tests/ops/test_short_convolution.py",
+    "tests/ops/test_selective_scan.py",
     "tests/ops/test_gated_cache_native.py",
     "tests/ops/test_window_state.py",
     "tests/hugging_face/test_fast.py",
@@ -44,8 +44,8 @@ TESTS = [
     "tests/generate/test_fused_keys.py",
     "tests/generate/test_fused_weights.py",
 ]
-PART = "equals or wide_layers or single_tokens or half_precision or number_of_threads or rows or masked or state or "
-PART += "pass_unchanged or fork"
+PART = "equals or kernels_equal or wide_layers or single_tokens or half_precision or number_of_threads or rows or "
+PART += "masked or state or pass_unchanged or fork"
 TRIAL = """
 import sys, pathlib
 from mnemos.native import build

@@ -1,7 +1,4 @@
-"""Backward passes of our own: differentiated twice they raise an error; some compute their forward again, slab by slab.
-
-They have no derivative of their own derivative, and must not silently return gradients that lack it.
-"""
+"""Backward passes of our own, which compute a forward again, or have no derivative: then they raise an error."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -45,6 +42,24 @@ class _Refused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         raise RuntimeError(f"{ctx.name} is differentiable once; it has no derivative of its derivative")
+
+
+def differentiate_again(
+    compute: Callable[..., Sequence[Tensor | None]],
+    inputs: Sequence[Any],
+    needs: Sequence[bool],
+    upstream: Sequence[Tensor | None],
+) -> Gradients:
+    """The gradients of those inputs that `needs` names, by autograd of compute(*inputs): they have derivatives, too."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: the gradient must stop at these inputs, although one input may be computed from another.
+        views = [x.view_as(x) if n else x for x, n in zip(inputs, needs, strict=True)]
+        pairs = [(y, g) for y, g in zip(compute(*views), upstream, strict=True) if y is not None and g is not None]
+    outputs, grads = zip(*pairs, strict=True)
+    wanted = [x for x, n in zip(views, needs, strict=True) if n]
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=graph, allow_unused=True))
+    return tuple([next(found) if n else None for n in needs])
 
 
 def by_slab(

@@ -149,13 +149,12 @@ def _recurrence(
         decay = v.new_zeros(v.shape[:3], dtype=wide)
     # For one token a conversion that does nothing would take as long as the kernel.
     decay, beta, state = [x if x is None or x.dtype is wide else x.to(wide) for x in (decay, beta, state)]
-    if beta is not None and mask is not None:
-        beta = beta.masked_fill(~mask[..., None], 0)
+    beta = beta if beta is None else zero_invalid(beta, mask)
     if decay is not None:
-        per_token = (..., *[None] * (decay.dim() - 2))
-        decay = decay if mask is None else decay.masked_fill(~mask[per_token], 0)
+        decay = zero_invalid(decay, mask)
         _check_decay(decay)
-        decay = decay if resets is None else decay.masked_fill(resets[per_token], -torch.inf)
+        if resets is not None:
+            decay = decay.masked_fill(resets[(..., *[None] * (decay.dim() - 2))], -torch.inf)
 
     # --- y and the state ---
     with full_precision(v.device.type):

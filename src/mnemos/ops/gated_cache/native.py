@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mnemos import native as kernels
 from mnemos.modes import in_graph
+from mnemos.ops.backward import differentiate_again
 from mnemos.ops.kernel_call import (
     can_skip_dispatcher,
     contiguous,
@@ -74,16 +75,7 @@ class _Fused(torch.autograd.Function):
             return None, None, *[None] * ctx.count
         if not torch.is_grad_enabled() and takes(*grads):
             return None, None, *ctx.kernel.backward(needs, grads, *tensors, *kept)
-        with torch.enable_grad():
-            # Views: the gradient must stop at these inputs, although one input may be computed from another.
-            inputs = [x if x is None or not n else x.view_as(x) for x, n in zip(tensors, needs, strict=True)]
-            results = ctx.kernel.composition(*inputs)
-        pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y is not None and g is not None]
-        wanted = [x for x, n in zip(inputs, needs, strict=True) if n]
-        outputs, above = zip(*pairs, strict=True)
-        graph = torch.is_grad_enabled()
-        found = iter(torch.autograd.grad(outputs, wanted, above, create_graph=graph, allow_unused=True))
-        return None, None, *(next(found) if n else None for n in needs)
+        return None, None, *differentiate_again(ctx.kernel.composition, tensors, needs, grads)
 
 
 class Update:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos._compat import dispatch_mode_active, transformed
+from mnemos.ops.backward import differentiate_again
 from mnemos.ops.precision import full_precision
 
 from . import native
@@ -114,13 +115,7 @@ class _Update(torch.autograd.Function):
         with full_precision(grad.device.type):  # as in the forward
             if not torch.is_grad_enabled() and not _transformed(grad):
                 return None, *_backward(needed[1], grad, places, *inputs)
-            with torch.enable_grad():
-                # Views: the gradient must stop at these inputs, although one input may be computed from another.
-                inputs = [None if t is None else t.view_as(t) for t in inputs]
-                new = _update(places, *inputs)[0]
-            wanted = [t for t, wants in zip(inputs, needed, strict=True) if wants]
-            grads = iter(torch.autograd.grad(new, wanted, grad, create_graph=torch.is_grad_enabled()))
-            return None, *(next(grads) if wants else None for wants in needed)
+            return None, *differentiate_again(lambda *args: _update(places, *args)[:1], inputs, needed, [grad])
 
 
 def _backward(
