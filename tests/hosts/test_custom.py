@@ -272,7 +272,7 @@ def test_a_causal_mask_of_as_many_rows_as_tokens_is_no_padding():
     host(torch.randn(7, 7, 12).double(), mask=torch.arange(7) < lengths[:, None])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
     host = Around("mean").double()
     mnemos.cache(host, GRC(length=3), where="inside", example=X)

@@ -225,14 +225,6 @@ def test_several_threads_evaluate(preset):
 
 
 @pytest.mark.slow
-def test_an_exported_model_is_the_model():
-    model, inputs = cached("timm_vit", "paper").eval(), example("timm_vit")
-    with torch.no_grad():
-        program = torch.export.export(model, inputs.args)
-        close(program.module()(*inputs.args), run(model, inputs))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "preset", "layers"),
     [

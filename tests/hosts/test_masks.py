@@ -167,7 +167,7 @@ def test_masks_of_every_window(rows):
             refuse_mask(masks, torch.zeros(rows, T, 4), hides=True)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize("rows", [1, 4, 5])
 def test_masks_of_every_head_are_not_divided_among_rows(rows):
     attention = libraries.timm().layers.attention.Attention(12, 4).eval()
     mnemos.cache(attention, GRC(length=4))
@@ -224,7 +224,7 @@ def exported(model: nn.Module, *args: Tensor) -> Any:
     return torch.export.export(model, args).module()
 
 
-def compiled(model: nn.Module, *args: Tensor, backend: str = "aot_eager") -> Any:
+def compiled(model: nn.Module, *args: Tensor, backend: str = "eager") -> Any:
     torch._dynamo.reset()
     return torch.compile(model, backend=backend, fullgraph=True)
 

@@ -1,6 +1,6 @@
 """The attention masks of hosts: which tokens are valid, and which masks are refused, in eager mode and in graphs."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,26 +25,6 @@ _BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not 
 LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # where each of several sequences begins
 
 
-class _Judged(NamedTuple):
-    """What a mask [..., T, T] is: scalars of booleans, and the tokens [R, T] that no other token sees."""
-
-    causal: Tensor
-    packed: Tensor
-    alone: Tensor
-
-
-class _Shown(NamedTuple):
-    """What a mask [..., Q, N] shows.
-
-    seen: keys that it does not lower. near: those of them that are not 20 below another key. level: queries [..., Q, 1]
-    that it lowers as a whole, as the padding of a mask that hides rows by −50: they would see all keys, and show none.
-    """
-
-    seen: Tensor
-    near: Tensor
-    level: Tensor
-
-
 def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
     """The valid tokens [B, T] by a host's attention mask, [B, T] or [B, 1, Q, T], of x [B, T, D]. None: no mask.
 
@@ -64,7 +44,7 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
         return None
-    kept = _find_shown(mask, False).seen.any(2).any(1)
+    kept = _find_shown(mask, False)[0].any(2).any(1)
     allowed, alone = _judge(mask, x, False)
     if alone is not None:
         kept = kept & ~alone
@@ -145,10 +125,10 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
         return None, None
     if _in_graph():
-        judged = _compute_judgement(mask, x.shape[0], hides)
-        for refused, message in ((judged.causal, CAUSAL), (judged.packed, _BLOCKS)):
+        causal, packed, tokens = _compute_judgement(mask, x.shape[0], hides)
+        for refused, message in ((causal, CAUSAL), (packed, _BLOCKS)):
             assert_in_graph(~refused, message)
-        return (~(judged.causal | judged.packed)).expand(x.shape[:2]), judged.alone
+        return (~(causal | packed)).expand(x.shape[:2]), tokens
     if mask.stride(-2) == 0:  # one row of keys for all queries
         return None, None
     # --- what was seen of a mask stays with it until it is written to: its layers share it ---
@@ -172,7 +152,8 @@ def count_writes(mask: Tensor) -> int | None:
         return None
 
 
-def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
+def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether a mask [..., T, T] is causal and whether it is packed, and the tokens [R, T] that no other token sees."""
     t, count = mask.shape[-1], mask.shape[0]
     if mask.dim() == 3:  # [B·H, T, T], or one per window; any other number belongs to heads that all rows share
         owners = rows if rows and count % rows == 0 else count if rows % count == 0 else 1
@@ -189,7 +170,7 @@ def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> _Judged:
     edges = others | others.mT | level | level.mT | itself
     shown = (seen & ~itself).any(-2)
     alone = ~shown & shown.any(-1, keepdim=True)
-    return _Judged((past & ~future).any(), _is_packed(edges, others.any(-2), later), alone)
+    return (past & ~future).any(), _is_packed(edges, others.any(-2), later), alone
 
 
 def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
@@ -214,16 +195,21 @@ def _in_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _find_shown(mask: Tensor, hides: bool) -> _Shown:
+def _find_shown(mask: Tensor, hides: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What a mask [..., Q, N] shows: three masks.
+
+    Keys that it does not lower. Those of them that are not 20 below another key. Queries [..., Q, 1] that it lowers as
+    a whole, as the padding of a mask that hides rows by −50: they would see all keys, and show none.
+    """
     if not mask.is_floating_point():
         seen = find_visible(mask, hides)
-        return _Shown(seen, seen, torch.zeros_like(seen[..., :1]))
+        return seen, seen, torch.zeros_like(seen[..., :1])
     highest = mask.amax(-1, keepdim=True)
     base = highest.clamp(max=0)
     seen = find_visible(mask, base=base)
     low = (highest > _HIDDEN) & (base <= base.amax(-2, keepdim=True) - _LOWERED)
     level = low & seen.all(-1, keepdim=True)
-    return _Shown(seen & ~level, find_visible(mask, base=highest) & ~level, level)
+    return seen & ~level, find_visible(mask, base=highest) & ~level, level
 
 
 def find_visible(mask: Tensor, hides: bool = False, base: Tensor | float = 0.0) -> Tensor:
