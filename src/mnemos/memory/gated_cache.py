@@ -36,6 +36,8 @@ from mnemos.libraries import loaded_weights
 from mnemos.ops.gated_cache import GateValues, Written, batch_mean, write
 from mnemos.types import InputError, check_heads
 
+# --- The switches ---
+
 
 @dataclass(frozen=True)
 class GRC:
@@ -186,6 +188,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# --- Linear maps whose weights are read directly ---
+
+
 class Projection(nn.Module):
     """y = x Wᵀ + b, x [..., in_features], with the weights and the initial values of `torch.nn.Linear`.
 
@@ -226,6 +231,9 @@ def own_weight(module: nn.Linear | nn.LayerNorm | Projection) -> Tensor:
             "whole memory in modules_to_save"
         )
     return weight
+
+
+# --- A stored cache, updated in two phases ---
 
 
 class StoredCache(Moving):
@@ -465,6 +473,8 @@ def _switch(group: Sequence[StoredCache], name: str, value: bool) -> Iterator[No
             setattr(cache, name, old)
 
 
+# --- What a forward reads that is repeated in a backward pass ---
+
 _CONTENTS = 8  # that are kept: the forwards before one backward
 
 
@@ -553,6 +563,9 @@ class Reads:
     def _drop(self, reads: list[_Read]) -> None:
         self._forgotten = max(self._forgotten, *(read.last for read in reads))
         self._kept = [read for read in self._kept if not any(read is one for one in reads)]
+
+
+# --- The gates ---
 
 
 class GatedCache(StoredCache):

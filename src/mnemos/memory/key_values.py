@@ -1,4 +1,9 @@
-"""What attentions keep of earlier tokens: keys and values, a layer's inputs, and what the beams of a search share."""
+"""What attentions keep of earlier tokens: keys and values, a layer's inputs, and what the rows of a search share.
+
+One idea: states are values, yet a token costs no copy of those before it. The newest state of a stream writes its
+tokens into the spare capacity of a buffer, behind all that earlier states read (`Buffer`, `append`); every other state
+copies. `KeyValues` and `Segments` stand on that. `BranchedKeyValues` and `Encoded` are of rows that share entries.
+"""
 
 import math
 
@@ -8,6 +13,69 @@ from torch import Tensor
 from mnemos._compat import forward_differentiated, pytree, transformed
 from mnemos.ops.padding import count_seen, take, valid_last, zero_invalid
 from mnemos.types import Device, InputError, Rows, SharedRows
+
+# --- A buffer that states share ---
+
+
+class Buffer:
+    """Storage for `capacity` tokens. The first `used` belong to some state and are not written again."""
+
+    def __init__(self, kept: tuple[Tensor, ...], capacity: int) -> None:
+        def room(x: Tensor) -> Tensor:
+            b, n, *rest = x.shape
+            if len(rest) < 2:
+                space = x.new_zeros(b, capacity, *rest)
+            else:  # heads before tokens in memory, so that attention reads the keys of a head contiguously
+                h, d = rest
+                space = torch.empty(b, h, capacity, d, device=x.device, dtype=x.dtype).transpose(1, 2)
+            space[:, :n] = x
+            return space
+
+        self.tensors = tuple(room(x) for x in kept)
+        self.capacity, self.used = capacity, kept[0].shape[1]
+
+
+def append(
+    kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
+) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
+    """`kept` [B, N, ..], N > 0, followed by `new` [B, T, ..]; the buffer that holds them, if any, and their end in it.
+
+    `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
+    """
+    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new))
+    tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*kept, *new))
+    if differentiates or tangents or torch.compiler.is_exporting():  # an exported program has no buffer to write into
+        return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
+    more = new[0].shape[1]
+    tensors, buffer, end = with_room(kept, more, buffer, end)
+    for tensor, x in zip(tensors, new, strict=True):
+        # By `data`, so that it does not count as a write to earlier states, which a graph or replay may have kept: they
+        # share the buffer and read none of these places.
+        tensor.data[:, -more:] = x
+    return tensors, buffer, end
+
+
+def with_room(
+    kept: tuple[Tensor, ...], more: int, buffer: Buffer | None, end: int
+) -> tuple[tuple[Tensor, ...], Buffer, int]:
+    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `append`."""
+    before = kept[0].shape[1]
+    if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
+        buffer = None  # such a tensor may be written in inference mode only
+    if buffer is None or buffer.used != end or buffer.capacity < end + more:
+        buffer, end = Buffer(kept, 2 * (before + more)), before
+    start, end = end - before, end + more
+    buffer.used = end
+    return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
+
+
+def pad_front(x: Tensor, length: int) -> Tensor:
+    """x [B, N, ..] with zeros in front, up to `length` on axis 1; unchanged if it has as many."""
+    missing = length - x.shape[1]
+    return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1) if missing > 0 else x
+
+
+# --- Keys and values, and inputs ---
 
 
 class KeyValues:
@@ -82,6 +150,15 @@ class KeyValues:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
 
 
+# PyTorch's tree functions see the tensors. A rebuilt state has no buffer and copies at its next append.
+pytree.register_pytree_node(
+    KeyValues,
+    lambda s: ([s.k, s.v, s.valid, s.seen], None),
+    lambda children, _: KeyValues(*children),
+    serialized_type_name="mnemos.KeyValues",
+)
+
+
 def check_key_values(state: object, batch: int, heads: int, width: int) -> None:
     """Raise InputError unless the state's keys are [batch, N, heads, width]."""
     found = tuple(state.k.shape) if isinstance(state, KeyValues) else type(state).__name__
@@ -142,71 +219,6 @@ class Segments:
         return f"Segments(x={tuple(self.x.shape)})"
 
 
-class Buffer:
-    """Storage for `capacity` tokens. The first `used` belong to some state and are not written again."""
-
-    def __init__(self, kept: tuple[Tensor, ...], capacity: int) -> None:
-        def room(x: Tensor) -> Tensor:
-            b, n, *rest = x.shape
-            if len(rest) < 2:
-                space = x.new_zeros(b, capacity, *rest)
-            else:  # heads before tokens in memory, so that attention reads the keys of a head contiguously
-                h, d = rest
-                space = torch.empty(b, h, capacity, d, device=x.device, dtype=x.dtype).transpose(1, 2)
-            space[:, :n] = x
-            return space
-
-        self.tensors = tuple(room(x) for x in kept)
-        self.capacity, self.used = capacity, kept[0].shape[1]
-
-
-def append(
-    kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
-) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
-    """`kept` [B, N, ..], N > 0, followed by `new` [B, T, ..]; the buffer that holds them, if any, and their end in it.
-
-    `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
-    """
-    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new))
-    tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*kept, *new))
-    if differentiates or tangents or torch.compiler.is_exporting():  # an exported program has no buffer to write into
-        return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
-    more = new[0].shape[1]
-    tensors, buffer, end = with_room(kept, more, buffer, end)
-    for tensor, x in zip(tensors, new, strict=True):
-        # By `data`, so that it does not count as a write to earlier states, which a graph or replay may have kept: they
-        # share the buffer and read none of these places.
-        tensor.data[:, -more:] = x
-    return tensors, buffer, end
-
-
-def with_room(
-    kept: tuple[Tensor, ...], more: int, buffer: Buffer | None, end: int
-) -> tuple[tuple[Tensor, ...], Buffer, int]:
-    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `append`."""
-    before = kept[0].shape[1]
-    if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
-        buffer = None  # such a tensor may be written in inference mode only
-    if buffer is None or buffer.used != end or buffer.capacity < end + more:
-        buffer, end = Buffer(kept, 2 * (before + more)), before
-    start, end = end - before, end + more
-    buffer.used = end
-    return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
-
-
-def pad_front(x: Tensor, length: int) -> Tensor:
-    """x [B, N, ..] with zeros in front, up to `length` on axis 1; unchanged if it has as many."""
-    missing = length - x.shape[1]
-    return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1) if missing > 0 else x
-
-
-# PyTorch's tree functions see the tensors. A rebuilt state has no buffer and copies at its next append.
-pytree.register_pytree_node(
-    KeyValues,
-    lambda s: ([s.k, s.v, s.valid, s.seen], None),
-    lambda children, _: KeyValues(*children),
-    serialized_type_name="mnemos.KeyValues",
-)
 pytree.register_pytree_node(
     Segments,
     lambda s: ([s.x, s.valid], None),
@@ -214,6 +226,8 @@ pytree.register_pytree_node(
     serialized_type_name="mnemos.Segments",
 )
 
+
+# --- What rows share, stored once: the tokens before the beams of a search branch, and the sources that they read ---
 
 MERGE = 8  # tokens between two attempts to merge the entries of tokens that all rows of every group have in common
 
