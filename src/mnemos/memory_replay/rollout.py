@@ -79,30 +79,26 @@ def replay(
 
     A first pass without gradient stores the states. Then every step, beginning with the last, is run again from its
     state and with the same random numbers. One backward pass of its loss, and of its new state with the gradient that
-    later steps computed for it, adds to the parameters' .grad. This is Algorithm 1 of Memformer (memory replay
-    back-propagation). It equals back-propagation through time to rounding, also with dropout. As in a plain loop,
-    gradients are added to existing ones, and random generators (PyTorch's on every device, Python's, NumPy's, and those
-    of `generators`) and the buffers of `module` have their final values afterwards.
+    later steps computed for it, adds to the parameters' .grad. This is Algorithm 1 of Memformer. It equals
+    back-propagation through time to rounding, also with dropout. Random generators (PyTorch's on every device,
+    Python's, NumPy's and `generators`) and the buffers of `module` end as after a plain loop.
 
     state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
     was computed from parameters, receives its gradient. Lists in it may grow from step to step.
-    aux: a pytree such as logits or an accuracy. The result's `aux` has one per step, detached, from the run with
-    gradient. All of them stay in memory; a view of a larger tensor is copied.
+    aux: a pytree such as logits or an accuracy, kept for each step, detached, in the result's `aux`.
     Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
     those added inside `advance` are dropped.
-    advance(segment, state) -> state: computes the state alone, for a faster first pass. It must return the same state
-    as `step` and draw a prefix of the random numbers that `step` draws. Each step then starts with the generators as
-    the previous `advance` left them. With dropout, the gradients are exact, but for other dropout masks than those of
-    a plain loop.
+    advance(segment, state) -> state: the state alone, for a faster first pass. It must draw a prefix of the random
+    numbers that `step` draws. Each step then starts with the generators as the previous `advance` left them: with
+    dropout, the gradients are exact, for other dropout masks than those of a plain loop.
     weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
     resets: per step None or a mask [B]: rows of the incoming state that are set to zeros, or to `reset_to`, before the
     step, so that no gradient crosses. reset_to: a state whose tensors broadcast to those of the state (such as [D]
     parameters), or a function without arguments that computes one. Parameters of either receive gradient.
-    batch_axis: the axis of the state's tensors that is the batch, as one number or as a pytree of the state's structure
-    with a number per tensor, or None for a tensor without a batch. [layers, B, D] of LSTM and GRU and [M, B, D] have 1.
-    Without it the first axis is taken; `resets` raise an error if that may be wrong.
-    truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation. Each k
-    steps are then a replay of their own.
+    batch_axis: the axis of the state's tensors that is the batch, one number or a pytree of the state's structure with
+    a number, or None, for each tensor. [layers, B, D] of LSTM and GRU has 1. Without it the first axis is taken;
+    `resets` raise an error if that may be wrong.
+    truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation.
     slide=n: the result's `next_state` is the state after n steps. A rollout of segments n … S + n − 1 that starts from
     it overlaps with this one: a sliding window, as in Algorithm 1, which pops the oldest memory (n = 1). It recomputes
     all of its other states, because the weights have changed. None: rollouts share no segment, n = S.
@@ -115,18 +111,16 @@ def replay(
     dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
     replayed step, compared as the state is, and updated once. DistributedDataParallel or `fully_shard` in it reduce
-    gradients once per rollout. It is found automatically if `step` is a module, a module's method, or a
-    `functools.partial` of one.
-    generators: random generators that `step` draws from besides the global ones (torch.Generator, random.Random,
-    numpy.random.Generator or RandomState). Each replayed step draws from them what it drew in the first pass.
-    offload: store states in the host's memory (for a GPU), at the cost of one transfer each way per state.
+    gradients once per rollout. None: it is found if `step` is a module, a method of one, or `functools.partial` of it.
+    generators: that `step` draws from besides the global ones (torch.Generator, random.Random, numpy.random.Generator
+    or RandomState). offload: store states in the host's memory, at one transfer each way.
     scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
     loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
     `module` has another wrapper than DistributedDataParallel or `fully_shard`.
 
-    Hooks of parameters and tensors (`register_hook`, `register_post_accumulate_grad_hook`) run in every step's backward
-    pass, on that step's part of the gradient. A hook that is linear in the gradient gives what it gives in a plain
-    loop; one that clips, takes a sign or steps an optimiser does not. Apply such a function to .grad after `replay`.
+    Hooks of parameters and tensors run in every step's backward pass, on that step's part of the gradient. A hook that
+    is linear in it gives what it gives in a plain loop; one that clips, takes a sign or steps an optimiser does not:
+    apply such a function to .grad afterwards.
 
     Cost, with a forward of 1 and a backward of 2: 4S − 1 without `advance` (plain back-propagation: 3S), and
     3S + f·(S − 1) if `advance` costs a fraction f of a forward. Memory: the graph of one step, and the stored states,

@@ -31,6 +31,7 @@ class Reader:
         self.model, self._smoothing = model, 0.0
         self.read: Any = state_step(model)
         self._likelihood = likelihood_of(self.read)
+        self.advances = isinstance(self.read, Advances)  # without the outputs, for the first pass of replay
         # A padded row begins anew with its next segment, and `Segmented` reads no mask in rows that go on.
         self._masked = not isinstance(self.read, Segmented)
 
@@ -52,11 +53,6 @@ class Reader:
                 f"label_smoothing_factor: expected 0 for a model without logits, found {label_smoothing}; leave it out"
             )
         self._smoothing = label_smoothing
-
-    @property
-    def advances(self) -> bool:
-        """Whether the next state can be computed without the outputs, for the first pass of replay."""
-        return isinstance(self.read, Advances)
 
     def advance(self, segment: Segment, state: State) -> State:
         """The state after the segment."""
