@@ -122,6 +122,28 @@ def dispatch_mode_active() -> bool:
     return _dispatch_modes is None or _dispatch_modes() > 0
 
 
+PLAIN = (Tensor, nn.Parameter)
+
+
+def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
+    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
+    if torch.compiler.is_compiling() or dispatch_mode_active():
+        return False
+    present = [x for x in tensors if x is not None]
+    for x in present:  # no generator: this runs for every token that is decoded
+        if type(x) not in PLAIN or not is_plain_tensor(x):
+            return False
+    return not transformed(*present)
+
+
+def rewritten() -> bool:
+    """Whether a transform of PyTorch (torch.func, forward-mode AD) rewrites operations, which it cannot do to kernels.
+
+    Nor to a hand-written backward: a kernel's tangent would silently be zero.
+    """
+    return not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
+
+
 def function_mode_active() -> bool:
     """Whether a TorchFunctionMode, which intercepts calls of PyTorch's functions, is active. Fallback: True."""
     return _function_modes is None or _function_modes() > 0

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from mnemos._compat import forward_differentiated, transformed
+from mnemos._compat import rewritten
 from mnemos.errors import InputError
 
 
@@ -62,14 +61,6 @@ class Backends:
         if one.differentiable or not rewritten():
             return one
         return next(other for other in self.by_name.values() if other.differentiable)
-
-
-def rewritten() -> bool:
-    """Whether a transform of PyTorch (torch.func, forward-mode AD) rewrites operations, which it cannot do to kernels.
-
-    Nor to a hand-written backward: a kernel's tangent would silently be zero.
-    """
-    return not torch.compiler.is_compiling() and (transformed() or forward_differentiated())
 
 
 def on_cpu(*tensors: Tensor) -> bool:

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos._compat import assume_constant, dispatch_mode_active, is_plain_tensor, transformed
+from mnemos._compat import PLAIN as PLAIN
+from mnemos._compat import assume_constant
+from mnemos._compat import can_skip_dispatcher as can_skip_dispatcher
 from mnemos.native import library, why_not
 from mnemos.ops.backward import Gradients, differentiable_once
 
-why_no_kernels = assume_constant(
-    why_not
-)  # why the kernels cannot run on this machine; a compiler does not look into it
-PLAIN = (Tensor, torch.nn.Parameter)
+why_no_kernels = assume_constant(why_not)  # why there are none here, or ""; a compiler does not look into it
 Outputs = tuple[Tensor | None, ...]
 
 
@@ -32,9 +31,9 @@ def loaded_kernels() -> ctypes.CDLL:
     return loaded
 
 
-def dense(x: Tensor) -> Tensor:
-    """x with stride 1 in the last axis; the kernels take any other strides."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+def dense(*tensors: Tensor | None) -> list[Any]:
+    """The tensors with stride 1 in the last axis; the kernels take any other strides. None stays."""
+    return [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors]
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:
@@ -42,12 +41,12 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
     return [x if x is None else x.contiguous() for x in tensors]
 
 
-def address(x: Tensor) -> tuple[int, ...]:
-    """`struct Rows` of native/call.h for x [B, T, H, width], or [B, T, width], whose only head is at any stride."""
-    return x.data_ptr(), *x.stride()[:3]
-
-
-NO_ROWS = (0,) * 4  # `struct Rows` of nothing
+def rows(*tensors: Tensor | None) -> list[int]:
+    """`struct Rows` of native/call.h for each [B, T, H, width], or [B, T, width], whose only head is at any stride."""
+    words: list[int] = []
+    for x in tensors:
+        words += (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3])
+    return words
 
 
 def mask_address(mask: Tensor | None) -> tuple[int, ...]:
@@ -58,17 +57,6 @@ def mask_address(mask: Tensor | None) -> tuple[int, ...]:
 def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
     """Addresses of contiguous tensors; 0 for None."""
     return tuple([0 if x is None else x.data_ptr() for x in tensors])
-
-
-def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
-    """Whether the tensors are plain and no compiler, tracer, transform or counter needs to see the operator."""
-    if torch.compiler.is_compiling() or dispatch_mode_active():
-        return False
-    present = [x for x in tensors if x is not None]
-    for x in present:  # no generator: this runs for every token that is decoded
-        if type(x) not in PLAIN or not is_plain_tensor(x):
-            return False
-    return not transformed(*present)
 
 
 def kernel_operator(

@@ -14,14 +14,14 @@ from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
 from mnemos.ops.kernel_call import (
-    NO_ROWS,
     Outputs,
-    address,
+    contiguous,
     dense,
     kernel_operator,
     loaded_kernels,
     mask_address,
     pointers,
+    rows,
 )
 
 CALL = kernels.layout(
@@ -50,7 +50,7 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
     (y, end), (x, weight, bias, state, mask, resets, activation) = outputs, inputs
     x, weight, bias, state = _ready(x, weight, bias, state)
     call = CALL.pack(
-        *_sizes(x, weight, activation), *address(x), *address(y), *pointers(weight, bias), *mask_address(mask),
+        *_sizes(x, weight, activation), *rows(x, y), *pointers(weight, bias), *mask_address(mask),
         *mask_address(resets), *pointers(state, end), *_NO_BACKWARD,
     )  # fmt: skip
     _run(False, call)
@@ -60,13 +60,13 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     x, weight, bias, state, mask, resets, activation, gy, gs = inputs
     dtypes = weight.dtype, None if bias is None else bias.dtype
     x, weight, bias, state = _ready(x, weight, bias, state)
-    gy, gs = x.new_zeros(x.shape) if gy is None else dense(gy), gs if gs is None else gs.contiguous()
+    (gy,), (gs,) = dense(x.new_zeros(x.shape) if gy is None else gy), contiguous(gs)
     (b, _, c), w = x.shape, weight.shape[1]
     dx = x.new_empty(x.shape) if mask is None else x.new_zeros(x.shape)
     dweight, dbias, ds = weight.new_empty(w, c), weight.new_empty(c), x.new_empty(b, w - 1, c)
     call = CALL.pack(
-        *_sizes(x, weight, activation), *address(x), *NO_ROWS, *pointers(weight, bias), *mask_address(mask),
-        *mask_address(resets), *pointers(state, None), *address(gy), *address(dx), *pointers(dweight, dbias, gs, ds),
+        *_sizes(x, weight, activation), *rows(x, None), *pointers(weight, bias), *mask_address(mask),
+        *mask_address(resets), *pointers(state, None), *rows(gy, dx), *pointers(dweight, dbias, gs, ds),
     )  # fmt: skip
     _run(True, call)
     grads = dweight.t().contiguous().to(dtypes[0]), None if dtypes[1] is None else dbias.to(dtypes[1])
@@ -76,7 +76,7 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
 def _ready(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> list[Any]:
     """The tensors as the kernels read them."""
     bias, state = bias if bias is None else bias.float().contiguous(), state if state is None else state.contiguous()
-    return [dense(x), weight.float().contiguous(), bias, state]
+    return [*dense(x), weight.float().contiguous(), bias, state]
 
 
 def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.ops.backend import rewritten
+from mnemos._compat import rewritten
 from mnemos.ops.backward import by_slab
 
 CHUNK = 64  # a power of two

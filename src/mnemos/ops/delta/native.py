@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
-from mnemos.ops.kernel_call import NO_ROWS, Outputs, address, dense, kernel_operator, loaded_kernels, pointers
+from mnemos.ops.kernel_call import Outputs, dense, kernel_operator, loaded_kernels, pointers, rows
 
 from .chunked import name_of
 
@@ -68,7 +68,7 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
     q, k, v, beta, decay, s, scale = inputs
     q, k, v, decay, s = _ready(q, k, v, decay, s)
     call = CALL.pack(
-        *_sizes(q, v, decay), *address(q), *address(k), *address(v), *address(y), *_gates(decay), *_gates(beta),
+        *_sizes(q, v, decay), *rows(q, k, v, y), *_gates(decay), *_gates(beta),
         *pointers(s, end, states), *_NO_BACKWARD,
     )  # fmt: skip
     _run(False, call, scale)
@@ -77,7 +77,7 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     q, k, v, beta, decay, s, scale, states, gy, gs = inputs
     q, k, v, decay, s = _ready(q, k, v, decay, s)
-    gy = v.new_zeros(v.shape) if gy is None else dense(gy)
+    (gy,) = dense(v.new_zeros(v.shape) if gy is None else gy)
     gs = gs if gs is None else gs.contiguous()
     # Few rows and key heads would leave threads idle, so the value heads of a key head are divided into parts. The
     # kernel adds up what a part's heads give to the key head that they share.
@@ -88,8 +88,8 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     dv = v.new_empty(v.shape)
     dbeta, ddecay, ds = [x if x is None else x.new_empty(x.shape) for x in (beta, decay, s if needs[5] else None)]
     call = CALL.pack(
-        *_sizes(q, v, decay), *address(q), *address(k), *address(v), *NO_ROWS, *_gates(decay), *_gates(beta),
-        *pointers(s, None, states), parts, *address(gy), *address(dq[0]), *address(dk[0]), *address(dv),
+        *_sizes(q, v, decay), *rows(q, k, v, None), *_gates(decay), *_gates(beta),
+        *pointers(s, None, states), parts, *rows(gy, dq[0], dk[0], dv),
         *pointers(ddecay, dbeta, gs, ds),
     )  # fmt: skip
     _run(True, call, scale)
@@ -99,8 +99,9 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
 
 def _ready(q: Tensor, k: Tensor, v: Tensor, decay: Any, s: Any) -> tuple[Any, ...]:
     """The tensors as the kernels read them."""
-    decay = decay if decay is None or decay.dim() == 3 else dense(decay)
-    return dense(q), dense(k), dense(v), decay, s if s is None else s.contiguous()
+    channels = decay is not None and decay.dim() == 4
+    q, k, v, dense_decay = dense(q, k, v, decay if channels else None)
+    return q, k, v, dense_decay if channels else decay, s if s is None else s.contiguous()
 
 
 def _sizes(q: Tensor, v: Tensor, decay: Tensor | None) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ class Update:
         mean, rows = (cache.new_empty(cache.shape[-2:]), cache.new_empty(())) if self.mean else (None, None)
         count = len(source) * 3 * cache.shape[-2] * _whole(cache.shape[-1])
         kept = cache.new_empty(count) if keeps and count <= _FEW else None
-        source, (cache, *weights) = dense(source), contiguous(cache, *weights)
+        (source,), (cache, *weights) = dense(source), contiguous(cache, *weights)
         _call(UPDATE, *self._begin(source, cache, mask, weights), *pointers(new, mean, rows, kept))
         return (new, mean, rows), [rows, kept]
 
@@ -123,7 +123,7 @@ class Update:
         source, cache, mask, *weights = tensors[:11]
         d_source, d_cache = _like(source) if needs[0] else None, _like(cache) if needs[1] else None
         d_weights = [_like(w) if any(needs[3:]) else None for w in weights]
-        source, (cache, *weights), above = dense(source), contiguous(cache, *weights), contiguous(*grads[:2])
+        (source,), (cache, *weights), above = dense(source), contiguous(cache, *weights), contiguous(*grads[:2])
         outgoing = pointers(None, None, *tensors[11:], *above, d_source, d_cache, *d_weights)
         _call(UPDATE_BACKWARD, *self._begin(source, cache, mask, weights), *outgoing)
         return d_source, d_cache, None, *d_weights
@@ -183,7 +183,7 @@ class Reading:
     def backward(self, needs: Sequence[bool], grads: Sequence[Any], *tensors: Any) -> tuple[Any, ...]:
         """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
         x, cache, own, mix, *weights = tensors[:10]
-        g, d_x, d_weights = dense(grads[0]), _like(x), [_like(w) for w in weights]
+        (g,), d_x, d_weights = dense(grads[0]), _like(x), [_like(w) for w in weights]
         d_cache = _like(cache) if needs[1] else None
         d_own, d_mix = _like(own), _like(mix)
         ready = self._ready(tensors)
@@ -196,7 +196,8 @@ class Reading:
         """The tensors as the kernel reads them."""
         x, cache, own, mix, *weights = tensors[:10]
         cache, mix, *weights = contiguous(cache, mix, *weights)
-        return [dense(x), cache, own if own is None else dense(own), mix, *weights]
+        x, own = dense(x, own)
+        return [x, cache, own, mix, *weights]
 
     def _begin(self, ready: list[Any]) -> list[int]:
         x, cache, own, mix, *weights = ready

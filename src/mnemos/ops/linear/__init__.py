@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos._compat import exportable
+from mnemos._compat import exportable, rewritten
 from mnemos.errors import InputError
-from mnemos.ops.backend import Backend, Backends, on_cpu, rewritten
+from mnemos.ops.backend import Backend, Backends, on_cpu
 from mnemos.ops.delta import decayed_attention
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid

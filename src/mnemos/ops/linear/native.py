@@ -22,15 +22,14 @@ from mnemos.native import codes
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
 from mnemos.ops.kernel_call import (
-    NO_ROWS,
     Outputs,
-    address,
     contiguous,
     dense,
     kernel_operator,
     loaded_kernels,
     mask_address,
     pointers,
+    rows,
 )
 from mnemos.ops.padding import zero_invalid
 
@@ -85,9 +84,9 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
 def _forward(causal: bool, outputs: Outputs, *inputs: Any) -> None:
     y: Any
     (y, s_end, z_end, den), (q, k, v, s, z, mask, code, eps) = outputs, inputs
-    q, k, v, (s, z) = dense(q), dense(k), dense(v), contiguous(s, z)
+    (q, k, v), (s, z) = dense(q, k, v), contiguous(s, z)
     _run(
-        causal, False, eps, *_sizes(causal, q, k, v, code), *address(q), *address(k), *address(v), *address(y),
+        causal, False, eps, *_sizes(causal, q, k, v, code), *rows(q, k, v, y),
         *mask_address(mask), *pointers(s, z, s_end, z_end, den), *_NO_BACKWARD,
     )  # fmt: skip
 
@@ -98,16 +97,16 @@ def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
         s, z = saved
     b, t, h, d = q.shape
     m = v.shape[-1]
-    gy = v.new_zeros(b, t, h, m) if gy is None else dense(gy)
+    gy = v.new_zeros(b, t, h, m) if gy is None else gy
     if (gs is None) != (gz is None):  # the kernels take both or none
         gs = den.new_zeros(b, h, d, m) if gs is None else gs
         gz = den.new_zeros(b, h, d) if gz is None else gz
-    q, k, v, (s, z, den, gs, gz) = dense(q), dense(k), dense(v), contiguous(s, z, den, gs, gz)
+    (q, k, v, gy), (s, z, den, gs, gz) = dense(q, k, v, gy), contiguous(s, z, den, gs, gz)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = (den.new_empty(b, h, d, m), den.new_empty(b, h, d)) if needs[3] or needs[4] else (None, None)
     _run(
-        causal, True, eps, *_sizes(causal, q, k, v, code), *address(q), *address(k), *address(v), *NO_ROWS,
-        *mask_address(mask), *pointers(s, z, None, None, den), *address(gy), *address(dq), *address(dk), *address(dv),
+        causal, True, eps, *_sizes(causal, q, k, v, code), *rows(q, k, v, None),
+        *mask_address(mask), *pointers(s, z, None, None, den), *rows(gy, dq, dk, dv),
         *pointers(gs, gz, ds, dz),
     )  # fmt: skip
     return dq, dk, dv, ds, dz

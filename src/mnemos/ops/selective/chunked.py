@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos.ops.backend import rewritten
+from mnemos._compat import rewritten
 from mnemos.ops.backward import by_slab
 
 CHUNK = 64

@@ -15,15 +15,14 @@ from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
 from mnemos.ops.kernel_call import (
-    NO_ROWS,
     Outputs,
-    address,
     contiguous,
     dense,
     kernel_operator,
     loaded_kernels,
     mask_address,
     pointers,
+    rows,
 )
 
 CALL = kernels.layout(
@@ -53,7 +52,7 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
     y: Any
     (y, end, states), (x, dt, A, B, C, D, s, mask, resets) = outputs, _ready(inputs)
     call = CALL.pack(
-        *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *address(y), *pointers(A, D),
+        *_sizes(x, A), *rows(x, dt, B, C, y), *pointers(A, D),
         *mask_address(mask), *mask_address(resets), *pointers(s, end, states), *_NO_BACKWARD,
     )  # fmt: skip
     _run(False, call)
@@ -62,14 +61,14 @@ def _forward(outputs: Outputs, *inputs: Any) -> None:
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     x, dt, A, B, C, D, s, mask, resets = _ready(inputs)
     states, gy, gs = inputs[9:]
-    gy, gs = x.new_zeros(x.shape) if gy is None else dense(gy), gs if gs is None else gs.contiguous()
+    (gy,), (gs,) = dense(x.new_zeros(x.shape) if gy is None else gy), contiguous(gs)
     dx, steps = x.new_empty(x.shape), dt.new_empty(dt.shape)
     writes, reads = [z.new_empty(z.shape) if len(A) else z.new_zeros(z.shape) for z in (B, C)]
     rates, skip = A.new_zeros(A.shape), A.new_zeros(len(A))  # without rows or channels nothing is written
     ds = None if s is None else s.new_empty(s.shape)
     call = CALL.pack(
-        *_sizes(x, A), *address(x), *address(dt), *address(B), *address(C), *NO_ROWS, *pointers(A, D),
-        *mask_address(mask), *mask_address(resets), *pointers(s, None, states), *address(gy), *address(dx),
+        *_sizes(x, A), *rows(x, dt, B, C, None), *pointers(A, D),
+        *mask_address(mask), *mask_address(resets), *pointers(s, None, states), *rows(gy, dx),
         *pointers(steps, rates, writes, reads, skip, gs, ds),
     )  # fmt: skip
     _run(True, call)
@@ -80,7 +79,8 @@ def _ready(inputs: Sequence[Any]) -> list[Any]:
     """The tensors as the kernels read them."""
     x, dt, A, B, C, D, s, mask, resets = inputs[:9]
     A, D, s = contiguous(A, D, s)
-    return [dense(x), dense(dt), A, dense(B), dense(C), D, s, mask, resets]
+    x, dt, B, C = dense(x, dt, B, C)
+    return [x, dt, A, B, C, D, s, mask, resets]
 
 
 def _sizes(x: Tensor, A: Tensor) -> tuple[int, ...]:
