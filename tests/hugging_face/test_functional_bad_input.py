@@ -81,12 +81,12 @@ def test_other_modules():
 
 def test_another_version_of_the_cache(monkeypatch):
     model = build("Mamba")
-    cache_utils = transformers().cache_utils
-    monkeypatch.setattr(transformers(), "__version__", "7.1")
-    monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
     # As if the room had not been imported; afterwards it is the one that was.
     monkeypatch.delattr(mnemos, "functional")
     monkeypatch.setattr(mnemos, "hugging_face", mnemos.hugging_face)
+    cache_utils = transformers().cache_utils
+    monkeypatch.setattr(transformers(), "__version__", "7.1")
+    monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
     for name in [name for name in sys.modules if name.startswith("mnemos.hugging_face")]:
         monkeypatch.delitem(sys.modules, name)
     refused(lambda: mnemos.functional(model), "transformers 5.23", "7.1", "DynamicSlidingWindowLayer")
