@@ -188,14 +188,14 @@ class CarriedStates:
         like, structure = pytree.tree_flatten(fresh()) if any(map(len, saved)) else ([], None)
         if len(saved) != len(self.states):
             raise InputError(f"expected {len(self.states)} carried states, found {len(saved)}; use another checkpoint")
-        for number, found in enumerate(saved):
-            if found and (len(found) != len(like) or any(map(_differ, found, like))):
+        for number, own in enumerate(saved):
+            if own and (len(own) != len(like) or any(map(_differ, own, like))):
                 raise InputError(
                     f"expected a state of this model ({len(like)} tensors), found one of another in the checkpoint "
-                    f"({len(found)}); resume with the model that was trained"
+                    f"({len(own)}); resume with the model that was trained"
                 )
-            on = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in found]
-            self.states[number] = pytree.tree_unflatten(on, structure) if found else None
+            on = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in own]
+            self.states[number] = pytree.tree_unflatten(on, structure) if own else None
 
 
 def _differ(saved: Any, own: Any) -> bool:

@@ -180,8 +180,8 @@ def replay(
     remedies += ["let advance do to state and buffers what step does"] if advance is not None else []
     remedies += ["name the module whose buffers change"] if module is None else []
     with named(0):
-        given, structure = flatten(state)
-    begin = end = Start(given, structure, hidden.take())
+        first_leaves, structure = flatten(state)
+    begin = end = Start(first_leaves, structure, hidden.take())
     losses: list[Any] = [None] * count
     first_losses: list[Any] = [None] * count
     aux: list[Any] = [None] * count
@@ -229,9 +229,9 @@ def replay(
     # --- Algorithm 1 ---
     try:
         for first in range(0, count, horizon):  # no gradient crosses from part to part: each is a replay of its own
-            kept, t, later = [(first, end)], min(first + horizon, count) - 1, None
-            while kept:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
-                at, start = kept[-1]
+            stack, t, later = [(first, end)], min(first + horizon, count) - 1, None
+            while stack:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
+                at, start = stack[-1]
                 hidden.put(start.hidden)
 
                 # First pass: forward from there without gradient, keeping up to `limit` states on the way to step t. If
@@ -246,15 +246,15 @@ def replay(
                             first_losses[i] = None if loss is None else scalars.copy(0, loss.detach())
                             if (i + 1 - at) % width == 0:
                                 stored = compact(leaves, incoming, pool if like == structure else None, offload)
-                                kept.append((i + 1, Start(stored, structure, hidden.take(kept[-1][1].hidden))))
+                                stack.append((i + 1, Start(stored, structure, hidden.take(stack[-1][1].hidden))))
                     del leaves, incoming, loss, stored, pool
                     continue
 
                 # Step t again, from the same state and with the same random numbers, now with its graph. The state is
                 # cut from step t − 1: the gradient that reaches it here is carried there by hand, in `later`.
-                kept.pop()
+                stack.pop()
                 torch.clear_autocast_cache()  # it holds weights that the pass without gradient has cast
-                source = given if t == 0 else fetch(start.leaves)
+                source = first_leaves if t == 0 else fetch(start.leaves)
                 leaves = cut(source, wanted=t == 0 or t > first, own=t == 0)
                 final = t == first and first + horizon >= count
                 # Gradients are reduced over processes once: in the last backward pass of all.

@@ -52,15 +52,15 @@ def flatten(state: State) -> tuple[list[Any], Any]:
 
 def cut(leaves: list[Any], wanted: bool, own: bool) -> list[Any]:
     """Leaves for the graph of one step. wanted: with gradients of their own. own: the caller's, which get them too."""
-    found = []
+    own_leaves = []
     for x in leaves:
         if own and isinstance(x, Tensor) and x.requires_grad:
             x = x.view_as(x)  # what the caller computed it from gets its gradient through this view
             x.retain_grad()
         elif differentiable(x):
             x = x.detach().requires_grad_(wanted)
-        found.append(x)
-    return found
+        own_leaves.append(x)
+    return own_leaves
 
 
 def check_untouched(leaves: list[Any], writes: list[int | None], returned: list[Any]) -> None:
@@ -120,7 +120,7 @@ def compact(leaves: list[Any], incoming: list[Any], pool: Pool | None = None, of
     of a device as (copy in the host's memory, device).
     """
     shared = {x.untyped_storage().data_ptr() for x in incoming if isinstance(x, Tensor)}
-    kept: list[Any] = []
+    compacted: list[Any] = []
     for number, x in enumerate(leaves):
         if isinstance(x, Tensor):
             x = x.detach()
@@ -134,8 +134,8 @@ def compact(leaves: list[Any], incoming: list[Any], pool: Pool | None = None, of
                     x = pool.copy(number, x)
                 elif storage.nbytes() > x.numel() * x.element_size():
                     x = x.clone()
-        kept.append(x)
-    return kept
+        compacted.append(x)
+    return compacted
 
 
 def fetch(leaves: list[Any]) -> list[Any]:
@@ -165,8 +165,9 @@ class Rows:
         if mask is None or state is None:
             return state, leaves
         if not isinstance(mask, Tensor) or mask.dim() != 1 or mask.dtype != torch.bool:
-            found = describe(mask)
-            raise InputError(f"reset: expected a mask [B] of booleans, found {found}; build one with rows == value")
+            raise InputError(
+                f"reset: expected a mask [B] of booleans, found {describe(mask)}; build one with rows == value"
+            )
         if self.axes is None:  # [layers, B, D] of LSTM and GRU, with as many layers as rows, would go wrong unnoticed
             for x in pytree.tree_leaves(state, is_leaf=lambda x: type(x).__module__.partition(".")[0] == "mnemos"):
                 if isinstance(x, Tensor) and x.dim() >= 3 and x.shape[0] == x.shape[1] == len(mask):
@@ -176,9 +177,12 @@ class Rows:
                         "(torch.nn.LSTM, GRU)"
                     )
         begin = self.start()
-        axes, own = pytree.tree_flatten(self.axes)
-        starts, given = pytree.tree_flatten(begin)
-        for name, other, one in (("batch_axis", own, self.one_axis), ("reset_to", given, begin is None)):
+        axes, axes_structure = pytree.tree_flatten(self.axes)
+        starts, start_structure = pytree.tree_flatten(begin)
+        for name, other, one in (
+            ("batch_axis", axes_structure, self.one_axis),
+            ("reset_to", start_structure, begin is None),
+        ):
             if not one and other != structure:
                 raise InputError(
                     f"reset: expected {name} with the structure of the state, which has {structure.num_leaves} leaves, "
@@ -302,10 +306,10 @@ class HiddenInputs:
 
     def complete(self, values: Sequence[Any]) -> list[Any]:
         """Values that were taken when fewer entries were known, with the values at the start of the others."""
-        found = [*values]
-        for i, name in [*self.entries][len(found) - len(self.generators) :]:
-            found.append(self.holders[i][2].get(name, _ABSENT))
-        return found
+        whole = [*values]
+        for i, name in [*self.entries][len(whole) - len(self.generators) :]:
+            whole.append(self.holders[i][2].get(name, _ABSENT))
+        return whole
 
     @torch.no_grad()
     def put(self, values: Sequence[Any]) -> None:

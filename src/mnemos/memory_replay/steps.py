@@ -106,9 +106,9 @@ def compare(
             f"expected its replay to give a state of the same structure as the first pass, found {now.structure!s:.80} "
             f"instead of {then.structure!s:.80}; let the structure depend on segment and state alone"
         )
-    found = [*now.leaves, loss, *now.hidden]
+    actual = [*now.leaves, loss, *now.hidden]
     expected = [*then.leaves, loss if first is None else first, *hidden.complete(then.hidden)]
-    for i, (a, b) in enumerate(zip(found, expected, strict=True), start=-len(now.leaves)):
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True), start=-len(now.leaves)):
         name = "state" if i < 0 else hidden.entry_name(i - 1) if i else "loss"
         if a is b or not name:
             continue
@@ -151,13 +151,13 @@ def _difference(a: Any, b: Any, tolerance: float | None) -> tuple[str, bool]:
     return f"{ratio:.3g} times what rounding explains", distance < HALF * size
 
 
-def check_attached(given: list[Any], returned: list[Any]) -> None:
+def check_attached(incoming: list[Any], returned: list[Any]) -> None:
     """Raise InputError if the given state requires gradient and nothing in the returned one does.
 
     What is returned as it came does not count, for it carries the gradient that it came with. One part without gradient
     beside one that has it is no error: a state may keep what a segment was given.
     """
-    carried = {part(x): x.requires_grad for x in given if isinstance(x, Tensor)}
+    carried = {part(x): x.requires_grad for x in incoming if isinstance(x, Tensor)}
     if any(carried.values()):
         attached = [x.requires_grad for x in returned if differentiable(x) and x.numel() and part(x) not in carried]
         if attached and not any(attached):

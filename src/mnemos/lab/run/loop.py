@@ -185,7 +185,7 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
     weights = world / max(1, sum(map(task.count, batches))), 1 / max(1, forwards)
 
     # --- one rollout for each micro-batch; stored caches are written once, from all of them ---
-    found = []
+    micro_batches = []
     with accumulate_caches(model) if learner.has_caches and splits else contextlib.nullcontext():
         for number, segments in enumerate(zip(*rows, strict=True)):
             sums: list[Tensor] = []  # of each call with gradient, which reads each segment exactly once
@@ -215,5 +215,5 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
                 losses, sums = losses.sum()[None], [torch.stack(sums).sum(0)]
             # The losses without the auxiliary losses, which are the first of the sums.
             calls = [torch.cat([(loss - own[0])[None], own]) for loss, own in zip(losses, sums, strict=True)]
-            found.append(torch.stack(calls).sum(0))
-    return found
+            micro_batches.append(torch.stack(calls).sum(0))
+    return micro_batches

@@ -76,16 +76,16 @@ class ModelWithLoss(nn.Module):
             added.extend(auxiliary)
             with torch.no_grad():
                 functions = self._functions.items()
-                found = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
-            if found:
-                sums.append(torch.stack([x.to(loss.device, torch.float32) for x in found]))
+                own = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
+            if own:
+                sums.append(torch.stack([x.to(loss.device, torch.float32) for x in own]))
             return loss, state
 
         with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
-            found, box.after = read_in_turn(step, ((x, self.task.resets(x)) for x in batches), box.before)
+            every, box.after = read_in_turn(step, ((x, self.task.resets(x)) for x in batches), box.before)
         if advance:
             return ()
-        losses = [loss for loss in found if loss is not None]
+        losses = [loss for loss in every if loss is not None]
         device = leaves(batches[-1])[0].device
         none = torch.zeros((), device=device)
         loss, extra = torch.stack(losses or [none]).sum() * weights[0], none
