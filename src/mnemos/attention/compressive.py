@@ -181,14 +181,14 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         )
 
     def check_state(self, state: CompressedSegments, batch_size: int) -> None:
-        c, found = self.config, type(state).__name__
+        c, shapes = self.config, type(state).__name__
         slots, inputs = (batch_size, c.compressed, self.dim), (batch_size, c.memory, self.dim)
         if isinstance(state, CompressedSegments):
             if state.slots.shape == slots and state.x.shape == inputs:
                 return
-            found = f"slots {list(state.slots.shape)} and inputs {list(state.x.shape)}"
+            shapes = f"slots {list(state.slots.shape)} and inputs {list(state.x.shape)}"
         raise InputError(
-            f"expected a state of slots {list(slots)} and inputs {list(inputs)}, found {found}; use initial_state"
+            f"expected a state of slots {list(slots)} and inputs {list(inputs)}, found {shapes}; use initial_state"
         )
 
     def compute_heads(

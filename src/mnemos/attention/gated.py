@@ -102,16 +102,16 @@ class GatedBranch(GatedCache):
 
     def map(self, role: str) -> nn.Linear | Projection:
         """The map to queries, keys or values, by its role: "query", "key" or "value"."""
-        found: nn.Linear | Projection = getattr(self, self.maps[GatedBranch.maps.index(role)])
-        return found
+        module: nn.Linear | Projection = getattr(self, self.maps[GatedBranch.maps.index(role)])
+        return module
 
     def queries(self, x: Tensor) -> Tensor:
         """q(X) [B, T, H, Dm/H] of the first Dm channels of the layer's input, x [B, T, Dm]."""
         if not isinstance(x.shape[1], int):  # flattening strided rows would limit a program to some lengths
             return self.map("query")(x).unflatten(-1, (self.num_heads, -1))
         # A matrix whose rows are strided is multiplied without a copy.
-        found = self.map("query")(x.flatten(0, 1))
-        return found.view(*x.shape[:2], self.num_heads, found.shape[1] // self.num_heads)
+        q = self.map("query")(x.flatten(0, 1))
+        return q.view(*x.shape[:2], self.num_heads, q.shape[1] // self.num_heads)
 
     def summarised(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that the cache summarises, [B, T, Dm], and their mask: all but the class tokens."""
@@ -142,10 +142,10 @@ class GatedBranch(GatedCache):
         composed = torch.compiler.is_compiling() or self.grc.branch != "softmax" or autocasts(x.device.type)
         if not composed and all(map(is_plain_linear, linears)):
             weights = [w for one in linears for w in (one.weight, one.bias)]
-            given = (x, cache, own, None if own is None else self.mix, *weights)
+            tensors = (x, cache, own, None if own is None else self.mix, *weights)
             kernel = native.Reading(self._compose, self.num_heads)
-            if native.takes(*given) and kernel.fits(*given):
-                return native.fused(kernel, *given)
+            if native.takes(*tensors) and kernel.fits(*tensors):
+                return native.fused(kernel, *tensors)
         o_mem = self._attend(self.queries(x), self._split("key", cache), self._split("value", cache))
         return o_mem if own is None else self.mix_heads(own, o_mem)
 
@@ -292,15 +292,15 @@ def update_in_blocks(
     b, t, _ = source.shape
     if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
         state = CacheState.fresh(b, block, start)
-        place = [0] * b
+        filled = [0] * b
     else:
-        place = (state.seen % block).tolist()
+        filled = (state.seen % block).tolist()
     cache = torch.where((state.seen == 0)[:, None, None], start, state.cache)
     unfinished = Unfinished(state.partial, state.valid)
     written = torch.zeros(b, dtype=torch.bool, device=source.device)
     pieces = []
-    # The places are those of rows without padding: the numbers of valid tokens need not be read.
-    for begin, stop, at, _, done in stretches(place, [t] * b, block):
+    # The stretches are those of rows without padding: the numbers of valid tokens need not be read.
+    for begin, stop, at, _, done in stretches(filled, [t] * b, block):
         pieces.append((stop - begin, cache))
         unfinished = unfinished.with_more(source[:, begin:stop], None if mask is None else mask[:, begin:stop], at)
         if any(done):

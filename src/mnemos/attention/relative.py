@@ -98,9 +98,9 @@ class RelativeHeads(MultiHeadAttention[S]):
         key, value = own_weight(self.key_value).view(2, h, d, c)
         q = self.query(x).view(b * t, h, d).transpose(0, 1)
         content = torch.bmm((q + self.content_bias[:, None]) * d**-0.5, key).view(h, b, t, c)
-        place = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, c))
-        r = self.distances(n, 0, x).to(place.dtype)
-        scores = distance_scores(place.view(1, h * b, t, c), r[None], n).view(h, b, t, n)
+        position = torch.bmm((q + self.position_bias[:, None]) * d**-0.5, own_weight(self.position).view(h, d, c))
+        r = self.distances(n, 0, x).to(position.dtype)
+        scores = distance_scores(position.view(1, h * b, t, c), r[None], n).view(h, b, t, n)
         scores = hide(scores, seen_keys(t, n, True, mask, self.window, x.device))
         content, scores = (y.transpose(0, 1).reshape(b, h * t, y.shape[3]) for y in (content, scores))
         read = weigh(content, context, context, scores, self.active_dropout)
@@ -188,10 +188,10 @@ class RelativeAttention(RelativeHeads[Segments]):
         return Segments.empty(batch_size, self.dim, device, dtype)
 
     def check_state(self, state: Segments, batch_size: int) -> None:
-        found = list(state.x.shape) if isinstance(state, Segments) else type(state).__name__
-        if not isinstance(state, Segments) or (found[0], found[2]) != (batch_size, self.dim):
+        shape = list(state.x.shape) if isinstance(state, Segments) else type(state).__name__
+        if not isinstance(state, Segments) or (shape[0], shape[2]) != (batch_size, self.dim):
             raise InputError(
-                f"expected a state of inputs [{batch_size}, N, {self.dim}], found {found}; use initial_state"
+                f"expected a state of inputs [{batch_size}, N, {self.dim}], found {shape}; use initial_state"
             )
 
     def pad_to_capacity(self, state: Segments) -> Segments:
@@ -263,11 +263,10 @@ class PositionBias(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         most = len(self.table) // (1 + self.both) - 1
+        row = (-distance).clamp(0, most)
         if self.both:  # keys after the query: the second half of the table
-            place = distance.abs().clamp(max=most) + (distance > 0) * (most + 1)
-        else:
-            place = (-distance).clamp(0, most)
-        return self.bias[self.table[place]].movedim(-1, -3)
+            row = distance.abs().clamp(max=most) + (distance > 0) * (most + 1)
+        return self.bias[self.table[row]].movedim(-1, -3)
 
 
 def bucket(distance: int, buckets: int, max_distance: int) -> int:

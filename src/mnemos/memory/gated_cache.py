@@ -136,8 +136,8 @@ class GRC:
         if self.scope == "stream" or (not self.write and not self.constant):
             switches.update(read="sample", inference="transient")
         for name in switches:
-            if (given := getattr(self, name)) is not None:
-                switches[name] = given
+            if (value := getattr(self, name)) is not None:
+                switches[name] = value
         return replace(self, **switches)
 
     def unwritten(self) -> "GRC":
@@ -157,10 +157,10 @@ class GRC:
         more, and the gates have no effect. To compare the preset "paper" with a cache that starts from zeros instead,
         let both read per row: GRC(preset="paper", read="sample", inference="transient") and its `unwritten()`.
         """
-        found = self.resolved()
-        if found.inference == "frozen":
+        resolved = self.resolved()
+        if resolved.inference == "frozen":
             return replace(self, write=False, inference="frozen")
-        return replace(self, write=False, read=found.read, inference="transient")
+        return replace(self, write=False, read=resolved.read, inference="transient")
 
 
 _PAPER: dict[str, Any] = {
@@ -363,8 +363,8 @@ def promote(group: Sequence[StoredCache]) -> None:
     with outside_transforms():
         for cache in (one for one in group if not one.learned):
             content = _plain(cache.cache)
-            taken = (cache.pending_rows > 0) & cache.pending.isfinite()
-            content.copy_(torch.where(taken, cache.pending, content))
+            finite = (cache.pending_rows > 0) & cache.pending.isfinite()
+            content.copy_(torch.where(finite, cache.pending, content))
             cache.pending_rows.zero_()
 
 
@@ -534,21 +534,21 @@ class Reads:
     def _first_time(self) -> _Read:
         kept, number = self._kept, backward_node_number()
         contents = {id(read.content) for read in kept}
-        found = None
+        first = None
         if number is not None and len({read.thread for read in kept}) == 1:
             if repeats_saved_tensors():
-                found = next((read for read in reversed(kept) if read.first <= number), None)
+                first = next((read for read in reversed(kept) if read.first <= number), None)
             elif number >= self._forgotten:
-                found = next((read for read in kept if read.last > number), None)
+                first = next((read for read in kept if read.last > number), None)
         elif len(contents) == 1:
-            found = kept[0]
-        if found is None:
+            first = kept[0]
+        if first is None:
             raise InputError(
                 "a stored cache: expected to know what the forward read that activation checkpointing repeats, found "
                 f"{len(contents)} contents; run the backward after each forward, or all forwards inside "
                 "accumulate_caches(model)"
             )
-        return found
+        return first
 
     def _append(self, content: Tensor, writes: int | None) -> None:
         now, thread = next_node_number(), threading.get_ident()

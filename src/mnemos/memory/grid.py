@@ -62,11 +62,11 @@ def stretches(place: list[int], counts: list[int], block: int) -> list[Stretch]:
     counts [B]: the tokens of each row, which is padded behind them up to the longest, T.
     """
     stops = {stop for p, n in set(zip(place, counts, strict=True)) for stop in range(block - p, n + 1, block)}
-    found, start = [], 0
+    cut, start = [], 0
     for stop in sorted(stops | {max(counts, default=0)} - {0}):
         after = [p + max(0, min(n, stop) - start) for p, n in zip(place, counts, strict=True)]
         done = [p == block for p in after]
         after = [0 if d else p for p, d in zip(after, done, strict=True)]
-        found.append(Stretch(start, stop, place, after, done))
+        cut.append(Stretch(start, stop, place, after, done))
         place, start = after, stop
-    return found
+    return cut

@@ -161,10 +161,10 @@ pytree.register_pytree_node(
 
 def check_key_values(state: object, batch: int, heads: int, width: int) -> None:
     """Raise InputError unless the state's keys are [batch, N, heads, width]."""
-    found = tuple(state.k.shape) if isinstance(state, KeyValues) else type(state).__name__
-    if not isinstance(state, KeyValues) or (found[0], *found[2:]) != (batch, heads, width):
+    shape = tuple(state.k.shape) if isinstance(state, KeyValues) else type(state).__name__
+    if not isinstance(state, KeyValues) or (shape[0], *shape[2:]) != (batch, heads, width):
         raise InputError(
-            f"expected a state of keys [{batch}, N, {heads}, {width}], found {found}; use the layer's own initial_state"
+            f"expected a state of keys [{batch}, N, {heads}, {width}], found {shape}; use the layer's own initial_state"
         )
 
 
@@ -310,8 +310,8 @@ class BranchedKeyValues(SharedRows):
         """The given rows. Rows that stay K to a group copy nothing, or only whole groups where groups are dropped."""
         groups = rows.groups(self.copies)
         if groups is None:
-            found = self.unshare()
-            k, v, valid, seen = (x.index_select(0, rows.index) for x in (found.k, found.v, found.valid, found.seen))
+            rest = self.unshare()
+            k, v, valid, seen = (x.index_select(0, rows.index) for x in (rest.k, rest.v, rest.valid, rest.seen))
             return KeyValues(k, v, valid, seen)
         visible, seen = rows.take(self.visible), rows.take(self.seen)
         if groups == list(range(len(self.k))):
@@ -340,13 +340,13 @@ class BranchedKeyValues(SharedRows):
         m = int(common.cumprod(0).sum())
         if not m:
             return self
-        taken = p + n * torch.arange(m, device=self.k.device) + paths[:, 0, :m]  # [G, m]
+        entries = p + n * torch.arange(m, device=self.k.device) + paths[:, 0, :m]  # [G, m]
         group = torch.arange(len(self.k), device=self.k.device)[:, None]
 
         def merge(x: Tensor) -> Tensor:
-            return torch.cat([x[:, :p], x[group, taken], x[:, p + n * m :]], 1)
+            return torch.cat([x[:, :p], x[group, entries], x[:, p + n * m :]], 1)
 
-        marks = self.visible.gather(1, taken.repeat_interleave(n, 0))
+        marks = self.visible.gather(1, entries.repeat_interleave(n, 0))
         visible = torch.cat([self.visible[:, :p], marks, self.visible[:, p + n * m :]], 1)
         return BranchedKeyValues((merge(self.k), merge(self.v)), visible, self.seen, n, p + m)
 
@@ -356,9 +356,9 @@ class BranchedKeyValues(SharedRows):
         device = self.k.device
         shared = torch.arange(self.shared, device=device).expand(rows, -1)
         since = self._paths()
-        place = torch.cat([shared, since + self.shared + n * torch.arange(since.shape[1], device=device)], 1)
+        entry = torch.cat([shared, since + self.shared + n * torch.arange(since.shape[1], device=device)], 1)
         group = torch.arange(rows, device=device)[:, None] // n
-        return KeyValues(self.k[group, place], self.v[group, place], self.visible.gather(1, place), self.seen)
+        return KeyValues(self.k[group, entry], self.v[group, entry], self.visible.gather(1, entry), self.seen)
 
     def __repr__(self) -> str:
         return f"BranchedKeyValues(k={tuple(self.k.shape)}, copies={self.copies}, seen={tuple(self.seen.shape)})"

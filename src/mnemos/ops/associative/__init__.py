@@ -64,10 +64,10 @@ def associative_write(
     CHECK_WRITE(matrix=matrix, normaliser=normaliser, k=k, v=v, beta=beta)
     with full_precision(matrix.device.type):
         k, v, beta = k.to(matrix.dtype), v.to(matrix.dtype), beta.to(matrix.dtype)
-        held = k @ normaliser[..., None]
-        new = (1 - held).clamp(0, 1)  # ‖φ‖ is 1, or φ is 0 and adds nothing
+        before = k @ normaliser[..., None]
+        new = (1 - before).clamp(0, 1)  # ‖φ‖ is 1, or φ is 0 and adds nothing
         after = normaliser + (new * k).sum(1)
-        weight = _weight(k @ after[..., None] if bounded else held, bounded)
+        weight = _weight(k @ after[..., None] if bounded else before, bounded)
         change = beta[..., None] * (v - (k @ matrix) / weight)
         if bounded:
             alike = (k @ k.sum(1)[..., None]).clamp(min=1)
@@ -75,6 +75,6 @@ def associative_write(
         return matrix + k.mT @ change, after
 
 
-def _weight(held: Tensor, bounded: bool) -> Tensor:
+def _weight(product: Tensor, bounded: bool) -> Tensor:
     """The denominator from zᵀφ."""
-    return held.clamp(min=1) if bounded else held + GUARD
+    return product.clamp(min=1) if bounded else product + GUARD

@@ -66,8 +66,8 @@ def relative_attention(
         q, k, v = zero_invalid(q, mask[:, n - t :]), zero_invalid(k, mask), zero_invalid(v, mask)
 
     # --- scores of distances [H, B, T, N], with hidden keys; heads first: one product for all rows ---
-    place = ((q + position_bias) * scale).permute(2, 0, 1, 3)
-    scores = distance_scores(place, r.transpose(0, 1).to(place.dtype), n)
+    position = ((q + position_bias) * scale).permute(2, 0, 1, 3)
+    scores = distance_scores(position, r.transpose(0, 1).to(position.dtype), n)
     scores = hide(scores, seen_keys(t, n, causal, mask, window, q.device))
 
     # --- and of contents ---
