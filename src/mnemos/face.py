@@ -6,6 +6,7 @@ package costs the modules that it needs, and no more.
 """
 
 import ast
+import functools
 import importlib
 import importlib.util
 import sys
@@ -22,6 +23,12 @@ _NEEDS = {"mnemos.lab": LABORATORY, "mnemos.hugging_face": ("transformers",)}
 def find_missing(libraries: Iterable[str]) -> list[str]:
     """Those of some libraries that are not installed."""
     return [name for name in libraries if importlib.util.find_spec(name) is None]
+
+
+@functools.cache
+def _hidden() -> tuple[str, ...]:
+    """What the modules begin with whose names are not listed here."""
+    return tuple(f"{package}." for package, libraries in _NEEDS.items() if find_missing(libraries))
 
 
 def read_face(package: str) -> dict[str, str]:
@@ -47,8 +54,7 @@ def lazy(
     own: public names that `__init__.py` itself defines. load: what imports one of the package's modules.
     """
     names = read_face(package)
-    hidden = tuple(f"{part}." for part, libraries in _NEEDS.items() if find_missing(libraries))
-    listed = sorted([*(name for name, module in names.items() if not f"{module}.".startswith(hidden)), *own])
+    listed = sorted([*(name for name, module in names.items() if not f"{module}.".startswith(_hidden())), *own])
 
     def find(name: str) -> Any:
         module = names.get(name, f"{package}.{name}")
