@@ -170,8 +170,8 @@ def _extend(
     the prefixes, and the greatest ones after them.
     """
     k, device = c.beams, prefix.device
-    common, everything = int(lengths.min()), int(lengths.max())  # tokens that every prefix has, and the longest has
-    shortest, steps = int(limits.min()), int(limits.max()) + everything - common
+    common, longest = int(lengths.min()), int(lengths.max())  # tokens that every prefix has, and the longest one
+    least, steps = int(limits.min()), int(limits.max()) + longest - common
     often = 1 if device.type == "cpu" else WAIT
     sentences = torch.arange(len(prefix), device=device)  # that are still in the batch
     tokens = prefix[:, None, :common].expand(-1, k, -1)  # [B, K, T] of the hypotheses
@@ -190,11 +190,11 @@ def _extend(
             logp[:, list(c.forbidden)] = -torch.inf
         if c.no_repeat_ngram:
             forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
-        if c.eos is not None and c.min_length and t < everything + c.min_length:
+        if c.eos is not None and c.min_length and t < longest + c.min_length:
             early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
             logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
         forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
-        if forces_end and t >= common + shortest - 1:
+        if forces_end and t >= common + least - 1:
             end = logp[:, c.eos].clone()
             logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
             logp[:, c.eos] = end
@@ -206,7 +206,7 @@ def _extend(
             candidates = draw_each(logp, scores, (c.temperature, c.top_k, c.top_p), generator)
         else:
             candidates = best(logp, scores, 2 * k)
-        if t < everything:
+        if t < longest:
             token = prefix.index_select(0, sentences)[:, t : t + 1]
             free, zero = token == IGNORE, torch.zeros_like(candidates.scores)
             if not c.temperature:
@@ -219,7 +219,7 @@ def _extend(
 
         # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
         ends = candidates.tokens == (-1 if c.eos is None else c.eos)
-        near_end = t + 1 >= common + shortest  # where a sentence may first have its greatest length
+        near_end = t + 1 >= common + least  # where a sentence may first have its greatest length
         stops = None
         if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
             ends, last = ends & (count > 0), count >= limits
