@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from mnemos.errors import InputError
 
-__all__ = ["NAMES", "instruction_set", "instruction_sets", "layout", "library", "variant", "why_not"]
+__all__ = ["NAMES", "instruction_set", "instruction_sets", "layout", "library", "ready", "variant", "why_not"]
 
 # The names of the kernels' variants, in order; the last one has pairs of its own (simd/pairs.h).
 NAMES = ("baseline", "avx2", "avx512", "avx512bf16")
@@ -101,6 +101,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 def library() -> ctypes.CDLL | None:
     """The loaded kernels, or None if there are none; then `why_not()` says why."""
     return _load()[0]
+
+
+def ready() -> tuple[ctypes.CDLL, int]:
+    """The loaded kernels, and the number of the instruction set that they use. RuntimeError if there are none."""
+    loaded, why = _load()
+    if loaded is None:
+        raise RuntimeError(why)
+    return loaded, variant(loaded)
 
 
 def why_not() -> str:

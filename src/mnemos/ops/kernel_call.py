@@ -5,7 +5,6 @@ overhead is the time of many tokens, where nothing but autograd needs to see the
 counters, transforms) calls the registered operator of the same kernels.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,19 +15,11 @@ from torch import Tensor
 from mnemos._compat import PLAIN as PLAIN
 from mnemos._compat import assume_constant
 from mnemos._compat import can_skip_dispatcher as can_skip_dispatcher
-from mnemos.native import library, why_not
+from mnemos.native import why_not
 from mnemos.ops.backward import Gradients, differentiable_once
 
 why_no_kernels = assume_constant(why_not)  # why there are none here, or ""; a compiler does not look into it
 Outputs = tuple[Tensor | None, ...]
-
-
-def loaded_kernels() -> ctypes.CDLL:
-    """The kernels. Raises RuntimeError if there are none."""
-    loaded = library()
-    if loaded is None:
-        raise RuntimeError(why_not())
-    return loaded
 
 
 def dense(*tensors: Tensor | None) -> list[Any]:

@@ -18,7 +18,6 @@ from mnemos.ops.kernel_call import (
     contiguous,
     dense,
     kernel_operator,
-    loaded_kernels,
     mask_address,
     pointers,
     rows,
@@ -84,8 +83,8 @@ def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]
 
 
 def _run(backward: bool, call: bytes) -> None:
-    loaded = loaded_kernels()
-    if loaded.mnemos_convolution(kernels.variant(loaded), backward, call):
+    loaded, variant = kernels.ready()
+    if loaded.mnemos_convolution(variant, backward, call):
         raise MemoryError("short_convolution: not enough memory for its buffers; use fewer rows or channels")
 
 

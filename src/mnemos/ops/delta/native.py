@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
-from mnemos.ops.kernel_call import Outputs, dense, kernel_operator, loaded_kernels, pointers, rows
+from mnemos.ops.kernel_call import Outputs, dense, kernel_operator, pointers, rows
 
 from .chunked import name_of
 
@@ -115,8 +115,8 @@ def _gates(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _run(backward: bool, call: bytes, scale: float) -> None:
-    loaded = loaded_kernels()
-    if loaded.mnemos_delta(kernels.variant(loaded), backward, call, scale):
+    loaded, variant = kernels.ready()
+    if loaded.mnemos_delta(variant, backward, call, scale):
         raise MemoryError("delta_rule: not enough memory for its states; use fewer rows or a smaller head width")
 
 

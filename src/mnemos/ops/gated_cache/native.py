@@ -19,7 +19,6 @@ from mnemos.ops.kernel_call import (
     can_skip_dispatcher,
     contiguous,
     dense,
-    loaded_kernels,
     mask_address,
     pointers,
     why_no_kernels,
@@ -209,10 +208,10 @@ class Reading:
 
 
 def _call(what: int, *words: int) -> None:
-    loaded = loaded_kernels()
+    loaded, variant = kernels.ready()
     call = UPDATE_CALL if what in (UPDATE, UPDATE_BACKWARD) else READ_CALL
     packed = call.pack(*words, *[0] * (call.size // 8 - len(words)))  # a forward has no gradients
-    if loaded.mnemos_cache(kernels.variant(loaded), what, packed):
+    if loaded.mnemos_cache(variant, what, packed):
         raise MemoryError("gated cache: not enough memory for the kernel; use smaller batches")
 
 

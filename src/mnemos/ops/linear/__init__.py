@@ -138,7 +138,7 @@ def linear_attention(
     s, z = (None, None) if state is None else state
     inside = phi if isinstance(phi, Pointwise) else None  # a backend applies it; any other map may change the width
     check(q=q, k=k, v=v, mask=mask, resets=resets, **({} if inside is None else {"state_s": s, "state_z": z}))
-    if causal:  # else the mask is that of the keys alone
+    if causal and mask is not None:  # else the mask is that of the keys alone
         q = zero_invalid(q, mask)
 
     keys, values = k, v

@@ -26,7 +26,6 @@ from mnemos.ops.kernel_call import (
     contiguous,
     dense,
     kernel_operator,
-    loaded_kernels,
     mask_address,
     pointers,
     rows,
@@ -119,8 +118,7 @@ def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[in
 
 
 def _run(causal: bool, backward: bool, eps: float, *words: int) -> None:
-    loaded = loaded_kernels()
-    variant = kernels.variant(loaded)
+    loaded, variant = kernels.ready()
     if not causal:
         status = loaded.mnemos_bidirectional(variant, backward, BIDIRECTIONAL.pack(*words), eps)
     elif backward:

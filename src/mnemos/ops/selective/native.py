@@ -19,7 +19,6 @@ from mnemos.ops.kernel_call import (
     contiguous,
     dense,
     kernel_operator,
-    loaded_kernels,
     mask_address,
     pointers,
     rows,
@@ -88,8 +87,8 @@ def _sizes(x: Tensor, A: Tensor) -> tuple[int, ...]:
 
 
 def _run(backward: bool, call: bytes) -> None:
-    loaded = loaded_kernels()
-    if loaded.mnemos_selective(kernels.variant(loaded), backward, call):
+    loaded, variant = kernels.ready()
+    if loaded.mnemos_selective(variant, backward, call):
         raise MemoryError("selective_scan: not enough memory for its buffers; use fewer rows or channels")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mnemos import native as kernels
 from mnemos._compat import forward_differentiated
 from mnemos.ops.delta import KEY_EPS
-from mnemos.ops.kernel_call import can_skip_dispatcher, loaded_kernels, pointers, why_no_kernels
+from mnemos.ops.kernel_call import can_skip_dispatcher, pointers, why_no_kernels
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.precision import full_precision
 
@@ -179,7 +179,7 @@ def kernel_step(
         0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
     )  # fmt: skip
     decay = 1.0 if far is None else math.exp(far.decay)
-    loaded = loaded_kernels()
-    if loaded.mnemos_window(kernels.variant(loaded), call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
+    loaded, variant = kernels.ready()
+    if loaded.mnemos_window(variant, call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
         raise MemoryError("not enough memory for a token; use fewer rows")
     return y
