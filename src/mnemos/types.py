@@ -355,11 +355,6 @@ def combined_state_kind(parts: Iterable[StateKind]) -> StateKind:
     return "growing" if "growing" in every else "constant" if "constant" in every else "none"
 
 
-def angle_dtype(device: Device) -> torch.dtype:
-    """float64 where the device has it, because float32 does not distinguish positions beyond 2^24; else float32."""
-    return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
-
-
 # ---- auxiliary losses ----
 
 _Chain: TypeAlias = tuple[Tensor, "_Chain | None"]

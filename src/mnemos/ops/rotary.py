@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mnemos.ops.padding import positions
-from mnemos.types import Device, InputError, angle_dtype
+from mnemos.types import Device, InputError
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Rotary:
 
     def frequencies(self, width: int, device: Device = None) -> Tensor:
         """Radians per position of the ⌈width/2⌉ pairs, in the widest float the device has."""
-        pairs = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
+        # float64, because float32 does not distinguish positions beyond 2^24.
+        dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+        pairs = torch.arange(0, width, 2, device=device, dtype=dtype)
         return float(self.base) ** (-pairs / width) / self.scaling
 
     def turns(

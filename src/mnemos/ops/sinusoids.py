@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from mnemos.types import Device, angle_dtype
+from mnemos.types import Device
 
 
 def frequencies(dim: int, device: Device = None) -> Tensor:
     """10000^(−2i/D) for the ⌈D/2⌉ pairs of channels: radians per position, in the widest float the device has."""
-    return 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=angle_dtype(device)) / dim)
+    dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+    return 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)
 
 
 def angles(positions: Tensor, dim: int) -> Tensor:
