@@ -208,7 +208,7 @@ _TOWER = "q_proj.in_features out_proj.out_features num_heads out_proj"
 _BERT = "query.in_features all_head_size num_attention_heads ="
 _ROTARY = "hidden_states position_embeddings attention_mask past_key_values"
 # fmt: off
-_TABLE = (
+ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
     # --- torch.nn and torchvision ---
     _rows("torch.nn.modules.activation:MultiheadAttention",
           "query key value key_padding_mask need_weights attn_mask average_attn_weights is_causal",
@@ -326,9 +326,8 @@ _TABLE = (
           adapter=DecoderHost),
     _rows("phi:PhiAttention", _ROTARY, "config.hidden_size = config.num_attention_heads dense",
           _HIDDEN, inputs.any_length, _both_ways, adapter=DecoderHost),
-)
+) for one in rows}
 # fmt: on
-ADAPTERS: dict[str, Host] = {one.kind: one for rows in _TABLE for one in rows}
 _registered: dict[str, Host] = {}
 
 
