@@ -69,7 +69,8 @@ def remember(
     if missing := [part for part, name in names.items() if name is None]:
         if len(missing) < len(names):
             raise InputError(f"remember: expected three names, found none for {', '.join(missing)}; use {_PARTS}")
-        known = next((c for c in type(model).__mro__ if _is_of_transformers(c) and c.__name__ in _KNOWN), None)
+        theirs = [c.__name__ for c in type(model).__mro__ if c.__module__.startswith("transformers.")]
+        known = next((name for name in theirs if name in _KNOWN), None)
         if known is None:
             stem = cls.removesuffix("Model")
             whole = next((one for one in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if one in _KNOWN), None)
@@ -83,7 +84,7 @@ def remember(
                 f"{cls}; name its parts: {_PARTS}"
             )
         of_library: Any = model
-        inner = model.get_submodule(_KNOWN[known.__name__])
+        inner = model.get_submodule(_KNOWN[known])
         return Remembering(model, tokens, of_library.get_input_embeddings(), inner, of_library.get_output_embeddings())
     parts = []
     for name in map(str, names.values()):
@@ -97,10 +98,6 @@ def remember(
     made = Remembering(model, tokens, *parts)
     made.check_parts(str(decoder))
     return made
-
-
-def _is_of_transformers(cls: type) -> bool:
-    return cls.__module__.startswith("transformers.")
 
 
 class AfterHead(NamedTuple):
