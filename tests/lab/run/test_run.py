@@ -79,6 +79,14 @@ def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
     assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
 
 
+def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path):
+    losses = {}
+    for every in (1, 3):
+        train(Toys(True, STILL, train={"steps": 6, "log_every": every}).recipe(), tmp_path / str(every), quiet=True)
+        losses[every] = [line["loss"] for line in lines(tmp_path / str(every), "train")]
+    assert losses[3] == pytest.approx([sum(losses[1][:3]) / 3, sum(losses[1][3:]) / 3], rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("language", [True, False])
