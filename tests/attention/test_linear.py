@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import config, registry
+from mnemos import config
 from mnemos.attention.linear import LinearAttention, LinearConfig
 from mnemos.ops.linear import BACKENDS, linear_attention
 from mnemos.ops.linear.feature_maps import favor, random_projection
@@ -61,14 +61,6 @@ def test_the_layer_is_the_equations_between_two_projections(causal, masked, rota
             attention(x, state.sums)
     if not causal:
         assert state is None
-
-
-def test_abilities_are_declared():
-    assert layer(True).splits == "anywhere"
-    assert layer(False).splits == "never"
-    assert layer(False).initial_state(2) is None
-    assert LinearAttention.rows_independent
-    assert LinearAttention.state_gradient
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "relu", "polynomial", "favor", torch.sigmoid])
@@ -155,16 +147,6 @@ def test_favor_stays_finite_whatever_the_size_of_its_inputs(size):
         assert all(x.isfinite().all() for x in (y, *state, *torch.autograd.grad(y.sum() + state.z.sum(), (q, k, v))))
     bound = projection.square().sum(-1).max().div(2).exp() / 8
     assert (phi(k) <= bound * (1 + 1e-5)).all()
-
-
-def test_configuration():
-    settings = registry.load("attention", "linear")(feature_map="relu", eps=1e-3)
-    assert config.from_dict(LinearConfig, config.to_dict(settings)) == settings
-    attention = settings.build(12, 3, causal=True, dropout=0.1)
-    assert (attention.feature_map, attention.eps) == ("relu", 1e-3)
-    assert (attention.dim, attention.num_heads, attention.causal) == (12, 3, True)
-    with pytest.raises(InputError, match="expected 'elu', 'relu', "):
-        config.from_dict(LinearConfig, {**dataclasses.asdict(settings), "feature_map": "elo"})
 
 
 def test_the_backend_is_a_setting(monkeypatch):

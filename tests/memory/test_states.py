@@ -1,11 +1,9 @@
 """The states of attentions by themselves: what an empty one holds, and what a detached one is."""
 
-import pytest
 import torch
 
-from mnemos.memory import Segments, SlotsConfig
+from mnemos.memory import Segments
 from mnemos.memory.key_values import KeyValues
-from mnemos.types import InputError
 
 
 def test_detached_segments_have_the_values_and_no_graph():
@@ -14,11 +12,6 @@ def test_detached_segments_have_the_values_and_no_graph():
     assert not found.x.requires_grad
     assert torch.equal(found.x, state.x)
     assert found.valid is state.valid
-
-
-def test_a_setting_of_slots_of_the_wrong_type_is_refused():
-    with pytest.raises(InputError, match=r"slots.*found '4'"):
-        SlotsConfig(slots="4")
 
 
 def test_an_append_leaves_what_a_graph_has_kept():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from mnemos import GRC, config, registry
+from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.lab.papers.baselines.bigbird.layer import BlockSparseAttention, BlockSparseConfig
 from mnemos.models import HeadConfig, Transformer
@@ -124,21 +124,6 @@ def test_a_gated_cache_around_it_mixes_its_heads(scope):
     assert not torch.allclose(y, inner(x)[0])
     y.square().sum().backward()
     assert all(p.grad is not None for p in gated.parameters())
-
-
-def test_compiled_in_one_graph_equals_eager():
-    attention, x = layer(), tokens()
-    compiled = torch.compile(copy.deepcopy(attention), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x)[0], attention(x)[0])
-
-
-def test_configuration():
-    settings = registry.load("attention", "block-sparse")(block=8, random_blocks=1, seed=3)
-    assert config.from_dict(BlockSparseConfig, config.to_dict(settings)) == settings
-    attention = settings.build(12, 3, dropout=0.1)
-    assert (attention.settings, attention.causal, attention.dropout) == (settings, False, 0.1)
-    assert settings.of_layer(0) == settings
-    assert settings.causal_modes == {False}
 
 
 @pytest.mark.parametrize("wrong", [{"block": 0}, {"window": 4}, {"random_blocks": -1}, {"global_blocks": 0}])

@@ -105,10 +105,3 @@ def test_bad_input():
         operator.log_prob(p, torch.zeros(4))
     with pytest.raises(InputError, match="at least 2"):
         operator.log_prob(p, torch.zeros(4, dtype=torch.int64), 1)
-
-
-def test_levels_out_of_range():
-    p = parameters(2, 2)
-    for wrong in ([0, 17], [-1, 3]):
-        with pytest.raises(InputError, match="levels 0 to 16"):
-            operator.log_prob(p, torch.tensor(wrong), 17)

@@ -1,11 +1,8 @@
 """Reformer attention as a layer: beside another library's implementation, its random numbers, and its state."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from mnemos import config, registry
 from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention, ReformerConfig
 from mnemos.types import InputError
 
@@ -118,17 +115,6 @@ def test_a_step_equals_the_last_token_of_the_whole():
     assert torch.equal(state.seen, mask.sum(1))
 
 
-def test_a_row_of_zeros_in_a_state_is_a_new_row():
-    """Its earlier tokens are padding in front, which only chunks notice."""
-    from mnemos.types import reset
-
-    attention, x = layer(chunk=32).eval(), tokens(5)
-    _, state = attention(tokens(9, 2))
-    y = attention(x, reset(state, torch.tensor([True, False])))[0]
-    torch.testing.assert_close(y[0], attention(x)[0][0])
-    assert not torch.allclose(y[1], attention(x)[0][1])
-
-
 def test_autocast_moves_no_token_to_another_bucket():
     attention, x = layer(buckets=16).float().eval(), tokens().float()
     exact = attention(x)[0]
@@ -143,24 +129,8 @@ def test_dropout_in_training_alone():
     torch.testing.assert_close(attention.eval()(x)[0], layer(chunk=64)(x)[0])
 
 
-def test_configuration():
-    settings = registry.load("attention", "reformer")(rounds=8, chunk=16, buckets=8, look_ahead=1, seed=None)
-    assert config.from_dict(ReformerConfig, config.to_dict(settings)) == settings
-    attention = settings.build(12, 3, causal=True, dropout=0.1)
-    assert (attention.settings, attention.causal, attention.dropout) == (settings, True, 0.1)
-    with pytest.raises(InputError, match="expected an integer"):
-        config.from_dict(ReformerConfig, {**dataclasses.asdict(settings), "buckets": "8"})
-
-
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"chunk": 0}, {"buckets": 7}, {"look_back": -1}])
 def test_wrong_settings_are_refused_in_one_line(wrong):
     with pytest.raises(InputError, match="expected at least") as error:
         layer(**wrong)
     assert "\n" not in str(error.value)
-
-
-def test_wrong_states_are_refused():
-    with pytest.raises(InputError, match="divisible by num_heads"):
-        ReformerAttention(12, 5)
-    with pytest.raises(InputError, match="expected a state"):
-        layer()(tokens(), layer().initial_state(3))
