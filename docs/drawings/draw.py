@@ -271,10 +271,47 @@ def fast() -> None:
     d.write("fast")
 
 
+def rooms() -> None:
+    """The rooms of the package, and the direction of their imports (tests/test_imports.py has the whole order)."""
+    d = Drawing(
+        720, 408, "The rooms of the package in rows: the laboratory, what users call, layers, operators, the base"
+    )
+    d.text(20, 30, "The rooms: imports go down, and to the right", size=15, bold=True)
+    rows = (
+        ("orange", ("cli · bench · papers · recipes · look · report · compare · linearised",)),
+        ("orange", ("run: the training loop", "speech · translation · vision", "evaluate · measure · tasks")),
+        ("blue", ("trainers", "programs: export", "hugging__face: fast", "hosts: cache")),
+        ("blue", ("generate: Stream, beam search",)),
+        ("blue", ("models: Transformer, Memformer, …",)),
+        ("green", ("attention: y, state = layer(x, state)",)),
+        ("green", ("testing: check__memory", "memory: slots, keys, gated cache")),
+        ("green", ("ops: equations, and the fast forms", "native: C++ kernels")),
+        ("plain", ("memory__replay: gradients through any model",)),
+        ("plain", ("state__file", "config · registry", "types: states", "libraries · errors")),
+    )
+    for i, (fill, names) in enumerate(rows):
+        width = (580 - 8 * (len(names) - 1)) / len(names)
+        for j, name in enumerate(names):
+            d.box(120 + j * (width + 8), 46 + 35 * i, width, 28, name, fill, 12)
+    for first, last, label in ((0, 1, "mnemos.lab"), (2, 4, "you call"), (5, 7, "layers"), (8, 9, "the base")):
+        d.text(20, 46 + 35 * (first + last) / 2 + 18, label, size=13, bold=True)
+    d.write("rooms")
+
+
 def _load(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 if __name__ == "__main__":
-    for draw in (state, linear_attention, gated_cache, memformer, forget_correct, window_state, comparison, fast):
+    for draw in (
+        state,
+        linear_attention,
+        gated_cache,
+        memformer,
+        forget_correct,
+        window_state,
+        comparison,
+        fast,
+        rooms,
+    ):
         draw()

@@ -45,18 +45,19 @@ class Drawing:
         colour: str = "ink",
         bold: bool = False,
     ) -> None:
-        """A line of text whose baseline is at y; `_3` and `^T` in it are an index and an exponent of one character."""
+        """A line of text whose baseline is at y; `_3`, `^T`: an index and an exponent of one character; `__`: _."""
         weight = ' font-weight="600"' if bold else ""
         spans, i, back = "", 0, 0.0  # back: how far the next characters are to return to the line
         while i < len(text):
-            shifted = text[i] in "_^" and i + 1 < len(text)
+            plain = text[i : i + 2] == "__"
+            shifted = text[i] in "_^" and i + 1 < len(text) and not plain
             letter = escape(text[i + 1] if shifted else text[i])
             shift = ({"_": 0.25, "^": -0.4}[text[i]] * size) if shifted else 0.0
             height = size * 0.72 if shifted else size
             moved = f'<tspan dy="{shift + back:.1f}" font-size="{height:.0f}">{letter}</tspan>'
             spans += moved if shift + back else letter
             back = -shift
-            i += 2 if shifted else 1
+            i += 2 if shifted or plain else 1
         where = f'x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}"{weight}'
         self.parts.append(f'<text class="{colour}" {where}>{spans}</text>')
 
