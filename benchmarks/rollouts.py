@@ -1,12 +1,12 @@
-"""One update of a Mamba through a rollout of segments: the trainers' replay beside mamba.py's SequenceCheckpoint.
+"""One update of a Mamba through a rollout of segments: replay beside `torch.utils.checkpoint` and mamba.py's.
 
     python benchmarks/rollouts.py [--segments 4 16 32] [--rounds 3] [--out results/rollouts.json]
 
 mamba.py (alxndrTL/mamba.py, pull request 80, 2026-04; the package on the index, of 2024, lacks it) keeps the
 states at the segments' boundaries in one autograd function, and runs each segment again in the backward pass. It is
 written here from that idea: `Sequence` returns the hidden states of all segments, and the caller computes the loss. For
-each segment its source runs the backward pass twice, once for the state and the inputs and once for the parameters
-("checkpoint"); "checkpoint, one pass" is the same without that. All ways run one model, a Mamba of Transformers by
+each segment its source runs the backward pass twice, once for the state and the inputs and once for the parameters.
+`torch.utils.checkpoint` is called once a segment. All ways run one model, a Mamba of Transformers by
 `mnemos.functional`, so the methods alone differ, and not mamba.py's parallel scan.
 
 The gradients of all ways are compared first. Then CPU seconds of an update's gradients, one thread, float32, medians of
@@ -18,12 +18,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos._compat import pytree
@@ -43,8 +45,8 @@ class Sequence(torch.autograd.Function):
     """The outputs of all segments, with the graph of none: read(x, state) -> (y, state) runs again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, read: Callable[..., Any], passes: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.read, ctx.passes, ctx.states, outputs = read, passes, [None], []
+    def forward(ctx: Any, read: Callable[..., Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.read, ctx.states, outputs = read, [None], []
         ctx.save_for_backward(*inputs)
         for x in inputs:
             y, state = read(x, ctx.states[-1])
@@ -65,15 +67,11 @@ class Sequence(torch.autograd.Function):
                 y, state = ctx.read(x, pytree.tree_unflatten(found, structure) if found else None)
             after = [y for y in pytree.tree_leaves(state) if y.is_floating_point()] if later else []
             roots, gradients = [y, *after], [grad, *later]
-            if ctx.passes == 2:
-                wanted = torch.autograd.grad(roots, [*given, x], gradients, retain_graph=True)
-                torch.autograd.backward(roots, gradients)
-            else:
-                torch.autograd.backward(roots, gradients)
-                wanted = [one.grad for one in (*given, x)]
+            wanted = torch.autograd.grad(roots, [*given, x], gradients, retain_graph=True)
+            torch.autograd.backward(roots, gradients)
             later = list(wanted[:-1])
             back.append(wanted[-1])
-        return None, None, *reversed(back)
+        return None, *reversed(back)
 
 
 def made() -> Any:
@@ -98,27 +96,28 @@ def ways(model: Any, count: int) -> dict[str, Callable[[], Tensor]]:
         loss.backward()
         return loss.detach()
 
-    def through_time() -> Tensor:
-        outputs, state = [], None
-        for s in segments(batch, SEGMENT):
-            y, state = body(embedding(s.input_ids), state)
-            outputs.append(y)
-        return scored(outputs)
+    def through(read: Callable[..., Any]) -> Callable[[], Tensor]:
+        def way() -> Tensor:
+            outputs, state = [], None
+            for s in segments(batch, SEGMENT):
+                y, state = read(embedding(s.input_ids), state)
+                outputs.append(y)
+            return scored(outputs)
 
-    def checkpoint(passes: int) -> Callable[[], Tensor]:
-        return lambda: scored(
-            list(Sequence.apply(body, passes, *(embedding(s.input_ids) for s in segments(batch, SEGMENT))))
-        )
+        return way
+
+    def sequence() -> Tensor:
+        return scored(list(Sequence.apply(body, *(embedding(s.input_ids) for s in segments(batch, SEGMENT)))))
 
     def replayed() -> Tensor:
         rows = RowStates(batches, RolloutEngine(module=model))
         return rows.backward(lambda s, state: reader(s, state, total), batch)
 
     return {
-        "back-propagation": through_time,
-        "checkpoint": checkpoint(2),
-        "checkpoint, one pass": checkpoint(1),
-        "RolloutTrainer": replayed,
+        "back-propagation": through(body),
+        "torch.utils.checkpoint": through(partial(checkpoint, body, use_reentrant=False)),
+        "mamba.py": sequence,
+        "replay": replayed,
     }
 
 

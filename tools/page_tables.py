@@ -562,8 +562,8 @@ def rollout_cost() -> str:
     found = _load("rollouts")
     ways = {
         "back-propagation": "back-propagation",
-        "checkpoint": "`torch.utils.checkpoint`",
-        "RolloutTrainer": "replay",
+        "torch.utils.checkpoint": "`torch.utils.checkpoint`",
+        "replay": "replay",
     }
     heads = [f"{way}: {unit}" for way in ways.values() for unit in ("MiB", "s")]
     lines = [
