@@ -65,7 +65,11 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         apply_record(model, record, folder)
     names = [name for name, _ in model.named_modules()]
     for one in states:
-        linearise(model, **one["settings"], where=[_find_module(name, names, folder) for name in one["names"]])
+        where = [_find_module(name, names, folder) for name in one["names"]]
+        try:
+            linearise(model, **one["settings"], where=where)
+        except TypeError as error:  # a setting that there is not
+            raise InputError(f"{folder}: expected settings of linearise in config.json, found others: {error}") from None
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---
     from safetensors import safe_open
 

@@ -1,4 +1,10 @@
-"""What padding holds reaches nothing, and its tokens are not counted. Masks are [B, T] bool, True = valid."""
+"""What padding holds reaches nothing, and its tokens are not counted. Masks are [B, T] bool, True = valid.
+
+Three things are dropped at three depths. Content: a layer begins with `zero_invalid`, because the gradient of a weight
+is a product with its input, and 0·NaN is NaN. The token: a projection's bias and φ(0) = 1 make a key of zeros one that
+counts, so the operators mask keys and values, or β and the decay, again; softmax hides them from its queries. Position:
+`positions` and `count_seen` count valid tokens alone.
+"""
 
 from typing import NamedTuple
 
