@@ -76,7 +76,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
     rotary: queries and keys are rotated by their positions before φ, so that φ stays positive; the state is then a
-    `PlacedSums`. Through φ the result depends on the positions themselves and not on distances alone. (RoFormer rotates after φ, in the numerator alone.)
+    `PlacedSums`. Through φ the result depends on the positions themselves and not on distances alone. (RoFormer
+    rotates after φ, in the numerator alone.)
     Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
     backend that cannot run here or does not take the tensors.
     """

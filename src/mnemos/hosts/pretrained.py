@@ -69,7 +69,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         try:
             linearise(model, **one["settings"], where=where)
         except TypeError as error:  # a setting that there is not
-            raise InputError(f"{folder}: expected settings of linearise in config.json, found others: {error}") from None
+            raise InputError(f"{folder}: config.json has other settings than linearise: {error}") from None
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---
     from safetensors import safe_open
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import sys
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_disk_that_takes_a_part_at_a_time_gets_the_whole_line(run, monkeypatch
 
 
 def _report_on_a_small_disk(folder: str, size: int) -> None:
+    sys.dont_write_bytecode = True  # Python would store cut files and later fail to read them
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     raise SystemExit(main(["report", folder, "--out", f"{folder}/report.html"]))
 
@@ -76,6 +78,7 @@ def _listed_to_a_full_disk() -> None:
 
 
 def _train_on_a_small_disk(folder: str, size: int) -> None:
+    sys.dont_write_bytecode = True  # Python would store cut files and later fail to read them
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     train(SHORT.recipe(), folder, quiet=True)
 
