@@ -4,8 +4,8 @@ import errno
 import json
 import os
 import resource
-import sys
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
