@@ -51,7 +51,7 @@ import sys, pathlib
 from mnemos.native import build
 build.LIBRARY = pathlib.Path(sys.argv[1])
 import mnemos.native
-mnemos.native.NAMES = ("baseline",)
+mnemos.native.INSTRUCTION_SETS = ("baseline",)
 assert mnemos.native.library(), mnemos.native.why_not()
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import REFERENCES, close, exactly, gradients, holes, run, strange
-from native_kernels import ALL_VARIANTS, NAMES, needs_kernels, run_variant
+from native_kernels import ALL_VARIANTS, INSTRUCTION_SETS, needs_kernels, run_variant
 
 from mnemos.ops.linear import LinearState, linear_attention
 from mnemos.ops.linear.reference import reference_bidirectional, reference_linear_attention
@@ -19,7 +19,7 @@ SHAPES = [  # B, T, N, H, D, M
 ]
 
 
-@pytest.fixture(params=ALL_VARIANTS, ids=lambda i: NAMES[i])
+@pytest.fixture(params=ALL_VARIANTS, ids=lambda i: INSTRUCTION_SETS[i])
 def variant(request):
     """Every kind of these kernels, that with products of bfloat16 included."""
     with run_variant(request.param):

@@ -247,8 +247,8 @@ class FusedStep:
             MEMORY.pack(*sums, *keys, *(source.words[i][1] if source else NO_KEYS), *window)
             for i, (sums, keys, window) in enumerate(own.words)
         )
-        loaded: Any = library()
-        if loaded.mnemos_decode(native.variant(loaded), self._stack, self._layers, call, memory, self._numbers):
+        loaded, instructions = native.load_kernels()
+        if loaded.mnemos_decode(instructions, self._stack, self._layers, call, memory, self._numbers):
             return None
         seen = torch.ones(rows, dtype=torch.int64, device="cpu") if seen is None else seen + 1
         if isinstance(state, EncoderDecoderState):

@@ -201,8 +201,8 @@ def read_token(names: LayerNames, layer: Any, x: Tensor, cache: Any, mask: Tenso
         *pointers(inputs.decay), *gates, *_NONE[len(gates) :], *inputs.z, scale, gate == "sigmoid",
         norm.group_size if names.scan else 0, *pointers(state, y),
     )  # fmt: skip
-    loaded, variant = kernels.ready()
-    if loaded.mnemos_token(variant, call, inputs.beta, norm.variance_epsilon):
+    loaded, instructions = kernels.load_kernels()
+    if loaded.mnemos_token(instructions, call, inputs.beta, norm.variance_epsilon):
         raise MemoryError("fast: not enough memory for a token; use fewer rows")
     out: Tensor = getattr(layer, names.output)(y)
     return out
@@ -235,9 +235,9 @@ def normalise(norm: Any, x: Tensor, offset: float) -> Tensor | None:
         return None
     y = torch.empty_like(x)
     call = NORM.pack(x.numel() // max(n, 1), n, torch.get_num_threads(), *pointers(x, weight, y))
-    loaded, variant = kernels.ready()
+    loaded, instructions = kernels.load_kernels()
     eps = norm.variance_epsilon if offset == 0 else norm.eps
-    loaded.mnemos_norm(variant, call, offset, eps)
+    loaded.mnemos_norm(instructions, call, offset, eps)
     return y
 
 

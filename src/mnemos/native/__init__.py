@@ -1,6 +1,11 @@
 """C++ kernels with a C interface. They are built at installation, if there is a compiler; each has a PyTorch fallback.
 
 The library is loaded when it is first needed. `python -m mnemos.native.build` builds it by hand.
+
+Most folders have one operator of `mnemos.ops`, of the same name (`window`: `window_state`); a header says what one call
+is given, and the other files compute it. `decoder` has a token through a whole decoder (`decode`, for
+`mnemos.generate`) and through a recurrent layer of Transformers (`token`, for `mnemos.fast`); `simd` what all of them
+compute with. `library.cpp` is the C interface, `call.h` what its calls share, `codes` the numbers that Python shares.
 """
 
 import contextlib
@@ -12,10 +17,14 @@ from collections.abc import Iterator
 
 from mnemos.errors import InputError
 
-__all__ = ["NAMES", "instruction_set", "instruction_sets", "layout", "library", "ready", "variant", "why_not"]
+__all__ = [
+    "INSTRUCTION_SETS", "instruction_set", "instruction_set_number", "instruction_sets", "layout", "library",
+    "load_kernels", "why_not",
+]  # fmt: skip
 
-# The names of the kernels' variants, in order; the last one has pairs of its own (simd/pairs.h).
-NAMES = ("baseline", "avx2", "avx512", "avx512bf16")
+# What the kernels are compiled for, a variant each; C++ knows them by their number here. The last one has products of
+# pairs of bfloat16 (simd/pairs.h).
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512bf16")
 _chosen: int | None = None
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
@@ -49,7 +58,8 @@ def layout(name: str, fields: str) -> struct.Struct:
     It is compared with the record itself when the library is loaded.
     """
     _layouts[name] = fields.split()
-    if _load.cache_info().currsize and (loaded := library()):
+    is_loaded = _load.cache_info().currsize > 0  # else it is compared later: no kernel is loaded for a layout alone
+    if is_loaded and (loaded := library()):
         _compare(loaded, name)
     return struct.Struct(f"{sum(int(field.partition(':')[2] or 1) for field in _layouts[name])}q")
 
@@ -65,11 +75,13 @@ def _compare(loaded: ctypes.CDLL, name: str) -> None:
 def _fields(loaded: ctypes.CDLL, record: str) -> list[tuple[str, int]]:
     """The fields of a record, each with its number of words of 64 bits."""
     fields = []
-    for line in loaded.mnemos_fields(record.encode()).decode().split(";"):
-        if found := re.fullmatch(r"\s*(?:const )?(?:unsigned )?(\w+)(.*)", line, re.DOTALL):
-            for name in found[2].split(","):
-                word = "*" in name or "*" in found[2].split(",")[0].split()[0] or found[1] in ("i64", "double")
-                fields.append((name.strip(" *\n"), 1 if word else sum(n for _, n in _fields(loaded, found[1]))))
+    for line in loaded.mnemos_fields(record.encode()).decode().split(";"):  # such as `const float *weight, *bias`
+        if declaration := re.fullmatch(r"\s*(const )?(unsigned )?(?P<type>\w+)(?P<names>.*)", line, re.DOTALL):
+            for name in declaration["names"].split(","):
+                words = 1
+                if "*" not in name and declaration["type"] not in ("i64", "double"):  # a record in this one
+                    words = sum(n for _, n in _fields(loaded, declaration["type"]))
+                fields.append((name.strip(" *\n"), words))
     return fields
 
 
@@ -103,12 +115,12 @@ def library() -> ctypes.CDLL | None:
     return _load()[0]
 
 
-def ready() -> tuple[ctypes.CDLL, int]:
-    """The loaded kernels, and the number of the instruction set that they use. RuntimeError if there are none."""
+def load_kernels() -> tuple[ctypes.CDLL, int]:
+    """The kernels, and the number of the instruction set, which every call takes. RuntimeError if there are none."""
     loaded, why = _load()
     if loaded is None:
         raise RuntimeError(why)
-    return loaded, variant(loaded)
+    return loaded, instruction_set_number(loaded)
 
 
 def why_not() -> str:
@@ -119,7 +131,7 @@ def why_not() -> str:
 def instruction_sets() -> list[str]:
     """The instruction sets that the kernels have and this processor can run, best last; empty without kernels."""
     loaded = library()
-    return [] if loaded is None else list(NAMES[: loaded.mnemos_best() + 1])
+    return [] if loaded is None else list(INSTRUCTION_SETS[: loaded.mnemos_best() + 1])
 
 
 @contextlib.contextmanager
@@ -132,14 +144,14 @@ def instruction_set(name: str) -> Iterator[None]:
     global _chosen
     if name not in instruction_sets():
         raise InputError(f"expected an instruction set of {', '.join(instruction_sets()) or 'none'}, found {name!r}")
-    before, _chosen = _chosen, NAMES.index(name)
+    before, _chosen = _chosen, INSTRUCTION_SETS.index(name)
     try:
         yield
     finally:
         _chosen = before
 
 
-def variant(loaded: ctypes.CDLL) -> int:
-    """The number of the instruction set in `NAMES` that the kernels use: the processor's best, or the chosen one."""
+def instruction_set_number(loaded: ctypes.CDLL) -> int:
+    """The number in `INSTRUCTION_SETS` of what the kernels use: the processor's best, or the chosen one."""
     best: int = loaded.mnemos_best() if _chosen is None else _chosen
     return best

@@ -83,8 +83,8 @@ def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]
 
 
 def _run(backward: bool, call: bytes) -> None:
-    loaded, variant = kernels.ready()
-    if loaded.mnemos_convolution(variant, backward, call):
+    loaded, instructions = kernels.load_kernels()
+    if loaded.mnemos_convolution(instructions, backward, call):
         raise MemoryError("short_convolution: not enough memory for its buffers; use fewer rows or channels")
 
 

@@ -115,8 +115,8 @@ def _gates(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _run(backward: bool, call: bytes, scale: float) -> None:
-    loaded, variant = kernels.ready()
-    if loaded.mnemos_delta(variant, backward, call, scale):
+    loaded, instructions = kernels.load_kernels()
+    if loaded.mnemos_delta(instructions, backward, call, scale):
         raise MemoryError("delta_rule: not enough memory for its states; use fewer rows or a smaller head width")
 
 

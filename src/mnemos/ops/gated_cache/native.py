@@ -208,10 +208,10 @@ class Reading:
 
 
 def _call(what: int, *words: int) -> None:
-    loaded, variant = kernels.ready()
+    loaded, instructions = kernels.load_kernels()
     call = UPDATE_CALL if what in (UPDATE, UPDATE_BACKWARD) else READ_CALL
     packed = call.pack(*words, *[0] * (call.size // 8 - len(words)))  # a forward has no gradients
-    if loaded.mnemos_cache(variant, what, packed):
+    if loaded.mnemos_cache(instructions, what, packed):
         raise MemoryError("gated cache: not enough memory for the kernel; use smaller batches")
 
 

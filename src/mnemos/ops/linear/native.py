@@ -118,13 +118,13 @@ def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[in
 
 
 def _run(causal: bool, backward: bool, eps: float, *words: int) -> None:
-    loaded, variant = kernels.ready()
+    loaded, instructions = kernels.load_kernels()
     if not causal:
-        status = loaded.mnemos_bidirectional(variant, backward, BIDIRECTIONAL.pack(*words), eps)
+        status = loaded.mnemos_bidirectional(instructions, backward, BIDIRECTIONAL.pack(*words), eps)
     elif backward:
-        status = loaded.mnemos_backward(variant, CALL.pack(*words))
+        status = loaded.mnemos_backward(instructions, CALL.pack(*words))
     else:
-        status = loaded.mnemos_forward(variant, CALL.pack(*words), eps)
+        status = loaded.mnemos_forward(instructions, CALL.pack(*words), eps)
     if status:
         raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
 

@@ -87,8 +87,8 @@ def _sizes(x: Tensor, A: Tensor) -> tuple[int, ...]:
 
 
 def _run(backward: bool, call: bytes) -> None:
-    loaded, variant = kernels.ready()
-    if loaded.mnemos_selective(variant, backward, call):
+    loaded, instructions = kernels.load_kernels()
+    if loaded.mnemos_selective(instructions, backward, call):
         raise MemoryError("selective_scan: not enough memory for its buffers; use fewer rows or channels")
 
 

@@ -179,7 +179,7 @@ def kernel_step(
         0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
     )  # fmt: skip
     decay = 1.0 if far is None else math.exp(far.decay)
-    loaded, variant = kernels.ready()
-    if loaded.mnemos_window(variant, call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
+    loaded, instructions = kernels.load_kernels()
+    if loaded.mnemos_window(instructions, call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
         raise MemoryError("not enough memory for a token; use fewer rows")
     return y
