@@ -7,6 +7,7 @@ registered. Reading a file therefore imports only modules that `registry.py` nam
 import dataclasses
 import difflib
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from .types import InputError
 
 _Value = TypeVar("_Value")
 _Part = TypeVar("_Part")
+_Model = TypeVar("_Model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +259,28 @@ def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
         if name not in known:
             raise InputError(unknown_field(name, known, model))
     return dataclasses.replace(config, **fields)  # type: ignore[type-var]
+
+
+def with_signature(config: type) -> Callable[[type[_Model]], type[_Model]]:
+    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks.
+
+    The meanings of the fields, "Attributes:" at the end of the configuration's docstring, are added to the model's.
+    """
+
+    def decorate(model: type[_Model]) -> type[_Model]:
+        first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=config)
+        defaults, only = config(), inspect.Parameter.KEYWORD_ONLY
+        fields = [
+            inspect.Parameter(f.name, only, default=getattr(defaults, f.name), annotation=f.type)
+            for f in dataclasses.fields(config)
+        ]
+        model.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
+        _, _, meanings = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
+        if meanings:  # none with python -OO
+            model.__doc__ = f"{inspect.getdoc(model)}\n\nFields:\n{meanings}"
+        return model
+
+    return decorate
 
 
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:

@@ -208,7 +208,7 @@ def test_a_transformer_with_it_is_stored_streamed_and_replayed(name, tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 17, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16}
     model = mnemos.Transformer(**sizes, attention=CONFIGS[name]).eval()
-    assert model.config.positions == "none"
+    assert model.config.resolved_position == "none"
     mnemos.save(model, tmp_path / "model")
     x = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(1))
     stream = mnemos.Stream(mnemos.load(tmp_path / "model").eval()).prefill(x, 5)

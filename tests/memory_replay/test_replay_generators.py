@@ -63,14 +63,14 @@ def test_what_is_no_generator(given, words):
 def test_what_did_not_change_is_stored_once():
     model = torch.nn.BatchNorm1d(2)
     hidden = HiddenInputs(model, ())
-    first = hidden.take()
-    again = hidden.take(first)
+    first = hidden.capture()
+    again = hidden.capture(first)
     assert all(a is b for a, b in zip(again, first, strict=True))
     torch.rand(1), np.random.rand(), model.running_mean.add_(1)  # noqa: NPY002
-    moved = [a is not b for a, b in zip(hidden.take(first), first, strict=True)]
+    moved = [a is not b for a, b in zip(hidden.capture(first), first, strict=True)]
     assert moved == [True, False, True] + [name == "running_mean" for name, _ in model.named_buffers()]
-    hidden.put(first)
-    assert all(a is b for a, b in zip(hidden.take(first), first, strict=True))
+    hidden.restore(first)
+    assert all(a is b for a, b in zip(hidden.capture(first), first, strict=True))
 
 
 def test_a_normal_number_of_numpy_that_was_drawn_in_advance():
@@ -78,14 +78,14 @@ def test_a_normal_number_of_numpy_that_was_drawn_in_advance():
     hidden = HiddenInputs(None, ())
     np.random.seed(0)  # noqa: NPY002
     np.random.randn()  # noqa: NPY002
-    one = hidden.take()
+    one = hidden.capture()
     second = np.random.randn()  # noqa: NPY002
-    two = hidden.take(one)
+    two = hidden.capture(one)
     third = np.random.randn()  # noqa: NPY002
     # `two` first: the generator would continue with the right number after `one` even if both were one state.
     for taken, drawn in ((two, third), (one, second), (two, third)):
-        hidden.current = []
-        hidden.put(taken)
+        hidden.mark_changed()
+        hidden.restore(taken)
         assert np.random.randn() == drawn  # noqa: NPY002
 
 
@@ -94,10 +94,10 @@ def test_another_kind_of_generator_in_numpy():
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
         hidden = HiddenInputs(None, ())
-        taken = list(hidden.take())
+        taken = list(hidden.capture())
         expected = np.random.rand()  # noqa: NPY002
-        hidden.current = []
-        hidden.put(taken)
+        hidden.mark_changed()
+        hidden.restore(taken)
         assert np.random.rand() == expected  # noqa: NPY002
     finally:
         np.random.set_bit_generator(before)

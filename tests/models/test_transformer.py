@@ -83,9 +83,10 @@ def test_default_positions_suit_the_attention():
         "none": {"attention": RelativeConfig(memory=3)},
         "sinusoidal": {"attention": BlockSparseConfig(block=2), "causal": False, "head": HeadConfig(classes=3)},
     }
-    assert {name: model(**given).config.positions for name, given in fields.items()} == {name: name for name in fields}
+    for name, given in fields.items():
+        assert model(**given).config.resolved_position == name
     odd = model(dim=14, num_heads=2)  # no pairs of channels to rotate
-    assert odd.config.positions == "sinusoidal"
+    assert odd.config.resolved_position == "sinusoidal"
     assert odd.config.embedding_scale == 14**0.5
 
 

@@ -1,10 +1,11 @@
 """Attention layers: `y, state = layer(x, state=None, mask=None)`, one file a family.
 
-Three ideas. A layer's state is what it keeps of earlier tokens, and any length of x gives the same as token by token:
-keys and values (softmax.py), running sums (linear.py), sums that forget and correct (recurrent.py), inputs of earlier
-segments (relative.py), and slots that compress those (compressive.py). Checks, padding and dropout are in one base
-(multi_head.py), and a configuration beside each layer builds it by name. A gated cache can be put around any layer
-whose heads can be mixed before they are projected (gated.py). cross.py reads another sequence and has no state.
+Three ideas. A layer's state is what it keeps of earlier tokens: keys and values (softmax.py), running sums (linear.py),
+sums that forget and correct (recurrent.py), inputs of earlier segments (relative.py), and slots that compress those
+(compressive.py). Any length of x gives the same as token by token, but for the last two, whose outputs depend on where
+a sequence is cut into calls (`splits` is "segments"). Checks, padding and dropout are in one base (multi_head.py), and
+a configuration beside each layer builds it by name. A gated cache can be put around any layer whose heads can be mixed
+before they are projected (gated.py). cross.py reads another sequence and has no state.
 Read multi_head.py, then linear.py; then any other.
 """
 

@@ -36,7 +36,7 @@ from mnemos.types import (
     is_padding_free,
 )
 
-from .multi_head import pad_to_capacity
+from .multi_head import padded_state
 from .softmax import SoftmaxAttention, attend
 
 
@@ -435,7 +435,7 @@ class GatedCacheAttention(GatedBranch):
         return GatedState(inner, CacheState.fresh(batch_size, block, self.cache, device))
 
     def pad_to_capacity(self, state: GatedState) -> GatedState:
-        return GatedState(pad_to_capacity(self.inner, state.inner), state.updates)
+        return GatedState(padded_state(self.inner, state.inner), state.updates)
 
     def heads(
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None

@@ -22,7 +22,7 @@ from .multi_head import MultiHeadAttention
 
 @exportable
 class PlacedSums(NamedTuple):
-    """The state with rotary positions.
+    """Sums, and the position of the next token: the state with rotary positions.
 
     sums: a `LinearState`, s [B, H, D', M] and z [B, H, D']. seen [B] int64: valid tokens since the row began.
     """
@@ -70,8 +70,9 @@ class LinearAttention(MultiHeadAttention[Sums]):
     """Multi-head linear self-attention: `y, state = layer(x, state=None, mask=None)`.
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Causal: the state is a `LinearState`, s [B, H, D', M] and
-    z [B, H, D'] in float32 (float64 for float64 inputs), with D' = M = D/H for the default map. A call costs O(T·D·D')
-    time, whatever the length so far, and O(T·D) memory for the backward pass. Not causal: there is no state (None).
+    z [B, H, D'] in float32 (float64 for float64 inputs), with D' features of φ; D' = M = D/H for the default map. A
+    call costs O(T·D·D') time, whatever the length so far, and O(T·D) memory for the backward pass. Not causal: there is
+    no state (None).
 
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
@@ -97,9 +98,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
     ) -> None:
         super().__init__(dim, num_heads, causal, state_kind="constant")
         self.rotary = rotary_of(rotary, dim // num_heads)
-        if feature_map != "favor":
-            find(feature_map)
-        if backend not in (known := ("auto", *BACKENDS.by_name)):
+        known = ("auto", *BACKENDS.by_name)
+        if backend not in known:
             raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, known)}")
         self.feature_map, self.eps, self.backend = feature_map, eps, backend
         self.qkv = nn.Linear(dim, 3 * dim)
@@ -108,10 +108,13 @@ class LinearAttention(MultiHeadAttention[Sums]):
         self.register_buffer(
             "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None
         )
+        self.phi()  # raises for an unknown name
 
-    def phi(self) -> str | FeatureMap:
-        """The feature map, or its name."""
-        return self.feature_map if self.projection is None else functools.partial(favor, projection=self.projection)
+    def phi(self) -> FeatureMap:
+        """The feature map φ."""
+        return (
+            find(self.feature_map) if self.projection is None else functools.partial(favor, projection=self.projection)
+        )
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
         # By a call of no tokens, because the feature map may be any function: it knows D' alone.
@@ -131,7 +134,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
         if isinstance(state, PlacedSums):
             state, seen = state
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
-        qk, v = qkv.split([2 * self.num_heads, self.num_heads], 2)
+        qk, v = qkv.split([2 * self.num_heads, self.num_heads], 2)  # one rotation for both
         if self.rotary is not None:
             qk = rotate(qk, self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask))
         q, k = qk.chunk(2, 2)
@@ -143,5 +146,5 @@ class LinearAttention(MultiHeadAttention[Sums]):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None
     ) -> tuple[Tensor, LinearState]:
-        """The function `linear_attention` with the layer's settings: q, k, v [B, T, H, D/H], as `mnemos look` sees."""
+        """`linear_attention` with the layer's settings. A method of its own: `mnemos look` wraps it to see q, k, v."""
         return linear_attention(q, k, v, self.causal, self.phi(), state, mask, self.eps, self.backend)

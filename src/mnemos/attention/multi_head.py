@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         __call__ = forward
 
 
-def pad_to_capacity(part: object, state: S) -> S:
+def padded_state(part: object, state: S) -> S:
     """The state of an attention or model, with what has a bound as long as it becomes."""
     wide: S = part.pad_to_capacity(state) if state is not None and hasattr(part, "pad_to_capacity") else state
     return wide

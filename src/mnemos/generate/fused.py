@@ -154,7 +154,7 @@ class FusedStep:
         self._outputs = (1, outputs) if self._reads or not c.head.classes else (outputs,)
         gated = c.activation == "swiglu"
         activation = codes.ACTIVATIONS["silu" if gated else c.activation]
-        position = c.position if self._reads else c.positions
+        position = c.position if self._reads else c.resolved_position
         sizes: list[Slot] = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
         sizes += [int(c.norm == "post"), int(c.norm == "rms"), activation, int(gated), layer.map]
         sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]

@@ -17,8 +17,8 @@ from .distributed import broadcast_buffers, find_no_sync
 from .start import (
     HiddenInputs,
     Pool,
-    Rows,
-    Start,
+    RowResets,
+    Snapshot,
     check_untouched,
     compact,
     cut,
@@ -27,7 +27,7 @@ from .start import (
     fetch,
     flatten,
 )
-from .steps import check_attached, compare, differentiate, keep_outputs, named
+from .steps import check_attached, compare, differentiate, errors_name_step, keep_outputs, remedies
 
 Segment = TypeVar("Segment")
 
@@ -132,93 +132,100 @@ def replay(
     `module`, are as before the call; .grad may have the gradients of some steps. A loss that is not finite raises no
     error, because GradScaler handles it.
     """
-    # --- the arguments ---
+    # --- the arguments, checked ---
     pieces: Any = segments
     if isinstance(segments, Iterable) and not (hasattr(segments, "__getitem__") and hasattr(segments, "__len__")):
-        pieces = list(segments)
-    count = len(pieces) if hasattr(pieces, "__len__") else -1
-    numbers: list[Any] = [1 / max(1, count)] * count if weights is None else list(weights)
+        pieces = list(segments)  # of a generator; a data set that is read by index stays one
+    count = len(pieces) if hasattr(pieces, "__len__") else -1  # −1: nothing to go through, which is refused below
+    loss_weights: list[Any] = [1 / max(1, count)] * count if weights is None else list(weights)
     masks = [None] * count if resets is None else list(resets)
     horizon = count if truncate_every is None else truncate_every
     slide = count if slide is None else slide
+    # isqrt(S − 1) + 1 is ⌈√S⌉. At least 2, as with 1 no state would be stored on the way.
     limits = {"all": max(2, count), "sqrt": max(2, math.isqrt(max(0, count - 1)) + 1)}
     limit: Any = limits.get(checkpoints, checkpoints) if isinstance(checkpoints, str) else checkpoints
-    both = scaler is not None and backward is not None
-    graph = any(isinstance(x, Tensor) and x.grad_fn is not None for x in pytree.tree_leaves(reset_to))
-    enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    for fits, rule, found in (
+    two_backwards = scaler is not None and backward is not None
+    reset_has_graph = any(isinstance(x, Tensor) and x.grad_fn is not None for x in pytree.tree_leaves(reset_to))
+    grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    for holds, expectation, value in (
         (callable(step), "step to be a function of (segment, state)", step),
         (advance is None or callable(advance), "advance to be a function of (segment, state)", advance),
         (module is None or isinstance(module, nn.Module), "module to be a torch.nn.Module", module),
         (count >= 0, "segments to go through, as in replay(step, segments)", segments),
         (count > 0, "at least one segment", count),
-        (len(numbers) == count, f"weights for {count} segments", len(numbers)),
+        (len(loss_weights) == count, f"weights for {count} segments", len(loss_weights)),
         (
-            not any(isinstance(w, Tensor) and w.requires_grad for w in numbers),
+            not any(isinstance(w, Tensor) and w.requires_grad for w in loss_weights),
             "weights without gradient; multiply the loss",
             weights,
         ),
         (len(masks) == count, f"resets for {count} segments", len(masks)),
         (reset_to is None or resets is not None, "resets with reset_to", resets),
-        (callable(reset_to) or not graph, "reset_to without a graph, or a function that computes it", reset_to),
+        (
+            callable(reset_to) or not reset_has_graph,
+            "reset_to without a graph, or a function that computes it",
+            reset_to,
+        ),
         (type(horizon) is int and horizon > 0, "truncate_every of at least 1", truncate_every),
         (type(slide) is int and 0 < slide <= count, f"slide from 1 to {count}, the number of segments", slide),
         (type(limit) is int and limit > 1, 'checkpoints "all", "sqrt" or an integer from 2 on', checkpoints),
-        (not both, "a scaler or a backward, as a backward can scale", "both"),
-        (enabled, "gradient to be enabled", "it switched off"),
+        (not two_backwards, "a scaler or a backward, as a backward can scale", "both"),
+        (grad_enabled, "gradient to be enabled", "it switched off"),
     ):
-        if not fits:
-            raise InputError(f"replay: expected {rule}, found {found!r:.60}")
-    numbers = list(map(float, numbers))
+        if not holds:
+            raise InputError(f"replay: expected {expectation}, found {value!r:.60}")
+
+    # --- what the loop reads and fills ---
+    loss_weights = list(map(float, loss_weights))
     if scaler is not None:
         backward = lambda root: scaler.scale(root).backward()  # noqa: E731
     module = module_of(step) if module is None else module
     no_sync = no_sync or find_no_sync(module)
-    rows, hidden = Rows(masks, reset_to, batch_axis), HiddenInputs(module, () if generators is None else generators)
+    row_resets = RowResets(masks, reset_to, batch_axis)
+    hidden = HiddenInputs(module, () if generators is None else generators)
     broadcast_buffers(module)
-    remedies = ["draw from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...]"]
-    remedies += ["let advance do to state and buffers what step does"] if advance is not None else []
-    remedies += ["name the module whose buffers change"] if module is None else []
-    with named(0):
-        first_leaves, structure = flatten(state)
-    begin = end = Start(first_leaves, structure, hidden.take())
+    advice = remedies(advance is not None, module is not None)
+    with errors_name_step(0):
+        leaves, structure = flatten(state)
+    initial = final = Snapshot(leaves, structure, hidden.capture())
     losses: list[Any] = [None] * count
-    first_losses: list[Any] = [None] * count
+    forward_losses: list[Any] = [None] * count  # of the first pass
     aux: list[Any] = [None] * count
-    scalars = Pool(2 * count)  # of both
+    scalars = Pool(2 * count)  # the losses of both passes
     state_grad: State = None
     next_state: State = None
     any_gradient = False
-    later: Any = None  # the gradients of a step's new state, which later steps computed
-    expected: Any = None  # and this state, as the later step started from it
+    state_grads: Any = None  # of a step's new state, which later steps computed
+    forward: Any = None  # and this state, as the first pass computed it and the later step started from it
 
     def run(function: Callable[..., Any], t: int, leaves: list[Any], structure: Any) -> tuple[Any, list[Any], Any, Any]:
         """Call step or advance on segment t: (loss with auxiliary losses, leaves, their structure, aux)."""
-        hidden.current = []
+        hidden.mark_changed()
         writes = [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
-        state, begun = rows.restart(t, leaves, structure)
-        rows.check_segment(pieces[t], begun)
+        state, reset_leaves = row_resets.apply(t, leaves, structure)
+        row_resets.check_segment(pieces[t], reset_leaves)
         try:
             with collect_auxiliary_losses() as auxiliary:
                 result = function(pieces[t], state)
         except RuntimeError as error:
-            rows.check_segment(pieces[t], begun, error)
+            row_resets.check_segment(pieces[t], reset_leaves, error)
             raise
-        several = isinstance(result, tuple) and len(result) in (2, 3)
-        loss: Any = result[0] if several else None
+        is_tuple = isinstance(result, tuple) and len(result) in (2, 3)
+        loss: Any = result[0] if is_tuple else None
         scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+        # Of `advance` only a loss without axes is refused: a state may be a pair whose first tensor has one element.
         if function is advance and (result is None or (scalar and not loss.dim())):
-            found = "None" if result is None else "(loss, state)"
-            raise InputError(f"expected advance to return the new state alone, found {found}")
+            returned = "None" if result is None else "(loss, state)"
+            raise InputError(f"expected advance to return the new state alone, found {returned}")
         if function is not advance and not scalar:
-            found = describe(loss) if several else type(result).__name__
+            returned = describe(loss) if is_tuple else type(result).__name__
             raise InputError(
-                f"expected (loss, state) or (loss, state, aux), with loss a scalar tensor of floats, found {found}"
+                f"expected (loss, state) or (loss, state, aux), with loss a scalar tensor of floats, found {returned}"
             )
         outgoing, structure = flatten(result if function is advance else result[1])
         check_untouched(leaves, writes, outgoing)
         if torch.is_grad_enabled():
-            check_attached(begun, outgoing)
+            check_attached(reset_leaves, outgoing)
         if function is advance:
             return None, outgoing, structure, None
         loss = loss.reshape(())
@@ -228,74 +235,88 @@ def replay(
 
     # --- Algorithm 1 ---
     try:
-        for first in range(0, count, horizon):  # no gradient crosses from part to part: each is a replay of its own
-            stack, t, later = [(first, end)], min(first + horizon, count) - 1, None
+        # No gradient crosses from part to part: each is a replay of its own.
+        for part_begin in range(0, count, horizon):
+            stack, t, state_grads = [(part_begin, final)], min(part_begin + horizon, count) - 1, None
             while stack:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
                 at, start = stack[-1]
-                hidden.put(start.hidden)
+                hidden.restore(start.hidden)
 
                 # First pass: forward from there without gradient, keeping up to `limit` states on the way to step t. If
                 # these are all, it happens once; with fewer, again for the steps between each two of them.
                 if at < t:
-                    width = -(-(t + 1 - at) // limit)
-                    leaves, structure, pool = fetch(start.leaves), start.structure, Pool((t - at) // width)
-                    for i in range(at, at + (t - at) // width * width):
-                        with named(i), torch.no_grad():
-                            incoming, like = leaves, structure
+                    stride = -(-(t + 1 - at) // limit)  # rounded up
+                    stored_count = (t - at) // stride
+                    leaves, structure, pool = fetch(start.leaves), start.structure, Pool(stored_count)
+                    for i in range(at, at + stored_count * stride):
+                        with errors_name_step(i), torch.no_grad():
+                            incoming, incoming_structure = leaves, structure
                             loss, leaves, structure, _ = run(advance or step, i, leaves, structure)
-                            first_losses[i] = None if loss is None else scalars.copy(0, loss.detach())
-                            if (i + 1 - at) % width == 0:
-                                stored = compact(leaves, incoming, pool if like == structure else None, offload)
-                                stack.append((i + 1, Start(stored, structure, hidden.take(stack[-1][1].hidden))))
-                    del leaves, incoming, loss, stored, pool
+                            forward_losses[i] = None if loss is None else scalars.copy(0, loss.detach())
+                            if (i + 1 - at) % stride == 0:
+                                fitting = pool if incoming_structure == structure else None
+                                stored = compact(leaves, incoming, fitting, offload)
+                                values = hidden.capture(stack[-1][1].hidden)
+                                stack.append((i + 1, Snapshot(stored, structure, values)))
+                    del (
+                        leaves,
+                        incoming,
+                        loss,
+                        stored,
+                        pool,
+                        fitting,
+                    )  # else they would stay through the backward passes
                     continue
 
                 # Step t again, from the same state and with the same random numbers, now with its graph. The state is
-                # cut from step t − 1: the gradient that reaches it here is carried there by hand, in `later`.
+                # cut from step t − 1: the gradient that reaches it here is carried there by hand, in `state_grads`. No
+                # gradient leaves the first step of a part, but at step 0, where it goes to the caller's state.
                 stack.pop()
                 torch.clear_autocast_cache()  # it holds weights that the pass without gradient has cast
-                source = first_leaves if t == 0 else fetch(start.leaves)
-                leaves = cut(source, wanted=t == 0 or t > first, own=t == 0)
-                final = t == first and first + horizon >= count
+                source = initial.leaves if t == 0 else fetch(start.leaves)
+                leaves = cut(source, needs_grad=t == 0 or t > part_begin, of_caller=t == 0)
+                last_backward = t == part_begin and part_begin + horizon >= count
                 # Gradients are reduced over processes once: in the last backward pass of all.
-                with nullcontext() if final or no_sync is None else no_sync():
-                    with named(t):
+                with nullcontext() if last_backward or no_sync is None else no_sync():
+                    with errors_name_step(t):
                         loss, outgoing, structure, aux[t] = run(step, t, leaves, start.structure)
                         losses[t] = scalars.copy(0, loss.detach())
                         if t + 1 == slide < count:
                             next_state = pytree.tree_unflatten(compact(outgoing, leaves), structure)
-                        if later is None:  # the last step of the part: no gradient comes from behind it
-                            end = Start(compact(outgoing, leaves), structure, hidden.take(start.hidden))
-                            later = [None] * len(outgoing)
+                        if state_grads is None:
+                            # The last step of the part: no gradient comes from behind it. The first pass stopped before
+                            # it, so the state that the part ends with is known only now.
+                            final = Snapshot(compact(outgoing, leaves), structure, hidden.capture(start.hidden))
+                            state_grads = [None] * len(outgoing)
                         elif verify:
-                            now = Start(outgoing, structure, hidden.take(expected.hidden))
-                            compare(hidden, now, expected, losses[t], first_losses[t], tolerance, remedies)
+                            replayed = Snapshot(outgoing, structure, hidden.capture(forward.hidden))
+                            compare(hidden, replayed, forward, losses[t], forward_losses[t], tolerance, advice)
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
-                    with named(t, "the backward pass of "):
-                        reduces = final and no_sync is not None
-                        any_gradient |= differentiate(numbers[t], loss, outgoing, later, backward, reduces)
+                    with errors_name_step(t, "the backward pass of "):
+                        reduces = last_backward and no_sync is not None
+                        any_gradient |= differentiate(loss_weights[t], loss, outgoing, state_grads, backward, reduces)
                     del loss, outgoing  # the graph goes before the next one is made
                 torch.clear_autocast_cache()
-                later = [x.grad if differentiable(x) else None for x in leaves]
-                expected = start._replace(leaves=leaves)
+                state_grads = [x.grad if differentiable(x) else None for x in leaves]
+                forward = start._replace(leaves=leaves)  # fetched: those of `start` may be in the host's memory
                 t -= 1
-            if first == 0:
-                state_grad = pytree.tree_unflatten(later, begin.structure)
-            hidden.put(end.hidden)
+            if part_begin == 0:
+                state_grad = pytree.tree_unflatten(state_grads, initial.structure)
+            hidden.restore(final.hidden)
         if not any_gradient:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
     except BaseException:
-        hidden.take()  # the step that failed may have added an attribute
-        hidden.put(begin.hidden)
+        hidden.capture()  # the step that failed may have added an attribute
+        hidden.restore(initial.hidden)
         raise
 
     # --- the result ---
     wide = functools.reduce(torch.promote_types, (x.dtype for x in losses))
-    found_losses = torch.stack([x.to(wide) for x in losses])
-    weighted = found_losses * found_losses.new_tensor(numbers, dtype=torch.promote_types(wide, torch.float32))
-    state = pytree.tree_unflatten(end.leaves, end.structure)
-    return ReplayResult(weighted.sum(), found_losses, state, state_grad, state if slide == count else next_state, aux)
+    stacked = torch.stack([x.to(wide) for x in losses])
+    weighted = stacked * stacked.new_tensor(loss_weights, dtype=torch.promote_types(wide, torch.float32))
+    state = pytree.tree_unflatten(final.leaves, final.structure)
+    return ReplayResult(weighted.sum(), stacked, state, state_grad, state if slide == count else next_state, aux)
 
 
 def module_of(step: Any) -> nn.Module | None:

@@ -13,8 +13,8 @@ from mnemos._compat import buffers_of, pytree, write_count
 from mnemos.types import InputError, State
 
 
-class Start(NamedTuple):
-    """What a step starts from. hidden: as `HiddenInputs.take` returns it."""
+class Snapshot(NamedTuple):
+    """What a step starts from, or a rollout ends with. hidden: as `HiddenInputs.capture` returns it."""
 
     leaves: list[Any]
     structure: Any
@@ -50,17 +50,20 @@ def flatten(state: State) -> tuple[list[Any], Any]:
     return leaves, structure
 
 
-def cut(leaves: list[Any], wanted: bool, own: bool) -> list[Any]:
-    """Leaves for the graph of one step. wanted: with gradients of their own. own: the caller's, which get them too."""
-    own_leaves = []
+def cut(leaves: list[Any], needs_grad: bool, of_caller: bool) -> list[Any]:
+    """The state as leaves of the graph of one step.
+
+    needs_grad: they get gradients. of_caller: it is the caller's state; what it was computed from gets gradients too.
+    """
+    graph_leaves = []
     for x in leaves:
-        if own and isinstance(x, Tensor) and x.requires_grad:
+        if of_caller and isinstance(x, Tensor) and x.requires_grad:
             x = x.view_as(x)  # what the caller computed it from gets its gradient through this view
             x.retain_grad()
         elif differentiable(x):
-            x = x.detach().requires_grad_(wanted)
-        own_leaves.append(x)
-    return own_leaves
+            x = x.detach().requires_grad_(needs_grad)
+        graph_leaves.append(x)
+    return graph_leaves
 
 
 def check_untouched(leaves: list[Any], writes: list[int | None], returned: list[Any]) -> None:
@@ -71,15 +74,15 @@ def check_untouched(leaves: list[Any], writes: list[int | None], returned: list[
     """
     for x, before in zip(leaves, writes, strict=True):
         if isinstance(x, Tensor) and write_count(x) != before:
-            parts = [part(y) for y in returned if isinstance(y, Tensor)]
-            if part(x) in parts or part(x)[0] not in {storage for storage, *_ in parts}:
+            own, spans = storage_span(x), [storage_span(y) for y in returned if isinstance(y, Tensor)]
+            if own in spans or own[0] not in {storage for storage, *_ in spans}:
                 raise InputError(
                     "expected the given state untouched, found it changed in place; let the step work on clones of its "
                     "tensors"
                 )
 
 
-def part(x: Tensor) -> tuple[Any, ...]:
+def storage_span(x: Tensor) -> tuple[Any, ...]:
     """A tensor's storage, and its offset and shape in it."""
     return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape
 
@@ -146,20 +149,20 @@ def fetch(leaves: list[Any]) -> list[Any]:
 # --- the rows of the batch ---
 
 
-class Rows:
+class RowResets:
     """The rows of the batch, and which begin again before a step.
 
-    masks: per step None or a mask [B]. start: the state, or a function that makes it, that rows begin again with; None
-    is zeros. axes: where the batch is, one axis or a pytree of the state's structure with an axis, or None, for each
-    leaf; None if the caller named none: then the first axis, where no other could be meant.
+    masks: per step None or a mask [B]. reset_to: the state that rows begin again with, or a function that makes it;
+    None is zeros. axes: where the batch is, one axis or a pytree of the state's structure with an axis, or None, for
+    each leaf; None if the caller named none: then the first axis, where no other could be meant.
     """
 
-    def __init__(self, masks: Sequence[Tensor | None], start: Any, axes: Any) -> None:
+    def __init__(self, masks: Sequence[Tensor | None], reset_to: Any, axes: Any) -> None:
         self.masks, self.axes = masks, axes
-        self.start: Callable[[], State] = start if callable(start) else lambda: start
+        self.reset_to: Callable[[], State] = reset_to if callable(reset_to) else lambda: reset_to
         self.one_axis = axes is None or isinstance(axes, int)
 
-    def restart(self, t: int, leaves: list[Any], structure: Any) -> tuple[State, list[Any]]:
+    def apply(self, t: int, leaves: list[Any], structure: Any) -> tuple[State, list[Any]]:
         """The state of step t with the rows of its mask begun again, and its leaves."""
         mask, state = self.masks[t], pytree.tree_unflatten(leaves, structure)
         if mask is None or state is None:
@@ -176,21 +179,21 @@ class Rows:
                         f"{len(mask)} rows along two of them; give batch_axis=0, or 1 for [layers, B, D] "
                         "(torch.nn.LSTM, GRU)"
                     )
-        begin = self.start()
+        origin = self.reset_to()
         axes, axes_structure = pytree.tree_flatten(self.axes)
-        starts, start_structure = pytree.tree_flatten(begin)
-        for name, other, one in (
+        origin_leaves, origin_structure = pytree.tree_flatten(origin)
+        for name, other, one_for_all in (
             ("batch_axis", axes_structure, self.one_axis),
-            ("reset_to", start_structure, begin is None),
+            ("reset_to", origin_structure, origin is None),
         ):
-            if not one and other != structure:
+            if not one_for_all and other != structure:
                 raise InputError(
                     f"reset: expected {name} with the structure of the state, which has {structure.num_leaves} leaves, "
                     f"found another one with {other.num_leaves}"
                 )
         axes = [self.axes or 0] * len(leaves) if self.one_axis else axes
-        starts = [0] * len(leaves) if begin is None else starts
-        fresh = [_restart(*each, mask) for each in zip(leaves, axes, starts, strict=True)]
+        origin_leaves = [0] * len(leaves) if origin is None else origin_leaves
+        fresh = [_reset_rows(*each, mask) for each in zip(leaves, axes, origin_leaves, strict=True)]
         return pytree.tree_unflatten(fresh, structure), fresh
 
     def check_segment(self, segment: Any, leaves: list[Any], error: Exception | None = None) -> None:
@@ -225,8 +228,8 @@ class Rows:
             ) from error
 
 
-def _restart(x: Any, axis: int | None, start: Any, mask: Tensor) -> Any:
-    """x with the rows of the mask along the axis set to `start`."""
+def _reset_rows(x: Any, axis: int | None, origin: Any, mask: Tensor) -> Any:
+    """x with the rows of the mask along the axis set to `origin`."""
     if not isinstance(x, Tensor) or axis is None:
         return x
     rows = x.shape[axis] if -x.dim() <= axis < x.dim() else "no"
@@ -237,7 +240,7 @@ def _restart(x: Any, axis: int | None, start: Any, mask: Tensor) -> Any:
         )
     shape = [1] * x.dim()
     shape[axis] = -1
-    fresh = torch.as_tensor(start, dtype=x.dtype, device=x.device)
+    fresh = torch.as_tensor(origin, dtype=x.dtype, device=x.device)
     try:
         fresh = fresh.expand(x.shape)
     except RuntimeError:
@@ -264,10 +267,12 @@ class HiddenInputs:
     attribute, is known from when it first holds a tensor; before, its value is that at the start of the rollout.
     """
 
-    def __init__(self, module: nn.Module | None, own: Iterable[Any]) -> None:
+    def __init__(self, module: nn.Module | None, of_caller: Iterable[Any]) -> None:
         modules = module.named_modules() if module is not None else ()
-        if not isinstance(own, Iterable):
-            raise InputError(f"replay: expected generators=[...], found one {type(own).__name__}; give it in a list")
+        if not isinstance(of_caller, Iterable):
+            raise InputError(
+                f"replay: expected generators=[...], found one {type(of_caller).__name__}; give it in a list"
+            )
         self.generators: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
             (torch.get_rng_state, torch.set_rng_state),
             (random.getstate, random.setstate),
@@ -275,7 +280,7 @@ class HiddenInputs:
         ]
         for _, device in generators.devices():
             self.generators.append(_access_device(device))
-        self.generators += map(_access, own)
+        self.generators += map(_access, of_caller)
         # Of each holder of tensors: what errors call it, the live mapping, and a copy of that at the start.
         self.holders: list[tuple[str, Any, dict[str, Any]]] = []
         for prefix, module in modules:
@@ -284,8 +289,15 @@ class HiddenInputs:
         self.entries: dict[tuple[int, str], None] = {}  # in the order in which they first held a tensor
         self.current: list[Any] = []  # the values now; empty where a step may have changed them
 
-    def take(self, before: Sequence[Any] = ()) -> list[Any]:
-        """The values now: those of the generators, then those of the entries. What equals `before` is shared."""
+    def mark_changed(self) -> None:
+        """To be called before whatever may change them, so that `restore` sets them all."""
+        self.current = []
+
+    def capture(self, before: Sequence[Any] = ()) -> list[Any]:
+        """The values now: those of the generators, then those of the entries. What equals `before` is shared.
+
+        A buffer or attribute that holds a tensor for the first time becomes an entry.
+        """
         for i, (_, holder, _) in enumerate(self.holders):
             for name, x in holder.items():
                 if type(x) is Tensor and (i, name) not in self.entries and _is_plain(x):
@@ -312,7 +324,7 @@ class HiddenInputs:
         return whole
 
     @torch.no_grad()
-    def put(self, values: Sequence[Any]) -> None:
+    def restore(self, values: Sequence[Any]) -> None:
         """Set them, by copying into the tensors of the start where shape and dtype fit."""
         values = self.complete(values)
         current = self.current or [None] * len(values)
@@ -321,24 +333,24 @@ class HiddenInputs:
             if now is not value:
                 set_(value)
         for (i, name), now, value in zip(self.entries, current[count:], values[count:], strict=True):
-            _, holder, at_first = self.holders[i]
-            own = at_first.get(name, _ABSENT)
-            if now is value and holder.get(name, _ABSENT) is own:
+            _, holder, first_values = self.holders[i]
+            at_start = first_values.get(name, _ABSENT)
+            if now is value and holder.get(name, _ABSENT) is at_start:
                 continue
             if value is _ABSENT:
                 holder.pop(name, None)
-            elif not isinstance(value, Tensor) or value is own:
+            elif not isinstance(value, Tensor) or value is at_start:
                 holder[name] = value
-            elif type(own) is Tensor and _is_plain(own) and alike(own, value):
-                holder[name] = own
-                if not torch.equal(own, value):  # a write would spoil graphs that have saved it
-                    own.copy_(value)
+            elif type(at_start) is Tensor and _is_plain(at_start) and alike(at_start, value):
+                holder[name] = at_start
+                if not torch.equal(at_start, value):  # a write would spoil graphs that have saved it
+                    at_start.copy_(value)
             else:
                 holder[name] = value.clone()
         self.current = values
 
     def entry_name(self, number: int) -> str:
-        """What errors call the value of this number in what `take` returns; "" for a generator."""
+        """What errors call the value of this number in what `capture` returns; "" for a generator."""
         if number < len(self.generators):
             return ""
         i, name = list(self.entries)[number - len(self.generators)]

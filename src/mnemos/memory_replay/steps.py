@@ -11,7 +11,7 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.types import InputError
 
-from .start import HiddenInputs, Start, compact, describe, differentiable, part
+from .start import HiddenInputs, Snapshot, compact, describe, differentiable, storage_span
 
 # Allowed differences relative to a tensor's norm: kernels may round differently with and without gradient. New random
 # numbers for dropout, or a shuffled batch, differ by far more.
@@ -20,7 +20,7 @@ HALF = 2e-2  # for a step that computes in half precision, whatever the dtype of
 
 
 @contextlib.contextmanager
-def named(t: int, part: str = "") -> Iterator[None]:
+def errors_name_step(t: int, part: str = "") -> Iterator[None]:
     """Inside, an error says in which step it was raised."""
     try:
         yield
@@ -89,39 +89,53 @@ def differentiate(
 
 def compare(
     hidden: HiddenInputs,
-    now: Start,
-    then: Start,
+    replayed: Snapshot,
+    forward: Snapshot,
     loss: Tensor,
-    first: Tensor | None,
+    forward_loss: Tensor | None,
     tolerance: float | None,
-    remedies: list[str],
+    advice: list[str],
 ) -> None:
     """Raise InputError unless the replay of a step ended as the first pass did, up to rounding.
 
-    first: the loss of the first pass; None if `advance` computed it. tolerance: relative to a tensor's norm. remedies:
-    what the error says to do.
+    forward: the state of the first pass; forward_loss: its loss, None if `advance` computed the state. tolerance:
+    relative to a tensor's norm. advice: what the error says to do, from `remedies`.
     """
-    if now.structure != then.structure:
+    if replayed.structure != forward.structure:
         raise InputError(
-            f"expected its replay to give a state of the same structure as the first pass, found {now.structure!s:.80} "
-            f"instead of {then.structure!s:.80}; let the structure depend on segment and state alone"
+            f"expected its replay to give a state of the same structure as the first pass, found "
+            f"{replayed.structure!s:.80} instead of {forward.structure!s:.80}; let the structure depend on segment and "
+            "state alone"
         )
-    actual = [*now.leaves, loss, *now.hidden]
-    expected = [*then.leaves, loss if first is None else first, *hidden.complete(then.hidden)]
-    for i, (a, b) in enumerate(zip(actual, expected, strict=True), start=-len(now.leaves)):
-        name = "state" if i < 0 else hidden.entry_name(i - 1) if i else "loss"
-        if a is b or not name:
+    pairs = [("state", a, b) for a, b in zip(replayed.leaves, forward.leaves, strict=True)]
+    if forward_loss is not None:
+        pairs.append(("loss", loss, forward_loss))
+    expected_hidden = hidden.complete(forward.hidden)
+    for i, (a, b) in enumerate(zip(replayed.hidden, expected_hidden, strict=True)):
+        pairs.append((hidden.entry_name(i), a, b))
+    for name, a, b in pairs:
+        if a is b or not name:  # "": a random generator, which `advance` may have used less
             continue
         difference, half = _difference(a, b, tolerance)
         if difference:
             if half:
-                remedies = [f"give tolerance={HALF} if the step computes in half precision", *remedies]
+                advice = [f"give tolerance={HALF} if the step computes in half precision", *advice]
             else:
-                remedies = [*remedies, "give verify=False if it is about zero because its summands cancel"]
+                advice = [*advice, "give verify=False if it is about zero because its summands cancel"]
             raise InputError(
                 f"expected its replay to give the {name} of the first pass, found it different ({difference}); "
-                + ", or ".join(remedies)
+                + ", or ".join(advice)
             )
+
+
+def remedies(has_advance: bool, has_module: bool) -> list[str]:
+    """What to do where a replayed step differs from the first pass."""
+    advice = ["draw from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...]"]
+    if has_advance:
+        advice.append("let advance do to state and buffers what step does")
+    if not has_module:
+        advice.append("name the module whose buffers change")
+    return advice
 
 
 def _difference(a: Any, b: Any, tolerance: float | None) -> tuple[str, bool]:
@@ -157,9 +171,11 @@ def check_attached(incoming: list[Any], returned: list[Any]) -> None:
     What is returned as it came does not count, for it carries the gradient that it came with. One part without gradient
     beside one that has it is no error: a state may keep what a segment was given.
     """
-    carried = {part(x): x.requires_grad for x in incoming if isinstance(x, Tensor)}
+    carried = {storage_span(x): x.requires_grad for x in incoming if isinstance(x, Tensor)}
     if any(carried.values()):
-        attached = [x.requires_grad for x in returned if differentiable(x) and x.numel() and part(x) not in carried]
+        attached = [
+            x.requires_grad for x in returned if differentiable(x) and x.numel() and storage_span(x) not in carried
+        ]
         if attached and not any(attached):
             raise InputError(
                 "expected a state that carries gradient, found it detached; return it with its graph, or ask for "

@@ -1,7 +1,7 @@
 """Whole models: `logits, state = model(x, state)`.
 
 Each file is one model, read from top to bottom: settings, blocks, the model, whose `forward` is the whole computation.
-Read `transformer.py` first: any attention as a language model or a classifier, and what the others share with it.
+Read `transformer.py` first: any attention as a language model or a classifier; `shared.py` has what all models share.
 `segments.py` has the models that read in segments with memory tokens around them (Memory Transformer, RMT, ARMT);
 `memformer.py` an encoder that writes slots beside a decoder; `encoder_decoder.py` translation; `lstm.py` the baseline.
 `store.py` is a model on disk.

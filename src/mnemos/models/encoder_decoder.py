@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import pad_to_capacity
+from mnemos.attention.multi_head import padded_state
 from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
@@ -36,6 +36,7 @@ from mnemos.types import (
     combined_state_kind,
 )
 
+from .shared import branch_layers, check_mode, check_sizes, init_weights
 from .transformer import (
     MLP,
     Block,
@@ -43,12 +44,8 @@ from .transformer import (
     Norm,
     SinusoidalPositions,
     Ungated,
-    add_into,
-    branch_layers,
-    check_mode,
-    check_sizes,
+    add_residual,
     dropout_of,
-    init_weights,
     module_list,
 )
 
@@ -76,15 +73,15 @@ class DecoderBlock(nn.Module):
         together = source[0].shape[0], -1, x.shape[-1]
         if self.norm == "pre":
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = add_into(x, self.dropout(y))
+            x = add_residual(self.dropout(y), x)
             y = self.read(self.read_norm(x).reshape(together), source, visible).reshape(x.shape)
-            x = add_into(x, self.dropout(y))
-            return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
+            x = add_residual(self.dropout(y), x)
+            return add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x), state
         y, state = self.attention(x, state, mask)
-        x = self.attention_norm(add_into(x, self.dropout(y)))
+        x = self.attention_norm(add_residual(self.dropout(y), x))
         y = self.read(x.reshape(together), source, visible).reshape(x.shape)
-        x = self.read_norm(add_into(x, self.dropout(y)))
-        return self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
+        x = self.read_norm(add_residual(self.dropout(y), x))
+        return self.mlp_norm(add_residual(self.dropout(self.mlp(x)), x)), state
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -368,7 +365,7 @@ class EncoderDecoder(nn.Module):
     def pad_to_capacity(self, state: EncoderDecoderState) -> EncoderDecoderState:
         """The same state with those of the decoder's layers at their capacity."""
         layers = zip(self._attentions, state.layers, strict=True)
-        return state._replace(layers=tuple(pad_to_capacity(attention, layer) for attention, layer in layers))
+        return state._replace(layers=tuple(padded_state(attention, layer) for attention, layer in layers))
 
     def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
         """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""

@@ -15,7 +15,8 @@ from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError, check_token_ids
 
-from .transformer import LanguageModel, check_sizes, dropout_of, init_weights, language_head
+from .shared import LanguageModel, check_sizes, init_weights, language_head
+from .transformer import dropout_of
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
 _BFLOAT16_LSTM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -18,30 +18,18 @@ from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.relative import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
-from mnemos.config import ModelConfig, check_fields, with_fields
+from mnemos.config import ModelConfig, check_fields, with_fields, with_signature
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.key_values import BranchedKeyValues, KeyValues, pad_front
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.padding import Rows, count_seen
+from mnemos.ops.padding import PackedRows, count_seen
 from mnemos.registry import register
 from mnemos.types import Device, InputError, check_heads, check_token_ids
 
 from .segments import check_state_fits, rows_of, with_rows, without_rows
-from .transformer import (
-    Activation,
-    LanguageModel,
-    add_into,
-    check_sizes,
-    dropout_of,
-    init_weights,
-    language_head,
-    mlp_of,
-    module_list,
-    norm_of,
-    shrink_residuals,
-    with_signature,
-)
+from .shared import LanguageModel, check_sizes, init_weights, language_head, shrink_residuals
+from .transformer import Activation, add_residual, dropout_of, mlp_of, module_list, norm_of
 
 
 @register
@@ -138,10 +126,10 @@ class ReadingBlock(nn.Module):
     ) -> tuple[Tensor, KeyValues | None]:
         y, after = self.attention(self.attention_norm(x), state, mask, bias)
         assert not isinstance(after, BranchedKeyValues)
-        x = add_into(x, self.dropout(y))
+        x = add_residual(self.dropout(y), x)
         for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
-            x = add_into(x, self.dropout(read(norm(x), source, seen)))
-        return add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), after
+            x = add_residual(self.dropout(read(norm(x), source, seen)), x)
+        return add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x), after
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -388,7 +376,7 @@ class Memformer(LanguageModel):
 
     def _encode(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[Rows, list[tuple[Stretch, Read]], MemformerState, tuple[DecoderCache, ...]]:
+    ) -> tuple[PackedRows, list[tuple[Stretch, Read]], MemformerState, tuple[DecoderCache, ...]]:
         """Encoder and writer: the rows' tokens, what the decoder reads in each stretch, the state after, caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
@@ -404,7 +392,9 @@ class Memformer(LanguageModel):
         if 0 in seen:
             encoded, valid = self.encode_start(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
         unfinished = Unfinished(state.pending, state.pending_valid)
-        rows = Rows.of(x.long(), mask)  # segments count valid tokens; the state keeps those of one that is not complete
+        rows = PackedRows.of(
+            x.long(), mask
+        )  # segments count valid tokens; the state keeps those of one that is not complete
         steps = []
         for stretch in stretches([n % length for n in seen], rows.counts, length):
             steps.append((stretch, Read(encoded, valid, self.slots(memory) if self.decoder.memory else None)))
@@ -448,7 +438,7 @@ class Memformer(LanguageModel):
         return None if self.memory is None or memory is None else self.memory.contents(memory)
 
     def _decode(
-        self, rows: Rows, steps: list[tuple[Stretch, Read]], caches: tuple[DecoderCache, ...]
+        self, rows: PackedRows, steps: list[tuple[Stretch, Read]], caches: tuple[DecoderCache, ...]
     ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
         """The decoder over all stretches: outputs [B, t, D] and the caches after them."""
         x, b, length, like, i = rows.x, len(rows.x), self.config.segment, self.embedding.weight, 0

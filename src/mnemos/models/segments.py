@@ -22,7 +22,7 @@ from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
-from mnemos.ops.padding import Rows, count_seen
+from mnemos.ops.padding import PackedRows, count_seen
 from mnemos.ops.rotary import Rotary
 from mnemos.ops.sinusoids import sinusoids
 from mnemos.registry import register
@@ -38,20 +38,8 @@ from mnemos.types import (
     select,
 )
 
-from .transformer import (
-    Activation,
-    Block,
-    LanguageModel,
-    Norm,
-    check_sizes,
-    dropout_of,
-    final_norm_of,
-    init_weights,
-    language_head,
-    mlp_of,
-    module_list,
-    shrink_residuals,
-)
+from .shared import LanguageModel, check_sizes, init_weights, language_head, shrink_residuals
+from .transformer import Activation, Block, Norm, dropout_of, final_norm_of, mlp_of, module_list
 
 
 class Layout(NamedTuple):
@@ -325,7 +313,7 @@ class SegmentModel(LanguageModel):
             self._check_state(state, b)
             seen = state.seen.tolist()
         after = count_seen(x, state.seen, mask)
-        rows = Rows.of(x, mask)  # segments count valid tokens
+        rows = PackedRows.of(x, mask)  # segments count valid tokens
         memory, caches = state.memory, state.layers
         position, whole = [n % length for n in seen], min(rows.counts) // length
         start, outputs = 0, []

@@ -1,11 +1,10 @@
 """The plain Transformer: any attention, with or without a gated cache, as a language model or a classifier.
 
-From top to bottom: what a block is made of (MLP, norms, positions), the settings, the model, whose `forward` is the
-whole computation, and what the other models of this room share with it.
+From top to bottom: what a block is made of (MLP, norms, positions), the settings, and the model, whose `forward` is the
+whole computation. What it shares with the other models of this room is in shared.py.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import pad_to_capacity
+from mnemos.attention.multi_head import padded_state
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields, with_signature
 from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
@@ -42,8 +41,9 @@ from mnemos.types import (
     combined_splits,
     combined_state_kind,
     leaves,
-    select,
 )
+
+from .shared import branch_layers, check_mode, check_sizes, init_weights, language_head, shrink_residuals
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
@@ -54,7 +54,7 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu_,
     nn.SiLU: torch.ops.aten.silu_,
 }
-TABLE = 4096  # positions that a table of sinusoids may have; those of longer streams are computed
+TABLE = 4096  # the position up to which a table of sinusoids serves a stream; beyond it they are computed
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -107,9 +107,9 @@ class GatedMLP(nn.Module):
         __call__ = forward
 
 
-def dropout_of(share: float) -> nn.Module:
+def dropout_of(rate: float) -> nn.Module:
     """Dropout, or nothing at all where no value is dropped."""
-    return Dropout(share) if share else nn.Identity()
+    return Dropout(rate) if rate else nn.Identity()
 
 
 def mlp_of(dim: int, hidden: int, activation: Activation, dropout: float) -> MLP | GatedMLP:
@@ -127,8 +127,8 @@ def final_norm_of(norm: Norm, dim: int) -> nn.Module:
     return nn.Identity() if norm == "post" else norm_of(norm, dim)
 
 
-def add_into(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, in the memory of y where no gradient needs y; no other code may hold y."""
+def add_residual(y: Tensor, x: Tensor) -> Tensor:
+    """x + y, written into y where no gradient needs y; so no other code may hold y."""
     return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 
 
@@ -149,13 +149,17 @@ class Block(nn.Module):
         self.norm, self.dropout = norm, dropout_of(dropout)
 
     def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
-        if self.norm != "post":
+        if self.norm == "post":
+            y, state = self.attention(x, state, mask)
+            x = self.attention_norm(add_residual(self.dropout(y), x))
+            if self.mlp is not None:
+                x = self.mlp_norm(add_residual(self.dropout(self.mlp(x)), x))
+        else:
             y, state = self.attention(self.attention_norm(x), state, mask)
-            x = add_into(x, self.dropout(y))
-            return x if self.mlp is None else add_into(x, self.dropout(self.mlp(self.mlp_norm(x)))), state
-        y, state = self.attention(x, state, mask)
-        x = self.attention_norm(add_into(x, self.dropout(y)))
-        return x if self.mlp is None else self.mlp_norm(add_into(x, self.dropout(self.mlp(x)))), state
+            x = add_residual(self.dropout(y), x)
+            if self.mlp is not None:
+                x = add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x)
+        return x, state
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -188,7 +192,8 @@ class SinusoidalPositions(nn.Module):
 
     mask [B, T] bool: positions count valid tokens.
 
-    The first `TABLE` positions come from a table, which is kept between calls and grows as it is needed.
+    They come from a table, which is kept between calls and grows as it is needed: to the length of a call without
+    `seen`, and to `TABLE` for a stream. Later positions of a stream are computed in every call.
     """
 
     def __init__(self) -> None:
@@ -196,16 +201,17 @@ class SinusoidalPositions(nn.Module):
         self._table: Tensor | None = None
 
     def forward(self, y: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        t, dim, stops = y.shape[1], y.shape[2], y.shape[1]
+        t, dim, end = y.shape[1], y.shape[2], y.shape[1]
         if seen is not None and seen.numel() and reads_without_waiting(seen):
-            stops += int(seen.max())
+            end += int(seen.max())
         elif seen is not None:
-            stops = TABLE + 1  # unknown without waiting for the device
-        if torch.compiler.is_compiling() or (stops > TABLE and seen is not None):
+            end = TABLE + 1  # unknown without waiting for the device
+        if torch.compiler.is_compiling() or (end > TABLE and seen is not None):
             return y + sinusoids(positions(t, seen, mask, y.device), dim).to(y.dtype)
         table = self._table
-        if table is None or len(table) < stops or table.device != y.device or table.dtype != y.dtype:
-            longest = stops if seen is None else min(TABLE, 2 * stops)
+        if table is None or len(table) < end or table.device != y.device or table.dtype != y.dtype:
+            # Twice as long as needed: a stream of single tokens then rarely makes it anew.
+            longest = end if seen is None else min(TABLE, 2 * end)
             table = self._table = sinusoids(torch.arange(longest, device=y.device), dim).to(y.dtype)
         return y + (table[:t] if seen is None and mask is None else table[positions(t, seen, mask, y.device)])
 
@@ -242,8 +248,8 @@ class TransformerConfig(ModelConfig):
         position: "auto": rotary where the attention can rotate queries and keys of an even width; none where its scores
             depend on distances (Transformer-XL, compressive); else sinusoidal. Rotary and sinusoidal positions have no
             limit; with rotary ones softmax scores depend on distances alone, linear attention on the positions too.
-        scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. They are
-            always scaled with the norm "rms" and sinusoids.
+        scale_embedding: tokens' embeddings times √D, so that sinusoids are not larger than new embeddings. With the
+            norm "rms" and sinusoids they always are.
         activation: of the MLP; "swiglu": gated, SiLU(W₁·x) ⊙ W₂·x.
         dropout: the share of hidden values that training sets to zero.
         attention: its settings, or the name of one.
@@ -286,7 +292,7 @@ class TransformerConfig(ModelConfig):
         return cls(**{"norm": "pre", "activation": "gelu", "position": "sinusoidal", "mlp": 512, **fields})
 
     @property
-    def positions(self) -> Literal["rotary", "sinusoidal", "learned", "none"]:
+    def resolved_position(self) -> Literal["rotary", "sinusoidal", "learned", "none"]:
         """`position`, with "auto" resolved."""
         if self.position != "auto":
             return self.position
@@ -298,7 +304,9 @@ class TransformerConfig(ModelConfig):
     @property
     def embedding_scale(self) -> float:
         """What embeddings are multiplied by: √D or 1."""
-        scaled = self.scale_embedding or (self.norm == "rms" and self.positions == "sinusoidal" and not self.features)
+        scaled = self.scale_embedding or (
+            self.norm == "rms" and self.resolved_position == "sinusoidal" and not self.features
+        )
         return self.dim**0.5 if scaled else 1.0
 
     def build(self) -> "Transformer":
@@ -307,32 +315,10 @@ class TransformerConfig(ModelConfig):
 
 @exportable
 class TransformerState(NamedTuple):
-    """seen [B] int64: valid tokens of the row (None: not causal, each segment starts at 0). layers: their states."""
+    """seen [B] int64: valid tokens of the row (None: not causal, each segment starts at 0). layers: of attentions."""
 
     seen: Tensor | None
     layers: tuple[State, ...]
-
-
-def with_signature(config: type) -> Callable[[type[M]], type[M]]:
-    """Give a model class the signature of its configuration, with the defaults, for `help` and notebooks.
-
-    The meanings of the fields, "Attributes:" at the end of the configuration's docstring, are added to the model's.
-    """
-
-    def decorate(model: type[M]) -> type[M]:
-        first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=config)
-        defaults, only = config(), inspect.Parameter.KEYWORD_ONLY
-        fields = [
-            inspect.Parameter(f.name, only, default=getattr(defaults, f.name), annotation=f.type)
-            for f in dataclasses.fields(config)
-        ]
-        model.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
-        _, _, meanings = (inspect.getdoc(config) or "").partition("\nAttributes:\n")
-        if meanings:  # none with python -OO
-            model.__doc__ = f"{inspect.getdoc(model)}\n\nFields:\n{meanings}"
-        return model
-
-    return decorate
 
 
 @with_signature(TransformerConfig)
@@ -351,7 +337,7 @@ class Transformer(nn.Module):
     Raises InputError for impossible shapes, tokens outside the vocabulary, sequences longer than learned positions.
     """
 
-    picks_positions = True
+    picks_positions = True  # `forward` takes `only`
     head: nn.Module
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
@@ -364,15 +350,15 @@ class Transformer(nn.Module):
         prefix = int(bool(c.head.classes) and c.head.pool == "cls")  # a learned token in front
         self.cls = nn.Parameter(torch.zeros(c.dim)) if prefix else None
         self.positions: LearnedPositions | SinusoidalPositions | None = None
-        if c.positions == "learned":
+        if c.resolved_position == "learned":
             self.positions = LearnedPositions(c.max_length + prefix, c.dim)
-        elif c.positions == "sinusoidal":
+        elif c.resolved_position == "sinusoidal":
             self.positions = SinusoidalPositions()
         self.scale = c.embedding_scale
         self.dropout = dropout_of(c.dropout)
         # --- blocks ---
         blocks = []
-        rotary = {"rotary": c.rotary} if c.positions == "rotary" else {}
+        rotary = {"rotary": c.rotary} if c.resolved_position == "rotary" else {}
         for number in range(c.layers):
             settings = c.attention.of_layer(number)
             attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
@@ -396,7 +382,7 @@ class Transformer(nn.Module):
         elif c.head.classes and c.head.hidden:
             hidden = nn.Linear(c.dim, c.head.hidden)
             self.head = nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
-        elif c.head.classes or not isinstance(self.embedding, nn.Embedding):
+        elif c.head.classes or not isinstance(self.embedding, nn.Embedding):  # or vectors
             self.head = nn.Linear(c.dim, c.head.classes or c.vocab_size)
         else:
             self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
@@ -410,10 +396,9 @@ class Transformer(nn.Module):
             nn.init.normal_(self.cls, std=c.dim**-0.5)
         if c.head.tied and not c.head.classes and isinstance(self.head, nn.Linear):
             self.head.weight = self.embedding.weight
-        # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
         self._caches = caches(self)
         for cache in self._caches:
-            cache.owned = True
+            cache.owned = True  # this model calls begin_forward and end_forward for it
 
     @property
     def likelihood(self) -> Likelihood | None:
@@ -456,7 +441,7 @@ class Transformer(nn.Module):
         return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
 
     def _state(self, seen: Tensor, layers: tuple[State, ...]) -> TransformerState | None:
-        if {*map(type, layers)} == {type(None)}:
+        if all(layer is None for layer in layers):
             return None
         return TransformerState(seen if self.config.causal else None, layers)
 
@@ -479,7 +464,7 @@ class Transformer(nn.Module):
         began = self.training and begin_forward(self._caches)
         # --- embeddings and positions ---
         seen = None if state is None else state.seen
-        after = count_seen(x, seen, mask)
+        seen_after = count_seen(x, seen, mask)  # before the class token is added, which is no token of the row
         y = self.embedding(zero_invalid(x, mask) if c.features else x)
         if self.scale != 1:
             y = y * self.scale
@@ -490,8 +475,8 @@ class Transformer(nn.Module):
         # --- blocks, each with the state of its attention ---
         layers: list[State] = []
         for i, block in enumerate(self.blocks):
-            y, new = block(y, None if state is None else state.layers[i], mask)
-            layers.append(new)
+            y, layer_state = block(y, None if state is None else state.layers[i], mask)
+            layers.append(layer_state)
         # --- outputs: of every token, of some, or one of the whole sequence ---
         if only is not None:
             y = y[only]
@@ -507,7 +492,7 @@ class Transformer(nn.Module):
         logits = self.head(self.final_norm(y))
         if began:
             end_forward(self._caches)
-        return logits, self._state(after, tuple(layers))
+        return logits, self._state(seen_after, tuple(layers))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -526,7 +511,7 @@ class Transformer(nn.Module):
     def pad_to_capacity(self, state: TransformerState) -> TransformerState:
         """The same state with those of its layers at their capacity."""
         layers = zip(self.blocks, state.layers, strict=True)
-        return state._replace(layers=tuple(pad_to_capacity(block.attention, layer) for block, layer in layers))
+        return state._replace(layers=tuple(padded_state(block.attention, layer) for block, layer in layers))
 
     def branch(self, state: TransformerState | None, copies: int) -> TransformerState | None:
         """The state of `copies` rows for every row, next to each other; softmax attention shares their tokens' keys."""
@@ -582,94 +567,3 @@ def _check(c: TransformerConfig) -> None:
             f"found {c.features} with {head} and scale_embedding {c.scale_embedding}; change one"
         )
     check_mode(c.attention, c.causal)
-
-
-# --- What the other models share with this one ---
-
-
-def check_sizes(config: object, **least: int) -> None:
-    """Raise InputError for a field of the configuration that is below its least value, or is NaN."""
-    for name, value in least.items():
-        if not getattr(config, name) >= value:
-            raise InputError(f"{name}: expected at least {value}, found {getattr(config, name)}; raise it")
-
-
-def check_mode(attention: AttentionConfig, causal: bool) -> None:
-    """Raise InputError unless the attention can be built with this value of `causal`."""
-    if causal not in attention.causal_modes:
-        raise InputError(
-            f"attention {attention.name!r}: expected causal={not causal}, its only mode, found causal={causal}; use "
-            f"another attention, or a model with causal={not causal}"
-        )
-
-
-def init_weights(model: nn.Module) -> None:
-    """Xavier for linear weights, zeros for their biases, normal with variance 1/D for embeddings.
-
-    A layer with a published start of its own then draws it: `draw_weights`.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-    for module in model.modules():
-        draw: Any = getattr(module, "draw_weights", None)
-        if draw is not None:
-            draw()
-
-
-def shrink_residuals(blocks: Iterable[nn.Module]) -> None:
-    """Divide by √(2L) what the L blocks' `output` and `contract` add to the residual at the start (as GPT-2 does)."""
-    blocks = list(blocks)
-    with torch.no_grad():
-        for name, module in nn.ModuleList(blocks).named_modules():
-            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("output", "contract"):
-                module.weight.div_((2 * len(blocks)) ** 0.5)
-
-
-def branch_layers(
-    attentions: Sequence[Attention], layers: Sequence[State], rows: int, copies: int
-) -> tuple[State, ...]:
-    """The states of attentions for `copies` rows per row, next to each other; what they can share is not copied."""
-    index = torch.arange(rows).repeat_interleave(copies)
-    return tuple(
-        attention.branch(state, copies) if hasattr(attention, "branch") else select(state, index)
-        for attention, state in zip(attentions, layers, strict=True)
-    )
-
-
-def language_head(
-    embedding: nn.Embedding, tied: bool = False, cutoffs: Sequence[int] = (), div_value: float = 1.0
-) -> nn.Module:
-    """The head over the embedding's tokens, from hidden states [.., D]. A tied one shares the embedding's weights.
-
-    Without cut-offs, a linear map to logits [.., V], without a bias where it is tied; the caller sets its tied weight
-    after initialisation. With cut-offs, an adaptive softmax. Raises InputError for impossible cut-offs.
-    """
-    if cutoffs:
-        head: nn.Module = load_baseline("adaptive softmax")(embedding, tied, cutoffs, div_value)
-        return head
-    if div_value != 1:
-        raise InputError(f"div_value: expected 1 in a head without cutoffs, found {div_value}; set cutoffs, or use 1")
-    return nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=not tied)
-
-
-class LanguageModel(nn.Module):
-    """Base of the language models of tokens whose state has a constant size, and which may be cut anywhere."""
-
-    splits: Splits = "anywhere"
-    state_kind: StateKind = "constant"
-    rows_independent = True
-    state_gradient = True
-    autoregressive = True
-    picks_positions = True
-    head: nn.Module
-
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """Scores the hidden states [B, T, D], the outputs of an adaptive softmax; None if outputs are logits."""
-        head: Any = self.head
-        return head if hasattr(head, "log_prob") else None

@@ -61,7 +61,7 @@ def take(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(1, order.view(*order.shape, *[1] * (x.dim() - 2)).expand(*order.shape, *x.shape[2:]))
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """The valid tokens of each row without gaps, x [B, t, ..], padded behind to the longest, t at least 1.
 
     counts [B]: their numbers, as Python's; mask [B, t], None where all are valid; order [B, t]: where they stood.
@@ -73,13 +73,13 @@ class Rows(NamedTuple):
     order: Tensor | None
 
     @staticmethod
-    def of(x: Tensor, mask: Tensor | None) -> "Rows":
+    def of(x: Tensor, mask: Tensor | None) -> "PackedRows":
         """The rows of x [B, T, ..]. Reads the mask, for which a device waits."""
         counts = [x.shape[1]] * len(x) if mask is None else mask.sum(1).tolist()
         if mask is None or min(counts) == x.shape[1]:
-            return Rows(x, counts, None, None)
+            return PackedRows(x, counts, None, None)
         order = valid_first(mask)[:, : max(1, *counts)]
-        return Rows(take(x, order), counts, take(mask, order), order)
+        return PackedRows(take(x, order), counts, take(mask, order), order)
 
     def valid(self, span: slice) -> Tensor | None:
         """The mask of some columns; None where all of their tokens are valid."""

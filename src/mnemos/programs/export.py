@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mnemos import libraries
 from mnemos._compat import forget_control_flow, pytree
 from mnemos.atomic import whole_or_none, write_json
-from mnemos.attention.multi_head import pad_to_capacity
+from mnemos.attention.multi_head import padded_state
 from mnemos.config import to_dict
 from mnemos.errors import InputError
 from mnemos.generate.stream import new_state
@@ -168,7 +168,7 @@ class _Encode(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, source: Tensor, valid: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.names, leaves(pad_to_capacity(self.model, self.model.encode(source, valid))), strict=True))
+        return dict(zip(self.names, leaves(padded_state(self.model, self.model.encode(source, valid))), strict=True))
 
 
 _ROWS = 3  # of the examples: a number that is no size of a model's parts by chance, and not 0 or 1
@@ -204,7 +204,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
         state = new_state(model, _ROWS, "export")
         if isinstance(model, EncoderDecoder):
             state = model.encode(torch.zeros(_ROWS, source, dtype=torch.int64))
-        return pad_to_capacity(model, model(x, state)[1] if tokens else state)
+        return padded_state(model, model(x, state)[1] if tokens else state)
 
     def shape(read: Tensor, longer: Tensor, wider: Tensor) -> Shape:
         """Sizes, with names for those that differ between examples."""
@@ -215,7 +215,7 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
 
     with evaluating(model), torch.no_grad():
         # --- the state's tensors: state.00, state.01, … of one length, as torch.export replaces them as text ---
-        new, read = pad_to_capacity(model, new_state(model, 1, "export")), example(2)
+        new, read = padded_state(model, new_state(model, 1, "export")), example(2)
         parts = list(zip(*map(leaves, (read, example(3), example(2, 6))), strict=True))
         names = [f"state.{i:0{len(str(max(len(parts) - 1, 0)))}}" for i in range(len(parts))]
         shapes = {name: shape(*examples) for name, examples in zip(names, parts, strict=True)}

@@ -29,7 +29,7 @@ from mnemos.models.memformer import DecoderCache, Memformer, MemformerState, Rea
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
 from mnemos.models.transformer import LearnedPositions
 from mnemos.ops.linear import LinearState
-from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu, find
+from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu
 from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.relative_position import distance_scores, hide
 from mnemos.ops.rotary import Rotary, rotate
@@ -188,7 +188,7 @@ def _linear_heads(
     self: LinearAttention, form: Form, x: Tensor, state: Sums | None, mask: Tensor | None
 ) -> tuple[Tensor, Sums | None]:
     """`LinearAttention.compute_heads`: queries and keys together, which takes half the operators."""
-    t, phi, turns, seen = x.shape[1], find(self.phi()), None, None
+    t, phi, turns, seen = x.shape[1], self.phi(), None, None
     if isinstance(state, PlacedSums):
         state, seen = state
     if self.rotary is not None:

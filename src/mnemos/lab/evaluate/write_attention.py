@@ -21,7 +21,7 @@ from mnemos.memory.grid import stretches
 from mnemos.memory.slots import SlotMemory, SlotState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.modes import evaluating
-from mnemos.ops.padding import Rows
+from mnemos.ops.padding import PackedRows
 
 from .recorded import KINDS, ShownSegment, SlotExample, SlotKind, WriteAttention
 
@@ -152,7 +152,7 @@ def writing(
     finally:
         hook.remove()
     place = [0] * len(x) if state is None else (state.seen % length).tolist()
-    steps = [step for step in stretches(place, Rows.of(x, mask).counts, length) if any(step.done)]
+    steps = [step for step in stretches(place, PackedRows.of(x, mask).counts, length) if any(step.done)]
     most = max(sum(row) for row in zip(*(step.done for step in steps), strict=True))
     weights, written = writes[0].new_zeros(len(x), most, *writes[0].shape[1:]), [0] * len(x)
     for step, new in zip(steps, writes, strict=True):

@@ -22,7 +22,6 @@ from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.slots import SlotMemory
 from mnemos.models.segments import SegmentAttention
 from mnemos.ops.gated_cache import GateValues
-from mnemos.ops.linear.feature_maps import find
 
 
 class Attended(NamedTuple):
@@ -184,7 +183,7 @@ def _see_sums(
     name: str, note: Note, layer: LinearAttention, attend: Any, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Any
 ) -> Any:
     if layer.causal:
-        phi = find(layer.phi())
+        phi = layer.phi()
         note(name, Summed(phi(q.float()), phi(k.float()), v, state))
     return attend(q, k, v, state, mask)
 

@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
 from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames, check_sizes
-from mnemos.models.transformer import MLP, Block, Ungated, check_mode, dropout_of, init_weights, module_list
+from mnemos.models.shared import check_mode, init_weights
+from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
 from mnemos.ops.sinusoids import sinusoids
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
