@@ -14,7 +14,7 @@ import mnemos
 from mnemos.errors import InputError
 from mnemos.hugging_face import fast_model
 from mnemos.hugging_face.fast_model import _CACHES, is_fast
-from mnemos.hugging_face.fast_token import LAYERS, NORMS, read_token
+from mnemos.hugging_face.fast_token import LAYERS, NORMS, compute_token
 from mnemos.libraries import transformers
 
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
@@ -267,7 +267,7 @@ def test_tokens_of_wide_layers_on_all_instruction_sets(name):
     theirs = read()
     for instructions in mnemos.native.instruction_sets():
         with mnemos.native.instruction_set(instructions), mnemos.fast(model):
-            assert read_token(LAYERS[type(layer).__name__], layer, x[:, :1], None, None) is None
+            assert compute_token(LAYERS[type(layer).__name__], layer, x[:, :1], None, None) is None
             torch.testing.assert_close(read(), theirs, rtol=1e-4, atol=2e-6)
 
 
@@ -279,10 +279,10 @@ def test_single_tokens_are_read_by_the_kernel(monkeypatch):
     found = []
 
     def noted(*given):
-        found.append(read_token(*given))
+        found.append(compute_token(*given))
         return found[-1]
 
-    monkeypatch.setattr(fast_model, "read_token", noted)
+    monkeypatch.setattr(fast_model, "compute_token", noted)
     model.generate(x, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     assert len(found) == 6
     assert None not in found

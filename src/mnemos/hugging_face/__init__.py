@@ -1,10 +1,11 @@
 """Models of Hugging Face Transformers on this library's kernels and states, and this library's models in Transformers.
 
-Three ideas, each read from its first file on. `fast` puts our kernels into a model that stays theirs: `fast_model`,
+Four ideas, each read from its first file on. `fast` puts our kernels into a model that stays theirs: `fast_model`,
 `fast_functions`, `fast_token`. `functional` makes of such a model `y, state = step(x, state)`: `functional_model`, and
 `functional_cache`, on the functions of `fast`. A model of ours becomes one of theirs, which is generated from, trained
-and saved there: `pretrained_model`, `pretrained_heads`, `remembering_model`. From two caches `generate` takes drafts
-back: `state_cache` for our models, `croppable_cache` for theirs.
+and saved there: `pretrained_model`, `pretrained_heads`, `remembering_model`. Assisted generation takes drafts back that
+a model refuses, from a cache whose last tokens can be removed: `state_cache` for our models, `croppable_cache` for
+theirs.
 """
 
 import importlib
@@ -38,7 +39,7 @@ def _load(module: str) -> ModuleType:
     try:
         loaded = importlib.import_module(module)
         if module.rpartition(".")[2] in _IN_TRANSFORMERS:
-            importlib.import_module(f"{__name__}.remembering_model")  # registers them
+            importlib.import_module(f"{__name__}.remembering_model")  # registers our models with the Auto classes
     except ImportError as error:
         if not (error.name or "").startswith("transformers"):
             raise
@@ -46,7 +47,7 @@ def _load(module: str) -> ModuleType:
 
         raise libraries.other_version(
             "mnemos.hugging_face: expected",
-            f"{version('transformers')}, in which something has another place ({error})",
+            f"{version('transformers')}, whose modules have moved ({error})",
         ) from error
     return loaded
 

@@ -1,8 +1,8 @@
 """What `fast` puts in place of the functions that recurrent layers of Transformers call.
 
-Each function below has the name and the parameters that its counterpart has there; behind the star stand those that
-layers hand on beside them, and what `functional` adds: `valid` [B, T], the tokens that count, and a state where they
-have none. None in place of a result: Transformers' own function has to compute it.
+Each has the name of its counterpart there, and its parameters; `state_space` is what those of Mamba-2 share.
+Keyword-only is what layers pass besides, and what `functional` adds: `valid` [B, T], the tokens that count, and a
+state where Transformers takes none. None in place of a result: Transformers' own function has to compute it.
 """
 
 import inspect
@@ -32,7 +32,7 @@ def causal_conv1d_fn(
     seq_idx: Tensor | None = None,
     **ignored: Any,
 ) -> Tensor | None:
-    """y [B, C, T] of inputs [B, C, T] and weights [C, W]."""
+    """y [B, C, T] of inputs [B, C, T] and W taps a channel, weights [C, W]."""
     if not _can_convolve(hidden_states, weight, activation):
         return None
     x = hidden_states.mT
@@ -46,7 +46,10 @@ def causal_conv1d_update(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | None:
-    """y [B, C, T] of inputs [B, C, T] after the last K, conv_state [B, C, K], which is written."""
+    """y [B, C, T] of inputs [B, C, T] after the last K, conv_state [B, C, K], which is written.
+
+    W − 1 of the K are read: Transformers keeps W inputs.
+    """
     if not _can_convolve(hidden_states, weight, activation) or conv_state.dtype is not hidden_states.dtype:
         return None
     window = conv_state[..., conv_state.shape[-1] - weight.shape[1] + 1 :].mT
@@ -137,9 +140,13 @@ def state_space(
     resets: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, P], and the state [B, H, N, P] as `decayed_attention` has it."""
+    """y [B, T, H, P], and the state [B, H, N, P] as `decayed_attention` has it.
+
+    `functional` calls it in place of mamba2_chunk_scan, so it takes a chunk_size, which it does not read.
+    """
     dt = _step_sizes(dt, dt_bias, dt_softplus)
-    dt = _wide(dt if tuple(dt_limit) == _UNLIMITED and dt_softplus else dt.clamp(*dt_limit))
+    changes_nothing = tuple(dt_limit) == _UNLIMITED and dt_softplus  # a softplus is above 0 already
+    dt = _wide(dt if changes_nothing else dt.clamp(*dt_limit))
     x = _wide(hidden_states)
     y, end = decayed_attention(
         _wide(C), _wide(B), x * dt[..., None], A * dt, initial_state, valid, scale=1.0, resets=resets
@@ -165,7 +172,8 @@ def mamba2_selective_state_update(
         return None
     D, dt_bias = None if D is None else D[:, 0], None if dt_bias is None else dt_bias[:, 0]
     x, B, C = (part[:, None] for part in (hidden_states, B, C))
-    y, end = state_space(x, dt[:, None, :, 0], A[:, 0, 0], B, C, 1, D, dt_bias, dt_softplus, initial_state=state.mT)
+    dt, A = dt[:, None, :, 0], A[:, 0, 0]
+    y, end = state_space(x, dt, A, B, C, 1, D, dt_bias, dt_softplus, initial_state=state.mT)
     state.copy_(end.mT)
     return _gated(y[:, 0], z).to(hidden_states.dtype)
 
@@ -230,7 +238,7 @@ def _first_tokens(x: Tensor, seq_idx: Tensor | None) -> Tensor | None:
 
 
 def _step_sizes(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """As in Transformers, the bias is rounded to the type of dt first."""
+    """dt + bias, through a softplus if wanted. As in Transformers, the bias is rounded to the type of dt first."""
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return F.softplus(dt) if softplus else dt
 
@@ -265,25 +273,24 @@ DELTA = (
 FUNCTIONS |= dict.fromkeys(DELTA, torch_chunk_gated_delta_rule)
 
 
-def in_place_of(name: str, theirs: Function) -> Function:
+def replacement_for(name: str, theirs: Function) -> Function:
     """The function of this library where the kernels compute it, and Transformers' elsewhere."""
     ours = FUNCTIONS[name]
 
-    def function(*args: Any, **named: Any) -> Any:
+    def replacement(*args: Any, **options: Any) -> Any:
         # The first two are tokens, or a state and tokens. Exported graphs keep the operations of PyTorch.
-        for x in (*args, *named.values())[:2]:
+        for x in (*args, *options.values())[:2]:
             if not x.is_cpu or x.dtype is torch.float64 or torch.compiler.is_exporting():
-                return theirs(*args, **named)
-        y = ours(*args, **named)
-        return theirs(*args, **named) if y is None else y
+                return theirs(*args, **options)
+        y = ours(*args, **options)
+        return theirs(*args, **options) if y is None else y
 
-    return function
+    return replacement
 
 
 def unknown_parameters(name: str, theirs: Function) -> set[str]:
     """The parameters of Transformers' function that are not known here, and known ones that it lacks."""
-    known = {
-        x.name for x in inspect.signature(FUNCTIONS[name]).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD
-    }
-    others = {x.name for x in inspect.signature(theirs).parameters.values() if x.kind is not x.VAR_KEYWORD}
-    return (known ^ others) - {"chunk_size"}
+    ours = inspect.signature(FUNCTIONS[name]).parameters.values()
+    known = {x.name for x in ours if x.kind is x.POSITIONAL_OR_KEYWORD}
+    needed = {x.name for x in inspect.signature(theirs).parameters.values() if x.kind is not x.VAR_KEYWORD}
+    return (known ^ needed) - {"chunk_size"}  # it changes no result, and functions for single tokens have none

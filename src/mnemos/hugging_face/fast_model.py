@@ -19,8 +19,8 @@ from mnemos.libraries import with_globals
 from mnemos.native import library
 from mnemos.types import InputError
 
-from .fast_functions import DELTA, FUNCTIONS, Function, in_place_of, unknown_parameters
-from .fast_token import LAYERS, NORMS, LayerNames, is_untouched, normalise, read_token
+from .fast_functions import DELTA, FUNCTIONS, Function, replacement_for, unknown_parameters
+from .fast_token import LAYERS, NORMS, LayerNames, compute_token, is_untouched, normalise
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
@@ -69,22 +69,22 @@ def fast(model: nn.Module) -> "FastReport":
         cls = type(layer)
 
         # --- the functions that it calls, and why it, or one of them, is left ---
-        functions, reasons = replaceable(cls)
+        functions, reasons = find_replacements(cls)
         if functions and _is_reported(layer):
             functions, reasons = {}, ["is fast already"]
-        elif functions and _has_own_forward(layer):
+        elif functions and _is_taken(layer):
             functions, reasons = {}, ["has a forward of its own, which another library set"]
         elif not functions and not reasons:
             if cls.__name__ in _NO_KERNEL and cls.__module__.startswith("transformers."):
                 reasons = ["no kernel computes it"]
-            elif base := next((base for base in cls.__mro__[1:-1] if replaceable(base)[0]), None):
+            elif base := next((base for base in cls.__mro__[1:-1] if find_replacements(base)[0]), None):
                 reasons = [f"its forward is another than that of {base.__name__}, whose functions have kernels"]
         left += [LeftLayer(name, cls.__name__, reason) for reason in reasons]
 
         # --- its new forward ---
         if functions:
             changed.append(FastLayer(name, cls.__name__, tuple(functions)))
-        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _has_own_forward(layer)):
+        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _is_taken(layer)):
             layers[name] = layer
             _set_forward(layer, functions)
     return FastReport(changed, left, layers, before, "" if layers else _why_unchanged(model))
@@ -124,12 +124,12 @@ class FastReport:
         left: list[LeftLayer],
         layers: dict[str, nn.Module],
         before: set[str],
-        unchanged: str,
+        why_unchanged: str,
     ) -> None:
-        """layers: those with a forward of `fast`. before: the names of those that had one before. unchanged: why."""
+        """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
-        self._layers, self._before, self._unchanged, self._undone = layers, before, unchanged, False
+        self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
         _reports.update(dict.fromkeys(layers.values(), weakref.ref(self)))
 
     def undo(self) -> None:
@@ -157,8 +157,8 @@ class FastReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"]
-        if self._unchanged:
-            lines = [f"nothing was changed: {self._unchanged}"]
+        if self._why_unchanged:
+            lines = [f"nothing was changed: {self._why_unchanged}"]
         elif self._undone:
             lines[0] += ", until undo() was called"
         lines += [f"  {x.name} ({x.kind}): {', '.join(x.functions)}" for x in self.changed]
@@ -198,7 +198,7 @@ def _is_reported(layer: nn.Module) -> bool:
     return is_fast(layer) and report is not None and report() is not None
 
 
-def _has_own_forward(layer: nn.Module) -> bool:
+def _is_taken(layer: nn.Module) -> bool:
     """Whether another library set its forward, or a call of `fast` whose report is still there."""
     own = vars(layer).get("forward")
     if own is None or getattr(own, "__func__", None) is type(layer).forward:
@@ -206,7 +206,7 @@ def _has_own_forward(layer: nn.Module) -> bool:
     return not is_fast(layer) or _is_reported(layer)
 
 
-def replaceable(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
+def find_replacements(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
     """The functions to put in place of those that the forward of this class calls, by name, and why some are left."""
     functions: dict[str, Function] = {}
     reasons: list[str] = []
@@ -220,7 +220,7 @@ def replaceable(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:
         if other := unknown_parameters(name, theirs):
             reasons.append(f"{name}: parameters of another version of Transformers ({', '.join(sorted(other))})")
         else:
-            functions[name] = in_place_of(name, theirs)
+            functions[name] = replacement_for(name, theirs)
     return functions, reasons
 
 
@@ -236,61 +236,63 @@ def renew(model: nn.Module) -> None:
     """Make the forwards of `fast` again, from those of the classes, which have changed."""
     for layer in model.modules():
         if is_fast(layer):
-            _set_forward(layer, replaceable(type(layer))[0])
+            _set_forward(layer, find_replacements(type(layer))[0])
 
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     forward, name = type(layer).forward, type(layer).__name__
     if functions:
-        hands_on = any("cu_seq_lens_q" in code.co_consts for code in _codes(inspect.unwrap(forward).__code__))
+        # A forward that reads the option from its keyword arguments has the option's name as a constant.
+        passes_ends = any("cu_seq_lens_q" in code.co_consts for code in _codes(inspect.unwrap(forward).__code__))
         forward = with_globals(forward, functions)
         if not _MIXING.isdisjoint(functions):
-            forward = _with_packed_rows(forward, hands_on)
+            forward = _with_packed_rows(forward, passes_ends)
     # A class of the same name from elsewhere (a model with code of its own) may compute something else.
     if name in LAYERS and is_untouched(type(layer)):
-        forward = _with_tokens(forward, LAYERS[name])
+        forward = _with_token_kernel(forward, LAYERS[name])
     elif name in NORMS and is_untouched(type(layer)):
-        forward = _with_kernel(forward, NORMS[name])
+        forward = _with_norm_kernel(forward, NORMS[name])
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
 
 
-def _with_tokens(forward: Any, names: LayerNames) -> Any:
+def _with_token_kernel(forward: Any, names: LayerNames) -> Any:
     """The forward of a layer, but for single tokens that the kernel takes."""
 
     @functools.wraps(forward)
-    def with_tokens(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+    def with_token_kernel(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         if hidden_states.shape[1] == 1 and not torch.compiler.is_compiling() and library() is not None:
+            # Layers declare hidden_states, the cache under one of its names, attention_mask, in this order.
             cache = next((options[name] for name in _CACHES if name in options), args[0] if args else None)
             mask = options.get("attention_mask", args[1] if args[1:] else None)
-            y = read_token(names, self, hidden_states, cache, mask)
+            y = compute_token(names, self, hidden_states, cache, mask)
             if y is not None:
                 return y
         return forward(self, hidden_states, *args, **options)
 
-    return with_tokens
+    return with_token_kernel
 
 
-def _with_kernel(forward: Any, offset: float) -> Any:
+def _with_norm_kernel(forward: Any, offset: float) -> Any:
     """The forward of a norm, but without gradients."""
 
     @functools.wraps(forward)
-    def with_kernel(self: Any, x: Tensor) -> Any:
+    def with_norm_kernel(self: Any, x: Tensor) -> Any:
         theirs = type(self).forward  # not `forward`, if other code has set another since
         able = theirs is forward and not torch.compiler.is_compiling() and library() is not None
         y = normalise(self, x, offset) if able else None
         return theirs(self, x) if y is None else y
 
-    return with_kernel
+    return with_norm_kernel
 
 
-def _with_packed_rows(forward: Any, hands_on: bool) -> Any:
-    """The forward, but for packed rows that it would mix. hands_on: it hands cu_seq_lens_q to its recurrence."""
+def _with_packed_rows(forward: Any, passes_ends: bool) -> Any:
+    """The forward, but for packed rows that it would mix. passes_ends: it gives cu_seq_lens_q to its recurrence."""
 
     @functools.wraps(forward)
     def with_packed_rows(self: Any, *args: Any, **options: Any) -> Any:
         given = [name for name in _PACKED if options.get(name) is not None]
-        if given and not hands_on:
+        if given and not passes_ends:
             raise InputError(
                 f"packed rows: {type(self).__name__} of this version of Transformers does not hand the ends of "
                 f"sequences to its recurrence, found {' and '.join(given)}; give each a row of its own, with padding"

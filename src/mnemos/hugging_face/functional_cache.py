@@ -26,7 +26,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State
 
 from .fast_functions import mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
-from .fast_model import replaceable
+from .fast_model import find_replacements
 
 _library: Any = libraries.transformers()
 try:
@@ -378,7 +378,7 @@ def add_forwards(model: nn.Module) -> None:
     """
     for cls in {cls for layer in model.modules() for cls in type(layer).__mro__}:
         if cls.__name__ in RECURRENT and cls.__module__.startswith("transformers.") and "_functional" not in vars(cls):
-            functions = {name: _RECURRENCES.get(name, function) for name, function in replaceable(cls)[0].items()}
+            functions = {name: _RECURRENCES.get(name, function) for name, function in find_replacements(cls)[0].items()}
             if not set(functions).isdisjoint(_RECURRENCES):  # else it is of another version, whose calls are refused
                 _wrap(cls, functions)
 

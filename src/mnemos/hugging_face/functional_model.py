@@ -15,7 +15,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
-from .fast_model import renew, replaceable
+from .fast_model import find_replacements, renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding, add_forwards
 
 _CACHES = (*libraries.CACHE_NAMES, "cache_params")  # what forwards of Transformers call their cache
@@ -124,7 +124,7 @@ class Functional(nn.Module):
         self._type = str(base.config.model_type)
         self._takes = frozenset(inspect.signature(base.forward).parameters)
         advice = "use another model"
-        if any(replaceable(cls)[0] for cls in {type(layer) for layer in model.modules()}):
+        if any(find_replacements(cls)[0] for cls in {type(layer) for layer in model.modules()}):
             advice = "mnemos.fast(model) serves its recurrent layers, in calls as before"
         self._layout = CacheLayout(base, advice)
         add_forwards(base)
