@@ -13,7 +13,7 @@ from .face import lazy
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from . import attention as attention
     from . import generate as generate
     from . import hosts as hosts

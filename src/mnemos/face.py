@@ -1,8 +1,8 @@
 """Faces of packages: an `__init__.py` that lists what the package offers, and imports it when it is asked for.
 
-The list is written once, as imports under TYPE_CHECKING. Type checkers and editors read them as they are; at run time
-`lazy` reads the same lines from the source, and imports a module when one of its names is first used. A name of the
-package costs the modules that it needs, and no more.
+In all of them the list is written once, as imports under TYPE_CHECKING. Type checkers and editors read them as they
+are; at run time `lazy` reads the same lines from the source, and imports a module when one of its names is first used.
+A name of the package costs the modules that it needs, and no more.
 """
 
 import ast

@@ -10,6 +10,9 @@ A memory is a *state*: a plain pytree of tensors that is passed in and returned,
 Two rules let one `select` and one `reset` serve every memory. The first axis of every leaf is the batch (what several
 rows share is a `SharedRows`), and a row of zeros *is* a new row: a memory that starts elsewhere (a learned start, a
 stored cache) keeps a count of the tokens seen and reads its start where that count is zero.
+
+Two words of public names: a *cache* is a gated recurrent cache (the keys and values that Transformers calls a cache are
+a state here); a *segment* is the run of tokens after which a memory is written, or which one step of a rollout reads.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .compressive import CompressedSegments as CompressedSegments
     from .compressive import CompressiveAttention as CompressiveAttention
     from .compressive import CompressiveConfig as CompressiveConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .adapters import register_host as register_host
     from .attach import Report as Report
     from .attach import cache as cache

@@ -1,10 +1,10 @@
 """Memories: what persists from call to call, or from one training step to the next.
 
 Most are states, values that a call takes and returns: the keys and values of attentions, with rows of a search that
-share them (key_values.py); slots that attend to a segment to be written (slots.py), memory tokens (tokens.py) and a
-matrix of associations (associations.py), each with its configuration. One is stored in the model: the gated recurrent
-cache (gated_cache.py), a buffer that training forwards update in two phases. grid.py cuts a call into blocks of tokens
-for whatever is written at the end of a block. A row of zeros is a new row in all of them.
+share them (key_values.py); and three with a configuration: slots that attend to a segment to be written (slots.py),
+memory tokens (tokens.py) and a matrix of associations (associations.py). One is stored in the model: the gated
+recurrent cache (gated_cache.py), a buffer that training forwards update in two phases. grid.py cuts a call into blocks
+of tokens for whatever is written at the end of a block. A row of zeros is a new row in all of them (see types.py).
 Read slots.py as an example of a state, then gated_cache.py.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .associations import AssociationsConfig as AssociationsConfig
     from .associations import AssociationState as AssociationState
     from .associations import AssociativeMemory as AssociativeMemory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .rollout import ReplayResult as ReplayResult
     from .rollout import replay as replay
     from .transformers_caches import register_transformers_caches as register_transformers_caches

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .encoder_decoder import EncoderDecoder as EncoderDecoder
     from .encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
     from .encoder_decoder import EncoderDecoderState as EncoderDecoderState

@@ -1,8 +1,12 @@
-"""Pure functions of tensors. Each folder is one operator: read its `__init__.py`, then reference.py, its equations.
+"""Pure functions of tensors, a folder each: read its `__init__.py`, then reference.py, its equations.
 
-An operator's tensors are checked by a `Signature` (signature.py) at its door, once. One of its `BACKENDS` (backend.py)
-computes them: native.py with the C++ kernels, which kernel_call.py makes an operator that PyTorch differentiates, or
-chunked.py in PyTorch's operations, everywhere.
+Four folders have `BACKENDS` (backend.py), one of which computes a call: linear, delta (two operators), convolution and
+selective. native.py has the C++ kernels, which kernel_call.py makes an operator that PyTorch differentiates; chunked.py
+has PyTorch's operations, everywhere. The others have none: associative, slot_memory and relative_position; and, called
+by attentions and memories alone, window_state and gated_cache, which decides by itself when its kernels run.
+An operator's tensors are checked once, in its `__init__.py`, by a `Signature` (signature.py).
+The files beside the folders: padding, rotary, sinusoids and dropout, what attentions do to their inputs; rewind, the
+state after an earlier token of a call; precision and backward, what operators of several folders share.
 """
 
 import importlib
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mnemos.errors import InputError
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .associative import associative_read as associative_read
     from .associative import associative_write as associative_write
     from .associative import dpfp as dpfp
@@ -28,7 +32,7 @@ if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
 else:
     __getattr__, __dir__, __all__ = lazy(__name__, "backends", "which")
 
-# operation: its folder
+# The folder of each operation that has backends.
 _WITH_BACKENDS = {
     "linear_attention": "linear",
     "delta_rule": "delta",
@@ -47,7 +51,7 @@ def backends(operation: str) -> list[str]:
 def which(operation: str, *tensors: Any, backend: str = "auto", **options: Any) -> str:
     """The backend that computes an operation on these tensors: which("linear_attention", q, k, v, feature_map=φ)."""
     module = _module(operation)
-    if operation == "linear_attention":
+    if operation == "linear_attention":  # alone: it has a feature map, which changes what a backend gets
         tensors = module.features_of_one_token(*tensors, **options)
     name: str = module.BACKENDS.choose(backend, *tensors).name
     return name

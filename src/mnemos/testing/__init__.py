@@ -1,14 +1,14 @@
-"""What any memory must keep, checked: `check_memory` for layers of anyone, `verify` for the kernels on this machine.
+"""The laws of every memory, and what tests them: `check_memory` on any layer, `verify` the kernels on this machine.
 
 A law is a function that looks for a counterexample (`laws`, and those of weights in `weights`); `probe` is a layer as
-the laws run it, and makes a counterexample the smallest; `check` tries them all and reports. `machine` is `verify`.
+the laws run it, and shrinks a counterexample; `check` tries them all and reports. `machine` has `verify`.
 """
 
 from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .check import Report as Report
     from .check import Result as Result
     from .check import check_memory as check_memory

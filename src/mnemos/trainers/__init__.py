@@ -1,13 +1,16 @@
 """Rollouts in the trainers of other libraries: states across updates in Transformers' Trainer and in Lightning.
 
-`RolloutTrainer` imports transformers; so does `RolloutModule` for its `model`.
+Read in this order. `batches` cuts documents into rows of segments; `row_states` knows where the rows are, and carries
+their states; `reader` is a segment's loss by a model. Then either trainer: `transformers_trainer`, which imports
+transformers, or `lightning_module`, which does so for its `model`. How gradients are made of a rollout is in
+`mnemos.memory_replay.engine`.
 """
 
 from typing import TYPE_CHECKING
 
 from mnemos.face import lazy
 
-if TYPE_CHECKING:  # imported when they are first asked for; see `mnemos.face`
+if TYPE_CHECKING:
     from .batches import RolloutBatches as RolloutBatches
     from .lightning_module import RolloutModule as RolloutModule
     from .row_states import Segment as Segment
