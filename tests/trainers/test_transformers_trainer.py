@@ -16,7 +16,7 @@ from mnemos.libraries import transformers
 from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.reader import Reader
-from mnemos.trainers.row_states import RowStates
+from mnemos.trainers.row_states import RowStates, Segment
 from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")
@@ -323,6 +323,16 @@ def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path):
     (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
     with pytest.raises(InputError, match="whole"):
         trainer_of(made("linear"), tmp_path, **options).train(folder)
+
+
+def test_labels_are_smoothed_in_training_alone():
+    ids = torch.tensor([documents()[1]["input_ids"]])
+    x, y = ids[:, :SEGMENT], ids[:, 1 : SEGMENT + 1]
+    for smoothing in (0.3, 0.0):
+        model = made("mamba").train(smoothing > 0)
+        outputs = own_step(model)(x, None)[0].transpose(1, 2)
+        expected = F.cross_entropy(outputs, y, reduction="sum", label_smoothing=smoothing) / 7
+        torch.testing.assert_close(Reader(model, 0.3)(Segment(x, y), None, 7.0)[0], expected)
 
 
 def test_a_state_of_another_model_is_refused():

@@ -59,8 +59,8 @@ class RolloutModule:
     device: torch.device
     parameters: Callable[[], Iterator[nn.Parameter]]
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
         self.automatic_optimization = False
         self._reader: Reader | None = None
         self._rows: RowStates | None = None
@@ -91,6 +91,7 @@ class RolloutModule:
 
     def on_train_start(self) -> None:
         """Begin the rows, or go on with those of the checkpoint."""
+        # --- what it can train on ---
         batches, strategy = self.trainer.train_dataloader, self.trainer.strategy
         if not isinstance(batches, RolloutBatches):
             raise InputError(
@@ -101,17 +102,18 @@ class RolloutModule:
             raise InputError(f"RolloutModule: expected batches of one set of rows, found {batches.sets}; use sets=1")
         if self.trainer.world_size > 1 and not isinstance(strategy.model, nn.parallel.DistributedDataParallel):
             raise InputError(f'RolloutModule: expected the strategy "ddp", found {type(strategy).__name__}')
+        # --- the rows, begun or from a checkpoint ---
         if self._rows is None or self._rows.batches is not batches:
             module: Any = self
             self._rows = RowStates(batches, RolloutEngine(self.manual_backward, module, verify=self.verify))
         if self.trainer.ckpt_path is None:  # a checkpoint that was read for its weights alone
             self._restored = None
         if self._restored is not None:
-            own = self._restored["rows"]
-            if len(own) != self.trainer.world_size:
+            of_processes = self._restored["rows"]
+            if len(of_processes) != self.trainer.world_size:
                 raise InputError(
-                    f"RolloutModule: expected {len(own)} processes, with which the checkpoint was written, found "
-                    f"{self.trainer.world_size}; resume with as many"
+                    f"RolloutModule: expected {len(of_processes)} processes, with which the checkpoint was written, "
+                    f"found {self.trainer.world_size}; resume with as many"
                 )
             ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
 
@@ -119,7 +121,7 @@ class RolloutModule:
                 with torch.no_grad(), generators.preserve():
                     return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
 
-            self._rows.restore(own[self.trainer.global_rank], fresh, self.device)
+            self._rows.restore(of_processes[self.trainer.global_rank], fresh, self.device)
         self._rows.follow()
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:
@@ -132,11 +134,11 @@ class RolloutModule:
         optimizer, wrapped, world = self.optimizers(), self.trainer.strategy.model, self.trainer.world_size
         if isinstance(optimizer, list):
             raise InputError(f"RolloutModule: expected one optimiser, found {len(optimizer)}")
-        own = (batch["targets"] >= 0).sum()
-        every = own.clone()
+        own_targets = (batch["targets"] >= 0).sum()
+        all_targets = own_targets.clone()
         if world > 1:
-            torch.distributed.all_reduce(every)
-        count = every.clamp(min=1) / world
+            torch.distributed.all_reduce(all_targets)
+        count = all_targets.clamp(min=1) / world  # the mean over processes
         optimizer.zero_grad()
         with wrapped.no_sync() if hasattr(wrapped, "no_sync") else contextlib.nullcontext():
             loss = self._rows.backward(lambda segment, state: self.segment_loss(segment, state, count), batch)
@@ -144,16 +146,16 @@ class RolloutModule:
         optimizer.step()
         self._step_schedulers("step")
         # Each process divides by the mean count, so the mean of their losses is the mean over all targets.
-        self.log("train_loss", loss, batch_size=int(own), sync_dist=True, prog_bar=True)
+        self.log("train_loss", loss, batch_size=int(own_targets), sync_dist=True, prog_bar=True)
 
     def on_train_epoch_end(self) -> None:
         """Step the schedulers whose interval is an epoch."""
         self._step_schedulers("epoch")
 
     def _step_schedulers(self, interval: str) -> None:
-        for one in self.trainer.lr_scheduler_configs:
-            if one.interval == interval and not one.reduce_on_plateau:
-                one.scheduler.step()
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == interval and not config.reduce_on_plateau:
+                config.scheduler.step()
 
     def on_validation_epoch_start(self) -> None:
         """New rows for the validation."""
@@ -176,10 +178,11 @@ class RolloutModule:
         """Add the rows and the generators of all processes."""
         if self._rows is not None:
             own = self._rows.state_dict(), generators.take()
-            every: list[Any] = [own] * self.trainer.world_size
-            if len(every) > 1:
-                torch.distributed.all_gather_object(every, own)
-            checkpoint[_SAVED] = {"rows": [one[0] for one in every], "generators": [one[1] for one in every]}
+            of_processes: list[Any] = [own] * self.trainer.world_size
+            if len(of_processes) > 1:
+                torch.distributed.all_gather_object(of_processes, own)
+            rows, states = zip(*of_processes, strict=True)
+            checkpoint[_SAVED] = {"rows": list(rows), "generators": list(states)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep them until the training starts."""

@@ -24,13 +24,18 @@ class Reader:
 
     model: a `MnemosForCausalLM` or `RememberingForCausalLM`, whose own state is used; or a causal model of theirs, with
     gated caches of scope="stream" or without, which is read by `mnemos.functional`. Auxiliary losses of layers count by
-    the segment's share of the targets. Raises InputError for a model without a causal state.
+    the segment's share of the targets. label_smoothing: in training alone.
+    Raises InputError for a model without a causal state, and for smoothed labels of one without logits.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self._smoothing = model, 0.0
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
+        self.model, self._smoothing = model, label_smoothing
         self.read: Any = state_step(model)
         self._likelihood = likelihood_of(self.read)
+        if label_smoothing and self._likelihood is not None:
+            raise InputError(
+                f"label_smoothing_factor: expected 0 for a model without logits, found {label_smoothing}; leave it out"
+            )
         self.advances = isinstance(self.read, Advances)  # without the outputs, for the first pass of replay
         # A padded row begins anew with its next segment, and `Segmented` reads no mask in rows that go on.
         self._masked = not isinstance(self.read, Segmented)
@@ -45,14 +50,6 @@ class Reader:
         else:
             loss = mean_loss(outputs, segment.targets, self._likelihood, count)
         return (with_auxiliary(loss, auxiliary, segment.targets, count) if self.model.training else loss), state
-
-    def smooth(self, label_smoothing: float) -> None:
-        """Smooth the labels of all losses in training. Raises InputError for a model that has no logits."""
-        if label_smoothing and self._likelihood is not None:
-            raise InputError(
-                f"label_smoothing_factor: expected 0 for a model without logits, found {label_smoothing}; leave it out"
-            )
-        self._smoothing = label_smoothing
 
     def advance(self, segment: Segment, state: State) -> State:
         """The state after the segment."""

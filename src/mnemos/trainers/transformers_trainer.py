@@ -31,7 +31,6 @@ _EXTENDED = {  # the methods of Trainer that are replaced or extended, with the 
     "training_step": ("model", "inputs", "num_items_in_batch"),
     "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
     "evaluation_loop": ("dataloader", "description", "metric_key_prefix"),
-    "get_train_dataloader": (),
     "get_eval_dataloader": ("eval_dataset",),
     "save_model": ("output_dir", "_internal_call"),
 }
@@ -78,30 +77,30 @@ class RolloutTrainer(Trainer):
     eval_dataset: Any
     optimizer: Any
 
-    def __init__(self, *given: Any, segment: int, rollout: int, verify: bool = True, **named: Any) -> None:
+    def __init__(self, *positional: Any, segment: int, rollout: int, verify: bool = True, **named: Any) -> None:
+        # --- before Trainer, which has errors of its own for some arguments, and changes the model's configuration ---
         for name in ("data_collator", "compute_loss_func", "compute_metrics"):
             if named.get(name) is not None:
                 raise InputError(
                     f"RolloutTrainer: expected no {name}, because documents are cut into segments; omit it"
                 )
         for name, expected in _EXTENDED.items():
-            method = getattr(Trainer, name, None)
-            taken = inspect.signature(method).parameters if method is not None else {}
-            lacking = [one for one in expected if one not in taken]
-            if method is None or lacking:
-                what = f"its {name} takes no {', '.join(lacking)}" if method is not None else f"it has no {name}"
+            accepted = inspect.signature(getattr(Trainer, name, lambda: None)).parameters
+            if lacking := [argument for argument in expected if argument not in accepted]:
+                version = libraries.transformers().__version__
                 raise libraries.other_version(
                     "RolloutTrainer: expected the Trainer of",
-                    f"that of {libraries.transformers().__version__}: {what}",
+                    f"that of {version}, whose {name} takes no {', '.join(lacking)}",
                     f"run: {install_command('trainer')}",
                 )
-        model = given[0] if given else named.get("model")
-        args = given[1] if len(given) > 1 else named.get("args")
+        model = positional[0] if positional else named.get("model")
+        args = positional[1] if len(positional) > 1 else named.get("args")
         for name in _REFUSED_ARGUMENTS:
-            _refuse(name, getattr(args, name, None))  # now, as Trainer has errors of its own for some
-        self._reader = None if model is None else Reader(model)  # before Trainer changes the model's configuration
-        super().__init__(*given, **named)
-        # What `accelerate launch` sets is not among the arguments.
+            _refuse(name, getattr(args, name, None))
+        smoothing = getattr(args, "label_smoothing_factor", 0.0)
+        self._reader = None if model is None else Reader(model, smoothing)
+        super().__init__(*positional, **named)
+        # --- after it: what `accelerate launch` sets is not among the arguments ---
         _refuse("fsdp", self.is_fsdp_enabled)
         _refuse("deepspeed", self.is_deepspeed_enabled)
         _refuse("parallelism_config", getattr(self.accelerator, "parallelism_config", None))
@@ -111,14 +110,11 @@ class RolloutTrainer(Trainer):
             )
         self.segment, self.rollout, self.verify = segment, rollout, verify
         self._resumed: Path | None = None
-        if self._reader is not None:
-            self._reader.smooth(self.args.label_smoothing_factor)
 
     def _present_reader(self) -> Reader:
         """How the present model is read; `model_init` may have made another one."""
         if self._reader is None or self._reader.model is not self.model:
-            self._reader = Reader(self.model)
-            self._reader.smooth(self.args.label_smoothing_factor)
+            self._reader = Reader(self.model, self.args.label_smoothing_factor)
         return self._reader
 
     def get_train_dataloader(self) -> DataLoader:
@@ -134,8 +130,8 @@ class RolloutTrainer(Trainer):
             seed,
             self.args.gradient_accumulation_steps,
         )
-        backward = lambda loss: self.accelerator.backward(loss)  # noqa: E731
-        self._rows = RowStates(batches, RolloutEngine(backward, self.model, verify=self.verify))
+        engine = RolloutEngine(self.accelerator.backward, self.model, verify=self.verify)
+        self._rows = RowStates(batches, engine)
         if self._resumed is not None:
             saved = tree_file.read(self._resumed / self._files()[0])
             rows, device = self._train_batch_size, self.args.device
@@ -165,24 +161,27 @@ class RolloutTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
         )
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> Any:
         """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
+        # --- which checkpoint ---
         start: Any = resume_from_checkpoint
         whole = f"a whole checkpoint of RolloutTrainer, written by {self.args.world_size} process(es)"
         if start is True:
             folder = Path(str(self.args.output_dir))
-            ours = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+            numbered = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
             # A process may have been killed before it wrote its part of the last one: what every process has.
-            every = gather_object([{path for path in ours if self._is_whole(path)}])
-            common = set.intersection(*every)
-            start = max(common, key=lambda path: int(path.name.partition("-")[2]), default=True)
+            of_processes = gather_object([{path for path in numbered if self._is_whole(path)}])
+            start = max(
+                set.intersection(*of_processes), key=lambda path: int(path.name.partition("-")[2]), default=True
+            )
             if start is True and any(folder.glob("checkpoint-*")):
                 raise InputError(f"{folder}: expected {whole}, found none; name another, or remove them all")
         elif start and not self._is_whole(Path(start)):
             raise InputError(f"{start}: expected {whole}, found none; resume from another")
         self._resumed = Path(start) if isinstance(start, str | Path) else None
+        # --- train from it ---
         try:
-            return super().train(str(start) if self._resumed else start, *given, **named)
+            return super().train(str(start) if self._resumed else start, *positional, **named)
         except RuntimeError as error:
             if self._resumed is None or not str(error).startswith("Error(s) in loading state_dict"):
                 raise
@@ -239,9 +238,9 @@ class RolloutTrainer(Trainer):
                 loss = rows.read(lambda segment, state: reader(segment, state, 1.0), self._prepare_inputs(batch))
             total += torch.stack([loss.double(), (batch["targets"] >= 0).sum().double().to(loss.device)])
         total = self.accelerator.gather(total[None]).sum(0)
-        nothing: Any = None  # predictions
+        predictions: Any = None
         metrics = {f"{metric_key_prefix}_loss": float(total[0] / total[1].clamp(min=1))}
-        return EvalLoopOutput(nothing, None, metrics, len(batches.documents))
+        return EvalLoopOutput(predictions, None, metrics, len(batches.documents))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer; a checkpoint of the training also gets the states of this process's rows."""
