@@ -1,10 +1,16 @@
 """Memories in existing models of torch.nn, timm and Hugging Face.
 
-Read in this order. `attach`: cache(model), from the attentions that it chooses to the report. What it needs to know of
-them: `host` (what an adapter declares), `adapters` (the table), `inputs` (tokens and grids of each architecture), or
-`named` for a module that only the user knows. What it adds: `branch`, put in by `hooks`, which read `masks` and
-`grids`; `row_states` keeps a cache for each row of a decoder or an encoder. `pretrained` saves and loads all this.
-Apart from them: `linearise` gives a decoder a state of constant size (`linearised` is the attention, `linearised_cache`
+A host is a model of another library; an adapter says how to read the attentions of one of its classes. What `cache`
+adds, in the order of reading:
+
+1. `attach`: cache(model), from the attentions that it chooses to the report.
+2. What it knows of them: `host` (what an adapter declares), `adapters` (the table), `inputs` (tokens and grids of each
+   architecture), or `named` for a module that only the user knows.
+3. What it adds to them: `branch`, put in by `hooks`, which read `masks` and `grids`. `row_states` keeps a cache for
+   each row of a decoder or an encoder.
+4. `pretrained` saves and loads all this.
+
+Apart from it: `linearise` gives a decoder a state of constant size (`linearised` is the attention, `linearised_cache`
 its state on the decoder's own cache), and `remembering` puts memory tokens around a decoder.
 """
 

@@ -1,7 +1,7 @@
 """cache(model) and uncache(model): add a gated cache to every self-attention of an existing model, and remove it.
 
-`apply` is the whole story: which attentions, by their class (`adapters`) or by name (`named`); the sizes of their
-caches; a branch for each (`branch`), which hooks mix into the attention's output (`hooks`); a report.
+`add_caches` is read from top to bottom: which attentions, by their class (`adapters`) or by name (`named`); the sizes
+of their caches; a branch for each (`branch`), which hooks mix into the attention's output (`hooks`); a report.
 """
 
 import difflib
@@ -32,6 +32,14 @@ from .named import make_adapter, make_reader, probe, record_calls
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 NOT_NAMED = "not named by where="
+
+
+class Plan(NamedTuple):
+    """An attention that gets a cache, what is known of its class, and of its input."""
+
+    site: NamedModule
+    adapter: Host
+    input: AttentionInput
 
 
 class SavedSizes(NamedTuple):
@@ -88,10 +96,11 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Attentions swapped and left, parameters added, and FLOPs added to a training and to an eval() forward per sample.
+    """What `cache` did, and what it costs: parameters, and FLOPs of a training and of an eval() forward per sample.
 
-    A multiply-add is 2 FLOPs. They are computed by mnemos/ops/gated_cache/cost.py from the T of each attention (T = Tm
-    where it varies), for a batch of one sample: what a batch shares counts in full.
+    swapped: the attentions that got a cache. left: those that did not. A multiply-add is 2 FLOPs. They are computed by
+    mnemos/ops/gated_cache/cost.py from the T of each attention (T = Tm where it varies), for a batch of one sample:
+    what a batch shares counts in full.
     """
 
     swapped: tuple[Cached, ...]
@@ -168,13 +177,17 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     is found, if `where` names one that has a cache, if a length does not fit, or if a host's forward has other
     arguments than its adapter expects.
     """
-    return apply(model, GRC() if grc is None else grc, where, example)
+    return add_caches(model, GRC() if grc is None else grc, where, example)
 
 
-def apply(
-    model: nn.Module, grc: GRC, where: Where = None, example: object = None, saved: dict[str, SavedSizes] | None = None
+def add_caches(
+    model: nn.Module,
+    grc: GRC,
+    where: Where = None,
+    example: object = None,
+    saved_sizes: dict[str, SavedSizes] | None = None,
 ) -> Report:
-    """Do the work of `cache`. saved: the sizes of the attentions by name, where they are known from a saved model."""
+    """Do the work of `cache`, also where the sizes of the attentions, by name, are known from a saved model."""
     # --- what cannot have a cache at all ---
     model = uncompiled(model)
     if not isinstance(model, nn.Module):
@@ -186,7 +199,7 @@ def apply(
             f"expected one mnemos.GRC(...) for all attentions, found {_name_class(grc)}; choose the attentions with "
             "where="
         )
-    own = {id(one) for one in model.__dict__.get(ROSTER, ())}
+    own = {id(one) for one in model.__dict__.get(ROSTER, ())}  # branches of earlier calls
     if foreign := [one for one in caches(model) if id(one) not in own]:
         raise InputError(
             "expected a model without gated caches, or the one that cache() was called on before, found "
@@ -202,66 +215,87 @@ def apply(
 
     # --- which attentions, and how an example calls them ---
     sites = list_sites(model)
-    chosen, skipped = _choose(sites, where)
-    _refuse_nothing(chosen, skipped, where, model)
-    reads = {site: make_reader(site.module) if adapter is None else adapter.call for site, adapter in chosen.items()}
-    calls, refused = record_calls(model, reads, example)
-    for site, adapter in list(chosen.items()):
-        if site.name in refused:
+    targets, skips = _choose(sites, where)
+    _require_targets(targets, skips, where, model)
+    readers = {site: make_reader(site.module) if adapter is None else adapter.call for site, adapter in targets.items()}
+    calls, refusals = record_calls(model, readers, example)
+    for site, adapter in list(targets.items()):
+        if site.name in refusals:
             if adapter is None:  # it was named: it is not left in silence
-                raise InputError(f"{site.name}: {refused[site.name]}")
-            del chosen[site]
-            skipped.append(Skipped(site.name, f"its call in the example: {refused[site.name]}"))
-    _refuse_nothing(chosen, skipped, where, model)
+                raise InputError(f"{site.name}: {refusals[site.name]}")
+            del targets[site]
+            skips.append(Skipped(site.name, f"its call in the example: {refusals[site.name]}"))
+    _require_targets(targets, skips, where, model)
 
     # --- the adapter, the input and the slots of each ---
-    planned: list[tuple[NamedModule, Host, AttentionInput]] = []
-    for site, adapter in chosen.items():
-        shown = calls.get(site.name) if saved is None else saved.get(site.name)
+    plans: list[Plan] = []
+    for site, adapter in targets.items():
+        call = calls.get(site.name)
+        sizes = call if saved_sizes is None else saved_sizes[site.name]  # either has T and D
         if adapter is None:
-            adapter = make_adapter(site, shown and shown.width)
-            if saved is None:  # else it was tested before it was saved
-                probe(site, adapter, calls.get(site.name))
-        declared = adapter.input(site, shown and shown.tokens)
-        planned.append((site, adapter, declared.paper if grc.length == "paper" and declared.paper else declared))
-    lengths = _choose_lengths(planned, grc) if saved is None else [saved[site.name].length for site in chosen]
+            adapter = make_adapter(site, sizes and sizes.width)
+            if saved_sizes is None:  # else it was tested before it was saved
+                probe(site, adapter, call)
+        attention_input = adapter.input(site, sizes and sizes.tokens)
+        if grc.length == "paper" and attention_input.paper:
+            attention_input = attention_input.paper  # the grid of a stage
+        plans.append(Plan(site, adapter, attention_input))
+    if saved_sizes is None:
+        lengths = _choose_lengths(plans, grc)
+    else:
+        lengths = [saved_sizes[plan.site.name].length for plan in plans]
 
     # --- the branches; until here the model is as it was ---
     branches: list[HostBranch] = []
-    for (site, adapter, declared), length in zip(planned, lengths, strict=True):
+    for (site, adapter, attention_input), length in zip(plans, lengths, strict=True):
         dim, out_dim, heads = adapter.sizes(site.module)
         cls = DecoderBranch if isinstance(adapter, DecoderHost) else HostBranch
         try:
             out_dim = adapter.heads_dim(site.module) if grc.mix == "heads" else out_dim
-            branch = cls(adapter, declared, replace(grc, length=length), dim, out_dim, heads)
+            branch = cls(adapter, attention_input, replace(grc, length=length), dim, out_dim, heads)
         except InputError as error:
             raise InputError(f"{site.name}: {error}") from None
         like: Tensor | None = next((p for p in site.module.parameters() if p.is_floating_point()), None)
         if like is not None:
             branch.to(device=like.device, dtype=like.dtype)
         branches.append(branch.train(site.module.training))
-    for (site, _, _), branch in zip(planned, branches, strict=True):
-        attach(site, branch)
+    for plan, branch in zip(plans, branches, strict=True):
+        attach(plan.site, branch)
     attach_root(model, branches)
 
     # --- the report, and the record from which `load` and `from_pretrained` make the same caches ---
-    for warning in dict.fromkeys(declared.warning for _, _, declared in planned if declared.warning):
-        warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)
-    cached = []
-    for (site, adapter, one), branch in zip(planned, branches, strict=True):
-        slots, added = branch.cache.shape[0], sum(p.numel() for p in branch.parameters())
-        widths = branch.dim, branch.cache_dim, branch.num_heads, one.tokens, branch.out_dim
-        layout = one.prefix, one.grid, one.rows, one.pool, one.windows
-        cached.append(Cached(site.name, adapter.name, slots, *widths, *layout, branch.grc, added))
-    sizes = {
+    for warning in dict.fromkeys(plan.input.warning for plan in plans if plan.input.warning):
+        warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # of the line that calls `cache`
+    entries = [
+        Cached(
+            name=site.name,
+            host=adapter.name,
+            length=branch.cache.shape[0],
+            width=branch.dim,
+            cache_width=branch.cache_dim,
+            heads=branch.num_heads,
+            tokens=attention_input.tokens,
+            out_width=branch.out_dim,
+            prefix=attention_input.prefix,
+            grid=attention_input.grid,
+            rows=attention_input.rows,
+            pool=attention_input.pool,
+            windows=attention_input.windows,
+            grc=branch.grc,
+            parameters=sum(p.numel() for p in branch.parameters()),
+        )
+        for (site, adapter, attention_input), branch in zip(plans, branches, strict=True)
+    ]
+    to_save = {
         one.name.replace(f"{COMPILED}.", ""): SavedSizes(one.length, one.tokens, one.width)._asdict()  # as `save` names
-        for one in cached
+        for one in entries
     }
     record = model.__dict__.setdefault(RECORD, [])
-    record.append({"grc": to_dict(grc), "caches": sizes})
+    record.append({"grc": to_dict(grc), "caches": to_save})
     if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
+        # Further calls are listed beside the first, so what is saved of one call keeps its form.
         model.config.mnemos = {**record[0], "more": record[1:]} if record[1:] else record[0]  # type: ignore[union-attr]
-    return Report(tuple(cached), tuple(skipped))
+    return Report(tuple(entries), tuple(skips))
 
 
 def uncache(model: nn.Module) -> nn.Module:
@@ -290,27 +324,28 @@ def list_sites(model: nn.Module) -> list[NamedModule]:
 
 def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, Host | None], list[Skipped]]:
     """The attentions that get a cache, each with its adapter (None: a module that `where` names), and the others."""
-    find = adapters_by_class()
-    adapters = {site.name: adapter for site in sites if (adapter := find(site.module)) is not None}
-    named, others = select_sites(sites, set(adapters), where)
-    chosen: dict[NamedModule, Host | None] = {}
-    skipped: list[Skipped] = []
+    adapter_of = adapters_by_class()
+    known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
+    selected, without_adapter = select_sites(sites, set(known), where)
+    targets: dict[NamedModule, Host | None] = {}
+    skips: list[Skipped] = []
     for site in sites:
-        adapter = adapters.get(site.name)
-        if adapter is None and site.name not in others:
+        adapter = known.get(site.name)
+        if adapter is None and site.name not in without_adapter:
             continue
+        # The branch is a child of the attention, or of its carrier.
         carrier = getattr(site.module, adapter.carrier) if adapter is not None and adapter.carrier else site.module
         has_cache = isinstance(getattr(carrier, "grc", None), HostBranch)
         reason: str | None = None
         if adapter is not None:
-            if named is not None and site.name not in named:
+            if selected is not None and site.name not in selected:
                 reason = NOT_NAMED
             else:
-                reason = adapter.find_obstacle(site, named is not None)
-            if reason is None and named is None and has_cache:
+                reason = adapter.find_obstacle(site, selected is not None)
+            if reason is None and selected is None and has_cache:
                 reason = "it has a cache already"
         if reason is not None:
-            skipped.append(Skipped(site.name, reason))
+            skips.append(Skipped(site.name, reason))
             continue
         if has_cache:
             raise InputError(
@@ -319,25 +354,23 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             )
         if adapter is not None:
             adapter.check(site.module)
-        chosen[site] = adapter
+        targets[site] = adapter
 
-    # --- modules that are called attention and that no adapter knows, neither in a known one nor around one. Of several
-    # inside one another the innermost: the outer ones often add a residual, which no cache replaces ---
-    known = {*adapters, *others}
+    # --- modules that are called attention and that no adapter knows; not those inside a known one or around one ---
     unknown = [
         site
         for site in sites
         if site.name
         and is_called_attention(site)
         and any(True for _ in site.module.parameters())
-        and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in known)
+        and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in (*known, *without_adapter))
     ]
-    for site in unknown:
+    for site in unknown:  # of several inside one another the innermost: outer ones often add a residual
         if not any(other is not site and _is_inside(other.name, site.name) for other in unknown):
             reason = f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to "
             reason += f"[B, T, D], adds no residual and is not causal; {DECODERS}"
-            skipped.append(Skipped(site.name, reason))
-    return chosen, skipped
+            skips.append(Skipped(site.name, reason))
+    return targets, skips
 
 
 def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
@@ -349,15 +382,14 @@ def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tup
     if where is None:
         return None, set()
     if callable(where):
-        chosen = {site.name for site in sites if where(site.name, site.module)}
-        return chosen, set() if chosen & known else chosen
-    selected: set[str] = set()
-    others: set[str] = set()
+        selected = {site.name for site in sites if where(site.name, site.module)}
+        return selected, set() if selected & known else selected
+    selected, without_adapter = set(), set()
     for pattern in [where] if isinstance(where, str) else where:
         parts, hits = pattern.split("."), set()
         for name in (site.name for site in sites):
-            of_name = name.split(".")
-            if len(parts) == len(of_name) and all(map(fnmatch.fnmatchcase, of_name, parts)):
+            name_parts = name.split(".")
+            if len(parts) == len(name_parts) and all(map(fnmatch.fnmatchcase, name_parts, parts)):
                 hits.add(name)
         if not hits:
             near = difflib.get_close_matches(pattern, [site.name for site in sites], 1, 0.0)
@@ -365,16 +397,16 @@ def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tup
                 f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
             )
         selected |= hits
-        others |= set() if known & hits else hits
-    return selected, others
+        without_adapter |= set() if known & hits else hits
+    return selected, without_adapter
 
 
 def is_called_attention(site: NamedModule) -> bool:
     """Whether a module is called attention, by its class or its name."""
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
-    named = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
-    named = named and any(True for _ in site.module.children())  # no linear map or dropout
-    return named or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
+    by_name = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+    by_name = by_name and any(True for _ in site.module.children())  # no linear map or dropout
+    return by_name or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
 
 
 def _is_inside(name: str, outer: str) -> bool:
@@ -385,13 +417,13 @@ def _name_class(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def _refuse_nothing(chosen: Collection[NamedModule], skipped: list[Skipped], where: Where, model: nn.Module) -> None:
-    """Raise InputError if no attention is chosen, with what would help."""
-    if chosen:
+def _require_targets(targets: Collection[NamedModule], skips: list[Skipped], where: Where, model: nn.Module) -> None:
+    """Raise InputError if no attention gets a cache, with what would help."""
+    if targets:
         return
-    if skipped:
-        first = next((one for one in skipped if one.why != NOT_NAMED), skipped[0])
-        more = f"; {len(skipped) - 1} more were left" if skipped[1:] else ""
+    if skips:
+        first = next((one for one in skips if one.why != NOT_NAMED), skips[0])
+        more = f"; {len(skips) - 1} more were left" if skips[1:] else ""
         raise InputError(
             f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
         )
@@ -403,26 +435,26 @@ def _refuse_nothing(chosen: Collection[NamedModule], skipped: list[Skipped], whe
     raise InputError(f"expected an attention of torch.nn, timm or Hugging Face that mnemos knows, found none; {hint}")
 
 
-def _choose_lengths(planned: list[tuple[NamedModule, Host, AttentionInput]], grc: GRC) -> list[int]:
+def _choose_lengths(plans: list[Plan], grc: GRC) -> list[int]:
     """Tm of each attention. A stage is all attentions of one width and number of tokens."""
-    keys = [(adapter.sizes(site.module)[0], declared.tokens) for site, adapter, declared in planned]
-    stages = list(dict.fromkeys(keys))
-    wanted = grc.length
-    if isinstance(wanted, tuple) and len(wanted) != len(stages):
-        raise InputError(f"expected one cache length for each of {len(stages)} stages, found {len(wanted)}: {wanted}")
+    stage_of = [(plan.adapter.sizes(plan.site.module)[0], plan.input.tokens) for plan in plans]
+    stages = list(dict.fromkeys(stage_of))
+    setting = grc.length
+    if isinstance(setting, tuple) and len(setting) != len(stages):
+        raise InputError(f"expected one cache length for each of {len(stages)} stages, found {len(setting)}: {setting}")
     lengths = []
-    for key, (site, _, declared) in zip(keys, planned, strict=True):
-        asked = wanted[stages.index(key)] if isinstance(wanted, tuple) else wanted
-        length = declared.slots if isinstance(asked, str) else asked
+    for stage, plan in zip(stage_of, plans, strict=True):
+        of_stage = setting[stages.index(stage)] if isinstance(setting, tuple) else setting
+        length = plan.input.slots if isinstance(of_stage, str) else of_stage
         if length is None:
             raise InputError(
-                f'{site.name}: GRC(length="paper"): expected tokens of a known grid, to average squares of '
-                f"{declared.pool} x {declared.pool}, found {declared.tokens} tokens; use square images, or give "
+                f'{plan.site.name}: GRC(length="paper"): expected tokens of a known grid, to average squares of '
+                f"{plan.input.pool} x {plan.input.pool}, found {plan.input.tokens} tokens; use square images, or give "
                 "GRC(length=) as numbers"
             )
-        if declared.limit is not None and length > declared.limit:
+        if plan.input.limit is not None and length > plan.input.limit:
             raise InputError(
-                f"{site.name}: expected {declared.limit} slots at most, one per token, found {length}; lower "
+                f"{plan.site.name}: expected {plan.input.limit} slots at most, one per token, found {length}; lower "
                 "GRC(length=)"
             )
         lengths.append(length)

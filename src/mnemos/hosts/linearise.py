@@ -278,19 +278,19 @@ def _choose(
     sites: list[NamedModule], settings: Settings, where: Where
 ) -> tuple[list[tuple[NamedModule, DecoderHost]], list[SkippedLayer]]:
     """The attentions that are linearised, each with its adapter, and the others."""
-    find = adapters_by_class()
-    adapters = {site.name: adapter for site in sites if (adapter := find(site.module)) is not None}
-    named, _ = select_sites(sites, set(adapters), where)
+    adapter_of = adapters_by_class()
+    known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
+    selected, _ = select_sites(sites, set(known), where)
     chosen, left = [], []
     for site in sites:
-        adapter, cls = adapters.get(site.name), type(site.module).__name__
+        adapter, cls = known.get(site.name), type(site.module).__name__
         if adapter is None:
-            inside = any(site.name.startswith(f"{name}.") for name in adapters if name)
+            inside = any(site.name.startswith(f"{name}.") for name in known if name)
             if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
                 left.append(SkippedLayer(site.name, cls, "its class is not known to mnemos.linearise"))
             continue
         reason = _find_reason(site, adapter, settings)
-        if reason is None and named is not None and site.name not in named:
+        if reason is None and selected is not None and site.name not in selected:
             reason = NOT_NAMED
         if reason is not None:
             left.append(SkippedLayer(site.name, cls, reason))

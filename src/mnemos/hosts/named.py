@@ -30,7 +30,7 @@ _MASKS = ("attention_mask", "attn_mask", "mask", "key_padding_mask", "src_key_pa
 _OTHERS = ("key_value_states", "encoder_hidden_states", "context", "memory")  # a second sequence
 _TOKENS = ("hidden_states", "x", "query", "src", "inputs", "tokens")
 _RANDOM = 8  # T of the random input of a module without an example
-Reads = Callable[[nn.Module, tuple, dict], Call]
+CallReader = Callable[[nn.Module, tuple, dict], Call]
 
 
 @dataclass(frozen=True)
@@ -189,24 +189,24 @@ class FirstCall(NamedTuple):
 
 
 def record_calls(
-    model: nn.Module, sites: Mapping[NamedModule, Reads], example: object
+    model: nn.Module, readers: Mapping[NamedModule, CallReader], example: object
 ) -> tuple[dict[str, FirstCall], dict[str, InputError]]:
     """By name, what each site is first called with when the model is run on `example`, and why a call was refused.
 
-    sites: the function that reads the calls of each. The model runs in eval mode, without gradient; its modes and the
-    random generators are restored. Without an example both are empty. Raises InputError if the model fails.
+    readers: what reads the calls of each site. The model runs in eval mode, without gradient; its modes and the random
+    generators are restored. Without an example both are empty. Raises InputError if the model fails.
     """
     calls: dict[str, FirstCall] = {}
-    refused: dict[str, InputError] = {}
+    refusals: dict[str, InputError] = {}
     if example is None:
-        return calls, refused
+        return calls, refusals
 
-    def watch(name: str, reads: Reads) -> Callable[[nn.Module, tuple, dict], None]:
+    def watch(name: str, reader: CallReader) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             try:
-                x = reads(module, args, kwargs).x
+                x = reader(module, args, kwargs).x
             except InputError as error:
-                refused.setdefault(name, error)
+                refusals.setdefault(name, error)
                 return
             # Copies, because a module may change its input in place. One tensor stays one.
             copies = {id(v): v.clone() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())}
@@ -216,8 +216,8 @@ def record_calls(
         return hook
 
     handles = [
-        site.module.register_forward_pre_hook(watch(site.name, reads), with_kwargs=True)
-        for site, reads in sites.items()
+        site.module.register_forward_pre_hook(watch(site.name, reader), with_kwargs=True)
+        for site, reader in readers.items()
     ]
     try:
         with torch.no_grad(), generators.preserve(), evaluating(model):
@@ -235,7 +235,7 @@ def record_calls(
     finally:
         for handle in handles:
             handle.remove()
-    return calls, refused
+    return calls, refusals
 
 
 def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:

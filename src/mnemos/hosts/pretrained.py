@@ -13,7 +13,7 @@ from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled
 from mnemos.types import InputError
 
-from .attach import SavedSizes, apply
+from .attach import SavedSizes, add_caches
 from .branch import HostBranch
 from .hooks import RECORD
 from .linearise import RECORD as LINEARISED
@@ -186,8 +186,8 @@ def apply_record(model: nn.Module, record: dict[str, Any], folder: str | Path) -
 
 def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
     names = [name for name, _ in model.named_modules()]
-    saved = {_find_module(name, names, folder): SavedSizes(**sizes) for name, sizes in one["caches"].items()}
-    apply(model, from_dict(GRC, one["grc"], where), where=list(saved), saved=saved)
+    saved_sizes = {_find_module(name, names, folder): SavedSizes(**sizes) for name, sizes in one["caches"].items()}
+    add_caches(model, from_dict(GRC, one["grc"], where), where=list(saved_sizes), saved_sizes=saved_sizes)
 
 
 def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:
