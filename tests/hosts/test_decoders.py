@@ -15,7 +15,7 @@ from torch import Tensor
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.hosts import from_pretrained
-from mnemos.hosts.row_states import KEEP
+from mnemos.hosts.row_caches import KEEP
 from mnemos.libraries import cache_name, transformers
 from mnemos.memory.gated_cache import caches
 

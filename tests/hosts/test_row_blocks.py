@@ -6,7 +6,7 @@ from hosts import close
 from torch import Tensor
 
 from mnemos.attention.gated import CacheState, update_in_blocks
-from mnemos.hosts.row_states import BlockState, RowBlocks
+from mnemos.hosts.row_caches import BlockState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
 

@@ -6,7 +6,7 @@ adds, in the order of reading:
 1. `attach`: cache(model), from the attentions that it chooses to the report.
 2. What it knows of them: `host` (what an adapter declares), `adapters` (the table), `inputs` (tokens and grids of each
    architecture), or `named` for a module that only the user knows.
-3. What it adds to them: `branch`, put in by `hooks`, which read `masks` and `grids`. `row_states` keeps a cache for
+3. What it adds to them: `branch`, put in by `hooks`, which read `masks` and `grids`. `row_caches` keeps a cache for
    each row of a decoder or an encoder.
 4. `pretrained` saves and loads all this.
 

@@ -24,7 +24,7 @@ from .grids import GridReader, Grids
 from .host import DecoderHost, Host
 from .inputs import AttentionInput, Grid
 from .masks import combine
-from .row_states import BlockState, RowBlocks, RowCaches, carrying_rows, is_carrying, rows_before, rows_written
+from .row_caches import BlockState, RowBlocks, RowCaches, carrying_rows, is_carrying, rows_before, rows_written
 
 
 class HostBranch(GatedBranch):

@@ -21,7 +21,7 @@ from .grids import NOTES, Grids, find_own_reader, find_reader_above
 from .host import Call, DecoderHost, reach
 from .inputs import NamedModule
 from .masks import own_tokens
-from .row_states import find_row_state
+from .row_caches import find_row_state
 
 _HANDLES = "_mnemos_handles"  # attribute of a module with our hooks: their handles, by which they are removed
 ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches, in order

@@ -11,7 +11,7 @@ from mnemos.ops.window_state import Ring, Sizes
 from mnemos.types import InputError, map_state
 
 from .linearised import Linearised, LinearisedState, Rotation
-from .row_states import list_layers
+from .row_caches import list_layers
 
 DRAFT = 64  # the tokens of a call that `crop` can take back
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from mnemos import libraries
 from mnemos.hosts.linearised import LinearisedState
-from mnemos.hosts.row_states import BlockState
+from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import InputError, State

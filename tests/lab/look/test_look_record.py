@@ -9,7 +9,7 @@ import torch
 
 import mnemos
 from mnemos._compat import pytree
-from mnemos.hosts.row_states import BlockState
+from mnemos.hosts.row_caches import BlockState
 from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record

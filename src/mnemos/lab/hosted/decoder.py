@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache
-from mnemos.hosts.row_states import BlockState
+from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
 from mnemos.registry import register

@@ -14,7 +14,7 @@ from mnemos.hosts.attach import cache, uncache
 from mnemos.hosts.branch import carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
-from mnemos.hosts.row_states import RowCaches
+from mnemos.hosts.row_caches import RowCaches
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register

@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemos._compat import pytree
 from mnemos.attention.gated import CacheState, GatedBranch
 from mnemos.attention.softmax import SoftmaxAttention
-from mnemos.hosts.row_states import BlockState
+from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.key_values import KeyValues
 from mnemos.memory.slots import SlotState
 from mnemos.memory.tokens import TokenState
