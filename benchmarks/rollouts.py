@@ -1,6 +1,6 @@
 """One update of a Mamba through a rollout of segments: replay beside `torch.utils.checkpoint` and mamba.py's.
 
-    python benchmarks/rollouts.py [--segments 4 16 32] [--rounds 3] [--out results/rollouts.json]
+    python benchmarks/rollouts.py [--segments 8 32 128] [--rounds 3] [--out results/rollouts.json]
 
 mamba.py (alxndrTL/mamba.py, pull request 80, 2026-04; the package on the index, of 2024, lacks it) keeps the
 states at the segments' boundaries in one autograd function, and runs each segment again in the backward pass. It is
@@ -159,7 +159,7 @@ def measured(count: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--segments", type=int, nargs="+", default=[4, 16, 32])
+    parser.add_argument("--segments", type=int, nargs="+", default=[8, 32, 128])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
