@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +264,7 @@ def test_what_the_exporter_prints_and_warns_of_is_dropped(capsys, monkeypatch):
     monkeypatch.setattr("torch.onnx.export", exporter)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        onnx_graph(None, [], [])
+        onnx_graph(SimpleNamespace(graph=torch.fx.Graph()), [], [])
         with pytest.raises(UserWarning, match="later"):
             warnings.warn("later", stacklevel=1)
     print("later", file=sys.stderr)

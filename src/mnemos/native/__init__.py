@@ -75,7 +75,9 @@ def _compare(loaded: ctypes.CDLL, name: str) -> None:
 def _fields(loaded: ctypes.CDLL, record: str) -> list[tuple[str, int]]:
     """The fields of a record, each with its number of words of 64 bits."""
     fields = []
-    for line in loaded.mnemos_fields(record.encode()).decode().split(";"):  # such as `const float *weight, *bias`
+    if (text := loaded.mnemos_fields(record.encode())) is None:
+        raise RuntimeError(f"RECORDS of native/library.cpp lacks FIELDS({record})")
+    for line in text.decode().split(";"):  # such as `const float *weight, *bias`
         if declaration := re.fullmatch(r"\s*(const )?(unsigned )?(?P<type>\w+)(?P<names>.*)", line, re.DOTALL):
             for name in declaration["names"].split(","):
                 words = 1
@@ -100,7 +102,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     except (OSError, AttributeError) as error:
         return None, f"the native kernels cannot be loaded ({error}): {REMEDY}"
     for name, letters in _KERNELS.items():
-        kernel = getattr(loaded, f"mnemos_{name}")
+        if (kernel := getattr(loaded, f"mnemos_{name}", None)) is None:
+            raise RuntimeError(f"_KERNELS has {name}, native/library.cpp no mnemos_{name}")
         kernel.argtypes = [_TYPES[letter] for letter in letters.lstrip("v")]
         if letters[0] == "v":
             kernel.restype = None

@@ -264,8 +264,15 @@ def _trace(module: nn.Module, model: nn.Module, inputs: tuple[Any, ...], sizes: 
 def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """The graph as a `torch.onnx.ONNXProgram` with these names of its inputs and outputs.
 
-    Raises InputError where the library onnx or onnxscript is missing.
+    Raises InputError where the library onnx or onnxscript is missing, and for an operator of this library that has no
+    form in the graph.
     """
+    nodes = (node.target for node in program.graph.nodes if node.op == "call_function")
+    if own := next((str(target) for target in nodes if str(target).startswith("mnemos.")), None):
+        raise InputError(
+            f"export: expected operations of PyTorch in the graph, found {own}, which has no form; give "
+            "its layer one in FORMS of mnemos/programs/forms.py"
+        )
     libraries.onnx()
     script: Any = libraries.onnxscript()
     op, types = script.opset20, script.ir.DataType
