@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 import warnings
-from types import SimpleNamespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
