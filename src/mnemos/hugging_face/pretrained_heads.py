@@ -194,7 +194,7 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
             keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             outputs, _ = self._read(cache, input_ids, mask, keep)
 
-        # --- loss, and logits unless they are large and nobody wants them ---
+        # --- loss; logits too, unless only the loss is wanted and they are large ---
         likelihood, loss, logits = likelihood_of(self.model), None, None
         if labels is not None:
             targets, count = shift_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))

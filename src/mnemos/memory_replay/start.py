@@ -1,4 +1,4 @@
-"""What a step starts from: its state as leaves, its rows that begin again, and the inputs that nobody passes to it."""
+"""What a step starts from: its state, rows that begin again, and its hidden inputs (random numbers, buffers)."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -255,7 +255,7 @@ def describe(x: object) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.40}"
 
 
-# --- inputs that nobody passes ---
+# --- hidden inputs: random generators, buffers, what the model keeps by itself ---
 
 _ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()  # the value of an attribute that is not there
 
