@@ -181,6 +181,13 @@ def test_reading_stops_after_enough_segments():
     assert found["rows"] == ROWS
 
 
+def test_reading_stops_within_a_rollout_of_very_many_segments(monkeypatch):
+    monkeypatch.setattr(controls, "READ", 10)
+    documents = [np.arange(80) % (VOCABULARY - 1) + 1] * 2
+    long = SegmentedTask(documents, documents, documents, VOCABULARY, 40)  # 40 segments of one token a batch
+    assert state_controls(built("hidden state"), long, segment_length=1)["segments"] == list(range(2, 11))
+
+
 def test_rows_that_are_read_in_one_call_are_cut():
     """Associative recall in one call: the answer is at the end, and the pairs are in the first of four pieces."""
     given = RecallConfig(pairs=2, symbols=4, queries=1, gap=4, distance=6, rows=16).build()
