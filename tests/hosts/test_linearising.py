@@ -277,6 +277,10 @@ def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
         model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path).eval()
         assert torch.equal(call(model, x), expected)
     kind = getattr(transformers(), cls)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"sinks"', '"sources": 1, "sinks"'))
+    with pytest.raises(InputError, match="other settings than linearise"):
+        mnemos.hosts.from_pretrained(kind, tmp_path)
     mnemos.unlinearise(model)
     model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="saved with its caches or linearised"):

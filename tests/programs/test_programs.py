@@ -271,6 +271,13 @@ def test_what_the_exporter_prints_and_warns_of_is_dropped(capsys, monkeypatch):
     assert tuple(capsys.readouterr()) == ("", "later\n")
 
 
+def test_an_operator_without_a_form_is_named():
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.mnemos.linear_attention.default, (graph.placeholder("q"),))
+    with pytest.raises(InputError, match=r"found mnemos\.linear_attention\.default, which has no form"):
+        onnx_graph(SimpleNamespace(graph=graph), [], [])
+
+
 def test_nothing_half_written(tmp_path, monkeypatch, capsys):
     def full(*given):
         raise OSError("no space left")
