@@ -5,12 +5,10 @@ import math
 import re
 
 import pytest
-from matplotlib.figure import Figure
 from synthetic_runs import write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
-from mnemos.lab.report import summary_image
 from mnemos.lab.report.curves import along_figure, along_table, read_along
 from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
@@ -79,20 +77,6 @@ def test_a_share_of_few_rows_has_its_interval(tmp_path):
 
 def test_an_axis_without_values_is_not_drawn(tmp_path):
     assert section(read([run(tmp_path / "a", "demo", [])])) == ""
-
-
-def test_the_picture_has_the_reach_and_the_bytes_of_state(tmp_path, monkeypatch):
-    folders = [run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])]
-    drawn = []
-    monkeypatch.setattr(summary_image, "raster", lambda size, dpi, draw, style: drawn.append(draw) or b"")
-    summary_image.picture(folders[0], tmp_path / "x.png")
-    figure = Figure()
-    drawn[0](figure)
-    left, right = figure.axes
-    assert left.get_xlabel() == "words back"
-    assert left.get_lines()
-    assert "accuracy at 512" in " ".join(text.get_text() for text in right.texts)
-    assert next(line.get_xydata().tolist() for line in right.get_lines()) == [[4096.0, 0.25]]
 
 
 def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_path):

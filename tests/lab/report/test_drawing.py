@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from mnemos.lab.papers.drawing import heading, mean_curve, thin
 from mnemos.lab.report.attention_maps import grey
 from mnemos.lab.report.caches import LARGEST, effective_rank, pool, spotlit
 from mnemos.lab.report.charts import Series
-from mnemos.lab.report.curves import extent, intervals, mean_curve
+from mnemos.lab.report.curves import extent, intervals, means
 from mnemos.lab.report.gates import _activity_chart, _mix_chart
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.provenance import command
 from mnemos.lab.report.run_records import GateCurves, flat
-from mnemos.lab.report.style import HEADS, curve, head, means, steps_axis, thin
-from mnemos.lab.report.summary_image import heading
 
 
 def test_mean_over_the_steps_that_every_seed_has():
@@ -56,16 +55,6 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
         assert short < long
         assert 100 < len(short) <= 200
     assert chart.columns["y"] == chart.columns["x0"], "a point is the mean of its records"
-
-
-def test_the_axis_of_a_single_record_has_its_number():
-    figure = Figure()
-    axes = figure.subplots()
-    steps_axis(axes)
-    curve(axes, np.array([12]), np.array([3.0]))
-    figure.canvas.draw()
-    low, high = axes.get_xlim()
-    assert "12" in [tick.get_text() for tick in axes.get_xticklabels() if low <= tick.get_position()[0] <= high]
 
 
 def test_axis_does_not_magnify_noise():
@@ -131,14 +120,7 @@ def test_the_middle_of_a_patch_stays():
     assert (shown[:2] == 157).all()
 
 
-def test_heads_are_told_apart():
-    looks = [head(i) for i in range(2 * len(HEADS))]
-    assert len(set(looks)) == len(looks)
-    assert [solid for _, solid in looks] == [True] * len(HEADS) + [False] * len(HEADS)
-
-
 def test_a_legend_is_no_wider_than_its_axes():
-    from matplotlib.figure import Figure
 
     axes = Figure((10, 4.4)).add_axes((0.05, 0.1, 0.4, 0.6))
     heading(axes, "title", [("red", f"a name of a variant {i}", "o") for i in range(4)])

@@ -1,17 +1,10 @@
 """The result of reproducing a claim: tables of our values next to the paper's, notes, figures and runs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mnemos.atomic import write_bytes
 from mnemos.types import JSONObject
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-DPI = 160
 Cell = str | float | None
 
 
@@ -91,12 +84,3 @@ def cell_text(cell: Cell) -> str:
 def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1) -> str:
     """Text of a mean and its standard deviation over seeds, times `scale`; the default turns shares into percent."""
     return f"{scale * mean:.{digits}f}" + ("" if std is None else f" ± {scale * std:.{digits}f}")
-
-
-def png(path: Path, size: tuple[float, float], draw: Callable[["Figure"], None]) -> Path:
-    """Write a PNG of `size` inches, drawn by `draw(figure)`, and return its path. The file is written atomically."""
-    from mnemos.lab.report.style import raster  # with all of the report, which tables alone do not need
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, raster(size, DPI, draw, {"font.size": 11.0}))
-    return path

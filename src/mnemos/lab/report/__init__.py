@@ -1,6 +1,5 @@
-"""Results in, pictures and one self-contained HTML report out; never trains."""
+"""Results in, one self-contained HTML report out; never trains. Start with `page`, whose SECTIONS are the modules."""
 
 from .page import report
-from .summary_image import picture
 
-__all__ = ["picture", "report"]
+__all__ = ["report"]

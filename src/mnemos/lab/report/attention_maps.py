@@ -1,57 +1,43 @@
 """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, CachedLayer, Explanation, Left, Pictures
 
+from .image_grids import img, strips
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table
 from .read import Results
-from .style import INK, MUTED, panel, raster_image
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-WIDTH, LABELS = 7.3, 0.95  # inches: the drawing; the row names on its left
-MARGINS = 0.34  # inches above and below in a panel without a title
-# In units of one image: the class names above the pictures, the gap between columns, between the two maps of a layer,
-# and before each layer.
-TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 
 
 def section(results: Results) -> str:
     """For each cached variant, a figure and a table of the first run with image maps, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(results.names):
+    for name in results.names:
         found = [(run.label, run.explained) for run in results.runs_of(name) if run.explained]
         drawn = [(label, one, one.pictures) for label, one in found if one.pictures is not None]
         if drawn:
-            parts.append(_variant(index, name, *drawn[0]))
+            parts.append(_variant(name, *drawn[0]))
         elif name in results.cached():
             why = found[0][1].left if found else "no run has an explain.json"
             whys += [f"{name}: {why}, so the report has no images of its branches."] * (why != NO_PICTURES)
     return "\n".join(parts + [missing(why) for why in whys])
 
 
-def _variant(index: int, name: str, label: str, found: Explanation, pictures: Pictures) -> str:
+def _variant(name: str, label: str, found: Explanation, pictures: Pictures) -> str:
     mapped = [layer for layer in found.layers if layer.self_map is not None]
     middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
     chosen = [layer for layer in mapped if layer in (mapped[0], middle, mapped[-1])]
     called = dict(zip((one.name for one in found.layers), shortened([one.name for one in found.layers]), strict=True))
     rows = listed([called[layer.name] for layer in chosen])
     count = len(pictures.pixels)
-    image = (WIDTH - LABELS - 0.1) / (count * (1 + GAP) - GAP)
-    drawing = panel(
-        f"maps-{index}",
-        "",
-        partial(draw, pictures=pictures, chosen=chosen, called=called),
-        (WIDTH, _down(len(chosen)) * image + MARGINS),
-        LABELS,
-        f"Pictures and their maps of o_self and o_mem in {rows} of {name}",
-    )
+    drawn = [("", [f"<small>{escape(classes(pictures, i))}</small>" for i in range(count)], "")]
+    drawn.append(("", [img(picture) for picture in pictures.pixels], ""))
+    for layer in chosen:
+        for what, maps in (("self", layer.self_map), ("mem", layer.memory_map)):
+            assert maps is not None
+            aloud = f"o_{what} of {called[layer.name]}"
+            images = [img(grey(one), aloud) for one in maps]
+            drawn.append((f"{escape(called[layer.name])} o<sub>{what}</sub>", images, ""))
     about = pictures.about or "An arrow names the predicted class where it is wrong"
     which = "the first, a middle and the last cached layer" if len(chosen) == 3 else "its cached layers"
     caption = (
@@ -63,7 +49,7 @@ def _variant(index: int, name: str, label: str, found: Explanation, pictures: Pi
     left = [f"{called[one.name]}: {one.maps.left}" for one in found.layers if isinstance(one.maps, Left)]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
     text = paragraph(_summary(name, mapped, middle, called))
-    return "\n".join([text, figure([drawing], caption, kind="full"), _table(name, label, mapped, called), *notes])
+    return "\n".join([text, figure([strips(drawn)], caption, kind="full"), _table(name, label, mapped, called), *notes])
 
 
 def _maps(layer: CachedLayer) -> BranchMaps:
@@ -130,34 +116,6 @@ def _table(name: str, label: str, mapped: list[CachedLayer], called: dict[str, s
     return table(caption, head, rows)
 
 
-def _down(layers: int) -> float:
-    """Height of the drawing, in images."""
-    return TOP + 1 + layers * (BEFORE + 2 + BETWEEN)
-
-
-def draw(axes: "Axes", pictures: Pictures, chosen: list[CachedLayer], called: dict[str, str]) -> None:
-    """Draw the pictures in a row and, below them, the maps of o_self and o_mem of each layer."""
-    step = 1 + GAP
-    axes.set_axis_off()
-    for i, picture in enumerate(pictures.pixels):
-        raster_image(axes, picture, (i * step, TOP))
-        label, guess = (_class(pictures.names, found[i]) for found in (pictures.label, pictures.guess))
-        _above(axes, i * step + 0.5, label, guess)
-    down = TOP + 1
-    for layer in chosen:
-        down += BEFORE
-        axes.text(-0.12, down + 1 + BETWEEN / 2, called[layer.name], ha="right", va="center", color=INK[0])
-        for what, maps in (("self", layer.self_map), ("mem", layer.memory_map)):
-            assert maps is not None
-            axes.text(-0.12, down + 0.5, f"o_{what}", ha="right", va="center", color=MUTED[0])
-            for i, one in enumerate(maps):
-                raster_image(axes, grey(one), (i * step, down))
-            down += 1 + BETWEEN
-        down -= BETWEEN
-    axes.set_xlim(0, len(pictures.pixels) * step - GAP)
-    axes.set_ylim(_down(len(chosen)), 0)
-
-
 def grey(one: np.ndarray) -> np.ndarray:
     """A map [h, w] scaled to its own range, as uint8 [h, w, 1]; a constant or not finite map becomes middle grey."""
     low, high = float(one.min()), float(one.max())
@@ -166,10 +124,10 @@ def grey(one: np.ndarray) -> np.ndarray:
     return ((one - low) / (high - low) * 255).round().astype(np.uint8)[..., None]
 
 
-def _class(names: Sequence[str], label: int) -> str:
-    return str(names[label]) if 0 <= label < len(names) else str(label)
-
-
-def _above(axes: "Axes", x: float, label: str, guess: str) -> None:
-    text = short(label, 12) if label == guess else f"{short(label, 12)}\n→ {short(guess, 12)}"
-    axes.text(x, TOP - 0.07, text, ha="center", va="bottom", fontsize=7.5, color=MUTED[0], linespacing=1.15)
+def classes(pictures: Pictures, i: int) -> str:
+    """The class of a picture, and on a second line the predicted one where it is another."""
+    label, guess = (
+        short(str(pictures.names[one]) if 0 <= one < len(pictures.names) else str(one), 12)
+        for one in (pictures.label[i], pictures.guess[i])
+    )
+    return label if pictures.label[i] == pictures.guess[i] else f"{label}\n→ {guess}"

@@ -5,25 +5,20 @@ nearest to some slots.
 """
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mnemos.lab.evaluate.recorded import NO_PICTURES, CachedLayer, Left, SlotContents
 
+from .charts import Axis, Chart, Series, still
+from .image_grids import img, strips
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, shortened, table
 from .read import Results
 from .run_records import RunRecord
-from .style import INK, MUTED, NEGATIVE, POSITIVE, RULE, nothing, panel, raster_image
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import NEGATIVE, POSITIVE
 
 LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
 LAYERS = 6  # layers drawn; with more, an even selection
-WIDTH, LEFT, MARGINS = 2.6, 0.3, 0.56  # inches: a panel, its labels, the margins above and below
-GAP = 0.1  # gap between patches, in patches
 CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
 
 
@@ -49,15 +44,14 @@ def _content(index: int, name: str, stored: list[RunRecord]) -> str:
     for place, label in enumerate(chosen):
         cache = caches[label]
         pooled = pooled or max(cache.shape) > LARGEST
-        kinds = (
-            (f"{called[label]}, to ±{_reach(cache):.2g}", draw_values, "channel", "slot"),
-            ("Singular values", draw_spectrum, "rank of the value", "share of the largest"),
-            ("Similarity of slots", draw_slots, "slot", "slot"),
-        )
-        for title, draw, x, y in kinds:
-            slug = f"cache-{index}-{place}-{draw.__name__}"
-            aloud = f"{title}: {called[label]} of {name}"
-            panels.append(panel(slug, title, partial(draw, cache=cache), (2.6, 2.2), 0.36, aloud, x, y))
+        reach, (slots, channels) = _reach(cache), cache.shape
+        units = _directions(cache)
+        aloud = f"{called[label]} of {name}"
+        panels += [
+            _matrix(f"{called[label]}, to ±{reach:.2g}", pool(cache), reach, f"{slots} slots by {channels} channels"),
+            _spectrum(f"cache-{index}-{place}", cache, f"Singular values of {aloud}"),
+            _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
+        ]
     return figure(
         panels,
         _caption(name, stored, {called[label]: label for label in chosen}, len(caches), pooled),
@@ -94,37 +88,37 @@ def _reach(cache: np.ndarray) -> float:
     return float(np.percentile(finite, 99)) if finite.size else 0.0
 
 
-def draw_values(axes: "Axes", cache: np.ndarray) -> None:
-    """Draw the matrix [Tm, Dm] in diverging colours; zero has the background's colour."""
-    _image(axes, pool(cache), _reach(cache))
+def _directions(cache: np.ndarray) -> np.ndarray:
+    """The slots as unit vectors, or zeros, in at most LARGEST rows.
 
-
-def draw_slots(axes: "Axes", cache: np.ndarray) -> None:
-    """Draw the cosine similarity between slots [Tm, Tm]; a slot of zeros has similarity 0 to all."""
+    The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
+    """
     norms = np.linalg.norm(cache, axis=1, keepdims=True)
-    units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
-    # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
-    units = pool(units, channels=units.shape[1])
-    _image(axes, units @ units.T, 1.0)
+    return pool(np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0), channels=cache.shape[1])
 
 
-def draw_spectrum(axes: "Axes", cache: np.ndarray) -> None:
-    """Draw the singular values divided by the largest, with the effective rank."""
-    if not np.isfinite(cache).all():
-        nothing(axes, "not finite")
-        return
-    values = np.linalg.svd(cache, compute_uv=False)
+def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
+    """A panel: sign as hue and magnitude as opacity, for light and dark pages; values not finite are drawn as 0."""
+    scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))
+    hues = [bytes.fromhex(pair[0].removeprefix("#")) for pair in (NEGATIVE, POSITIVE)]
+    colours = np.where((scaled < 0)[..., None], *(np.frombuffer(hue, np.uint8) for hue in hues))
+    pixels = np.concatenate([colours, (np.abs(scaled) * 255).round().astype(np.uint8)[..., None]], -1)
+    image = img(pixels, f"{title}: {about}", "matrix")
+    return f'<p class="title">{escape(title)}</p>{image}<p class="about">{escape(about)}</p>'
+
+
+def _spectrum(slug: str, cache: np.ndarray, label: str) -> str:
+    """A panel: the singular values divided by the largest, with the effective rank."""
+    values = np.linalg.svd(cache, compute_uv=False) if np.isfinite(cache).all() else np.array([])
     if not values.size or values[0] == 0:
-        nothing(axes, "all zero")
-        return
-    shares = values / values[0]
-    axes.set_yscale("log")
-    axes.set_ylim(1e-4, 1.6)
-    axes.plot(np.arange(1, len(shares) + 1), np.maximum(shares, 1e-4), color=INK[0], linewidth=1.2)
-    axes.grid(axis="y", color=RULE[0])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.text(1, 1, f"effective rank {effective_rank(values):.1f}", transform=axes.transAxes, ha="right", va="top")
+        return missing("The cache is zero everywhere." if values.size else "The cache has values that are not finite.")
+    title = f"Singular values, effective rank {effective_rank(values):.1f}"
+    axes = [Axis("rank of the value", ",.0f")]
+    shape = {"limits": (1e-4, 1.6), "falls": True, "label": label}
+    chart = Chart(slug, title, "share of the largest", [Series("", "ink")], [""], axes, "lines", **shape)
+    for rank, share in enumerate(values / values[0], 1):
+        chart.add(0, 0, max(float(share), 1e-4), rank)
+    return still(chart, 320)
 
 
 def effective_rank(values: np.ndarray) -> float:
@@ -141,27 +135,14 @@ def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
     return np.stack([matrix[:, c].mean(1) for c in columns], 1) if len(columns) < matrix.shape[1] else matrix
 
 
-def _image(axes: "Axes", matrix: np.ndarray, end: float) -> None:
-    """Draw sign as hue and magnitude as opacity, for light and dark pages; values not finite are drawn as 0."""
-    from matplotlib.colors import to_rgb
-
-    scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))
-    colours = np.where((scaled < 0)[..., None], to_rgb(NEGATIVE[0]), to_rgb(POSITIVE[0]))
-    rgba = np.concatenate([colours, np.abs(scaled)[..., None]], -1)
-    axes.imshow((rgba * 255).round().astype(np.uint8), aspect="auto", interpolation="none")
-    axes.spines[["top", "right"]].set_visible(True)
-    axes.spines[:].set_color(RULE[0])
-    axes.tick_params(length=0)
-
-
 def slot_section(results: Results) -> str:
     """For each cached variant, patches and numbers of the first run with a slot comparison, or why there are none."""
     parts, whys = [], []
-    for index, name in enumerate(results.names):
+    for name in results.names:
         runs = [run for run in results.runs_of(name) if run.explained]
         found = [run for run in runs if _compared(run)]
         if found:
-            parts.append(_slots(index, name, found[0]))
+            parts.append(_slots(name, found[0]))
         elif name in results.cached():
             why = _why(runs)
             whys += [f"{name}: {why}, so the report cannot show what its slots hold."] * (why != NO_PICTURES)
@@ -179,22 +160,13 @@ def _why(runs: list[RunRecord]) -> str:
     return str(runs[0].explained.left or (lefts[0] if lefts else "its slots were not compared with training patches"))
 
 
-def _slots(index: int, name: str, run: RunRecord) -> str:
+def _slots(name: str, run: RunRecord) -> str:
     assert run.explained is not None
     every = [layer.name for layer in run.explained.layers]
     called = dict(zip(every, shortened(every), strict=True))
     compared = _compared(run)
     chosen = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
-    panels = []
-    for place, layer in enumerate(chosen):
-        assert layer.patches is not None
-        rows, columns = layer.patches.shape[:2]
-        side = (WIDTH - LEFT - 0.1) / (_steps(columns) + 1)
-        size = (WIDTH, _steps(rows) * side + MARGINS)
-        aloud = f"Training patches nearest to slots of {called[layer.name]} of {name}"
-        panels.append(
-            panel(f"slots-{index}-{place}", called[layer.name], partial(draw_patches, layer=layer), size, LEFT, aloud)
-        )
+    panels = [f'<p class="title">{escape(called[layer.name])}</p>{_patches(layer)}' for layer in chosen]
     caption = (
         f"{name}: some slots of {listed([called[layer.name] for layer in chosen])}, one row per slot (number on the "
         "left). The row shows the patches whose tokens are nearest to the slot among "
@@ -213,25 +185,14 @@ def _slots(index: int, name: str, run: RunRecord) -> str:
     )
 
 
-def _steps(count: int) -> float:
-    return count * (1 + GAP) - GAP
-
-
-def draw_patches(axes: "Axes", layer: CachedLayer) -> None:
-    """Draw one row of patches per slot, with faded surroundings."""
+def _patches(layer: CachedLayer) -> str:
+    """A row of patches for each slot, with faded surroundings; the cosine of the nearest behind it."""
     assert layer.patches is not None
     contents = _contents(layer)
-    axes.set_axis_off()
-    rows, columns = layer.patches.shape[:2]
-    for i, (slot, row) in enumerate(zip(contents.shown, layer.patches, strict=True)):
-        down = i * (1 + GAP)
-        axes.text(-0.15, down + 0.5, str(slot), ha="right", va="center", fontsize=8, color=MUTED[0])
-        for j, patch in enumerate(row):
-            raster_image(axes, spotlit(patch), (j * (1 + GAP), down))
-        cosine = decimal(contents.nearest[i][0])[:-1]
-        axes.text(_steps(columns) + 0.12, down + 0.5, cosine, va="center", fontsize=8, color=MUTED[0])
-    axes.set_xlim(0, _steps(columns) + 1)
-    axes.set_ylim(_steps(rows), 0)
+    rows = []
+    for i, (slot, patches) in enumerate(zip(contents.shown, layer.patches, strict=True)):
+        rows.append((str(slot), [img(spotlit(one)) for one in patches], decimal(contents.nearest[i][0])[:-1]))
+    return strips(rows)
 
 
 def spotlit(patch: np.ndarray) -> np.ndarray:

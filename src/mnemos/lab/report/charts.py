@@ -15,16 +15,14 @@ from mnemos.types import JSONObject
 
 from .markup import decimal, escape, own_ids, prose
 from .shell import embedded
-from .style import MARKERS, VARIANTS
+from .style import VARIANTS
 
 MOST = 12_000  # points of a chart
 _WIDE, _NARROW = 640, 440  # pixels of a chart that readers without scripts see
 _ROW = 26  # pixels of an arm in a strip
 _SWITCHES = 24  # of runs, at most
 _DIGITS = 5  # of a value in the page
-_SHAPES = dict(
-    zip(MARKERS, ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
-)  # Vega's names
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")  # of the variants
 _DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3])  # of the first variants, and of those whose colours repeat
 _TEXT = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12.5}
 _CONFIG = {
@@ -72,8 +70,10 @@ class Chart:
 
     slug: unique in the page. runs: the names of the seeds. axes: what x can be; the first is shown at first. kind:
     "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines) or
-    "strip" (a row an arm, of marks and their mean). ticks: the values of x that have one, instead of round ones.
-    references: (name, value) of dotted lines across, which the legend names. limits: of y.
+    "bars" (a bar a point) or "strip" (a row an arm, of marks and their mean). ticks: the values of x that have one,
+    instead of round ones. references: (name, value) of dotted lines across, which the legend names. bands: (place in
+    `series`, low, high) of y, shaded. form: a format of d3 for the ticks of y. limits: of y. falls: whether y is drawn
+    in decades from 1 down to 0.0001.
     """
 
     slug: str
@@ -86,7 +86,10 @@ class Chart:
     logarithmic: bool = False
     ticks: Sequence[float] = ()
     references: Sequence[tuple[str, float]] = ()
+    bands: Sequence[tuple[int, float, float]] = ()
+    form: str = ""
     limits: tuple[float, float] | None = None
+    falls: bool = False
     label: str = ""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -140,6 +143,13 @@ def chart_figure(charts: Sequence[Chart], caption: str, kind: str = "") -> str:
     )
 
 
+def still(chart: Chart, width: int = _NARROW) -> str:
+    """A panel of a figure that has other panels beside charts: the drawing without switches."""
+    label = chart.label or f"{chart.title} by {chart.axes[0].name}"
+    svg = drawing(chart, width)
+    return f'<p class="title">{escape(chart.title)}</p><div role="img" aria-label="{escape(label)}">{svg}</div>'
+
+
 def _switches(charts: Sequence[Chart], series: Sequence[Series]) -> str:
     """The legend, whose entries are switches where scripts run, and further switches that are hidden without them."""
     entries = "".join(
@@ -165,7 +175,8 @@ def _switches(charts: Sequence[Chart], series: Sequence[Series]) -> str:
     if len(axes) > 1 and all(len(chart.axes) > 1 for chart in charts):
         options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in axes)
         controls.append(f'<label>x <select class="axis">{options}</select></label>')
-    for letter in "xy" if charts[0].kind != "strip" else "x":
+    kinds = {chart.kind for chart in charts}
+    for letter in "" if "bars" in kinds else "x" if "strip" in kinds else "xy":
         checked = " checked" if letter == "x" and charts[0].logarithmic else ""
         controls.append(f'<label><input type="checkbox" class="log-{letter}"{checked}>log {letter}</label>')
     if len(series) > 3:
@@ -221,7 +232,7 @@ def specification(chart: Chart) -> JSONObject:
     domain = list(range(len(chart.series)))
     colours = [f"var(--{one.colour})" for one in chart.series]
     colour = {"field": "s", "type": "nominal", "legend": None, "scale": {"domain": domain, "range": colours}}
-    shapes = [_SHAPES[MARKERS[one.place % len(MARKERS)]] for one in chart.series]
+    shapes = [_SHAPES[one.place % len(_SHAPES)] for one in chart.series]
     shape = {"field": "s", "type": "nominal", "legend": None, "scale": {"domain": domain, "range": shapes}}
     dashes = [_dash(one) for one in chart.series]
     dash = {"field": "s", "type": "nominal", "legend": None, "scale": {"domain": domain, "range": dashes}}
@@ -237,6 +248,7 @@ def specification(chart: Chart) -> JSONObject:
         "type": "quantitative",
         "title": chart.y,
         "scale": {"type": "@yscale", "zero": "@yzero"},
+        "axis": {"format": chart.form, **({"values": [10**-i for i in range(5)]} if chart.falls else {})},
     }
     if chart.limits:
         y["scale"] |= {"domain": list(chart.limits), "nice": False}
@@ -247,9 +259,17 @@ def specification(chart: Chart) -> JSONObject:
             at = {across: {"datum": value, **({"title": chart.y} if across == "y" else {})}}
             mark = {"type": "rule", "strokeDash": [2, 3], "color": "var(--muted)"}
             layers.append({"mark": mark, "encoding": at, "data": {"values": [{}]}})
+    for place, low, high in chart.bands:
+        shaded = {"type": "rect", "color": colours[place], "opacity": 0.16}
+        at = {"y": {"datum": low}, "y2": {"datum": high}}
+        layers.append({"mark": shaded, "encoding": at, "data": {"values": [{}]}})
     detail = [{"field": "r"}, {"field": "s"}]
     if chart.kind == "strip":
         return _finished(chart, _strip(chart, x, colour), layers)
+    if chart.kind == "bars":
+        bar = {"type": "rule", "strokeWidth": max(1, 300 // len(chart.columns["x0"]))}
+        upright = {"x": x, "y": {**y, "scale": {**y["scale"], "zero": True}}, "y2": {"datum": 0}, "color": colour}
+        return _finished(chart, layers, [{"mark": bar, "encoding": upright}])
     mean = _mean(chart)
     if "low" in chart.columns:
         layers.append({"mark": {"type": "rule", "strokeWidth": 1.2}, "encoding": {"x": x, "color": colour} | _ends(y)})
@@ -319,8 +339,14 @@ def drawing(chart: Chart, width: int) -> str:
     """The chart as inline SVG, whose colours and letters are those of the page. The same chart gives the same bytes."""
     axis = chart.axes[0]
     scale = "log" if chart.logarithmic else "linear"
-    words: JSONObject = {"@x": "x0", "@title": axis.name, "@form": axis.form, "@scale": scale, "@yscale": "linear"}
-    words |= {"@zero": None if chart.logarithmic else False, "@yzero": False}
+    words: JSONObject = {
+        "@x": "x0",
+        "@title": axis.name,
+        "@form": axis.form,
+        "@scale": scale,
+        "@yscale": "log" if chart.falls else "linear",
+    }
+    words |= {"@zero": None if chart.logarithmic else False, "@yzero": None if chart.falls else False}
     points = [one for one in rows(chart) if not chart.logarithmic or (one["x0"] or 0) > 0]
     spec = filled(specification(chart), words) | {"data": {"values": points}, "width": width}
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}

@@ -8,7 +8,7 @@ writes it to result.json by `Task.artifacts`: "along": {"metric", "x": the name 
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,7 @@ from .charts import MOST, Axis, Chart, arm, chart_figure
 from .markup import capital, decimal, listed, missing, plural, table
 from .read import Results, finite_spread
 from .run_records import OWN, Columns, RunRecord
-from .style import MUTED, curve, marker, means, nothing, steps_axis, thin, variant_colour, variant_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import variant_name
 
 _LOGARITHMIC = 8.0  # greatest / least value of an axis from which it is drawn in octaves
 _MOST, _FEWEST = 400, 20  # points of a curve
@@ -105,6 +102,12 @@ def intervals(steps: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
     return found
 
 
+def means(value: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of the finite values at the places of each part; NaN for a part without one."""
+    found = (value[part][np.isfinite(value[part])] for part in parts)
+    return np.array([float(one.mean()) if len(one) else np.nan for one in found])
+
+
 def seed_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     """What the runs of an arm are called, by label: by their seeds, or by label where a seed is there twice."""
     named: dict[str, str] = {}
@@ -145,46 +148,6 @@ def quality(results: Results) -> str:
 def title(kind: str, name: str) -> str:
     """Validation accuracy, training loss, …"""
     return f"{capital(_WORDS[kind])} {name}"
-
-
-def draw(axes: "Axes", results: Results, kind: str, name: str) -> None:
-    """One panel: `name` ("loss" or a metric) of the `kind` ("train", "valid") records of every variant."""
-    steps_axis(axes)
-    for index, label in enumerate(results.names):
-        series = [getattr(run, kind) for run in results.runs_of(label)]
-        series = [s for s in series if _has(s, name)]
-        colour = variant_colour(index)
-        if len(series) > 1:
-            for one in series:
-                curve(axes, *thin(one["step"], one[name]), color=colour, linewidth=0.6, alpha=0.45)
-        step, value = mean_curve(series, name)
-        few: JSONObject = {"marker": marker(index), "markersize": 3.4} if len(step) <= 25 else {}
-        curve(axes, *thin(step, value), color=colour, **few)
-    if not axes.lines:
-        nothing(axes, f"no {name} recorded")
-    elif name == results.metric and results.majority is not None:
-        axes.axhline(results.majority, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.annotate(
-            "majority class",
-            (1, results.majority),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            color=MUTED[0],
-            fontsize=8,
-        )
-
-
-def mean_curve(series: list[Columns], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over seeds at the steps that every seed recorded; NaN where one value is not finite."""
-    if not series:
-        return np.array([]), np.array([])
-    common = series[0]["step"]
-    for one in series[1:]:
-        common = np.intersect1d(common, one["step"])
-    values = np.stack([one[name][np.isin(one["step"], common)] for one in series])
-    return common, np.where(np.isfinite(values).all(0), values.sum(0) / len(series), np.nan)
 
 
 def recorded(results: Results, kind: str, name: str) -> bool:
@@ -359,23 +322,6 @@ def _points(along: JSONObject, run: RunRecord) -> list[tuple[float, float, int]]
         (number(at, run.label, "along.values"), number(one, run.label, "along.values"), int(count))
         for (at, one), count in zip(values, counts, strict=True)
     ]
-
-
-def draw_along(axes: "Axes", results: Results, found: Along) -> None:
-    """A line per variant through the means, and a dot per seed."""
-    places = found.places
-    if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
-        axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{at:g}" for at in places])
-    axes.minorticks_off()
-    for name, points in found.values.items():
-        index = results.names.index(name)
-        colour, at = variant_colour(index), sorted(points)
-        curve(axes, np.array(at), np.array([finite_spread(points[x]).mean for x in at]), color=colour)
-        for x in at:
-            axes.plot([x] * len(points[x]), points[x], marker(index), color=colour, markersize=3.4)
-    if math.isfinite(found.chance):
-        axes.axhline(found.chance, color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
 
 
 def _table(results: Results, found: Along) -> str:

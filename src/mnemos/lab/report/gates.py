@@ -1,19 +1,13 @@
 """The gates over training: σ(λ) by layer and head, gate activity, and the size and rank of the cache."""
 
-from functools import partial
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from .charts import MOST, Axis, Chart, Series, chart_figure
-from .curves import extent, intervals
-from .markup import figure, missing, paragraph, plural, shortened
+from .curves import intervals, means
+from .markup import missing, paragraph, plural, shortened
 from .read import Results
 from .run_records import GateCurves, RunRecord
-from .style import HEADS, MUTED, RULE, curve, head, layer, layer_variable, means, nothing, panel, steps_axis
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import HEADS, layer_variable
 
 ACTIVITY = (
     ("update.mean", "Update gate, mean"),
@@ -48,17 +42,10 @@ def _variant(index: int, name: str, runs: list[RunRecord]) -> str:
         f"per layer (the mean). From {files}."
     )
     mix = chart_figure([_mix_chart(f"mix-{index}", series, gates)], caption, "wide")
-    end = figure(
-        [
-            panel(
-                f"mix-{index}-end",
-                "σ(λ) by layer and head, at the last record",
-                partial(draw_by_layer, gates=gates),
-                x="layer",
-            )
-        ],
-        f"{name}: the same at the last record, by layer: one circle per head and seed ({seeds}), "
-        f"{_colours(gates)}. The dotted line is the mean at the first record. From {files}.",
+    end = chart_figure(
+        [_end_chart(f"mix-{index}-end", called, gates)],
+        f"{name}: the same at the last record, by layer: one mark per head and seed ({seeds}). The dotted line is the "
+        f"mean at the first record. From {files}.",
         "wide",
     )
     recorded = [(key, title) for key, title in ACTIVITY if any(np.isfinite(g.values[key]).any() for g in gates)]
@@ -86,15 +73,6 @@ def _files(runs: list[RunRecord]) -> str:
     return f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
 
 
-def _colours(gates: list[GateCurves]) -> str:
-    """The part of the caption that says how heads are distinguished."""
-    most = max(g.mix.shape[2] for g in gates)
-    if most == 1:
-        return "one head per layer"
-    rings = f", hollow from the {len(HEADS) + 1}th on" if most > len(HEADS) else ""
-    return f"one colour per head from left to right{rings}"
-
-
 def _summary(name: str, gates: list[GateCurves]) -> str:
     """Two sentences: how σ(λ) changed, and in how many layers it is above a half."""
     starts = np.concatenate([g.mix[0].ravel() for g in gates])
@@ -111,50 +89,27 @@ def _summary(name: str, gates: list[GateCurves]) -> str:
     )
 
 
-def draw_mix(axes: "Axes", gates: list[GateCurves]) -> None:
-    """Draw σ(λ) over training: one thin line per head and seed, one thick line per layer. Runs have equal layers."""
-    steps_axis(axes)
-    count = len(gates[0].layers)
-    for one in gates:
-        for i in range(count):
-            for h in range(one.mix.shape[2]):
-                curve(axes, one.step, one.mix[:, i, h], color=layer(i, count), linewidth=0.6, alpha=0.5)
-    for i in range(count):
-        step, value = _mean(gates, [_row_means(g.mix[:, i]) for g in gates])
-        curve(axes, step, value, color=layer(i, count), linewidth=1.8)
-    low, high = extent(np.concatenate([g.mix.ravel() for g in gates]), 0.2)
-    axes.set_ylim(max(low, 0.0), min(high, 1.0))
-    if not axes.lines:
-        nothing(axes, "σ(λ) was not recorded")
-
-
-def draw_by_layer(axes: "Axes", gates: list[GateCurves]) -> None:
-    """Draw σ(λ) by layer at the last record, one circle per head and seed."""
-    from matplotlib.ticker import MaxNLocator
-
-    count = len(gates[0].layers)
-    axes.set_ylim(0, 1)
-    axes.set_xlim(-0.6, count - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-    axes.grid(axis="y", color=RULE[0])
-    axes.axhline(0.5, color=RULE[0], linewidth=1.2, zorder=0.6)
-    start = np.concatenate([g.mix[0].ravel() for g in gates])
-    if np.isfinite(start).any():
-        axes.axhline(np.nanmean(start), color=MUTED[0], linewidth=0.8, linestyle=(0, (1, 2)))
-    size = 4.4 if count <= 16 else 3.0
-    for i in range(count):
-        ends = np.stack([g.mix[-1, i] for g in gates])  # seeds by heads
-        heads = [h for h in range(ends.shape[1]) if np.isfinite(ends[:, h]).any()]
-        for h, across in zip(heads, _spread(len(heads)), strict=True):
-            colour, solid = head(h)
-            look = {"markeredgewidth": 0} if solid else {"markerfacecolor": "none", "markeredgewidth": 1.0}
-            around = i + across + 0.03 * np.arange(len(ends)) - 0.015 * (len(ends) - 1)
-            axes.plot(around, ends[:, h], "o", markersize=size, color=colour, alpha=0.85, **look)
-
-
-def _spread(count: int) -> np.ndarray:
-    """Horizontal offsets around 0 for the `count` heads of a layer."""
-    return np.linspace(-1, 1, count) * min(0.3, 0.07 * (count - 1)) if count > 1 else np.zeros(1)
+def _end_chart(slug: str, called: list[str], gates: list[GateCurves]) -> Chart:
+    """σ(λ) by layer at the last record, a mark per head and seed."""
+    heads = max(one.mix.shape[2] for one in gates)
+    start = np.concatenate([one.mix[0].ravel() for one in gates])
+    chart = Chart(
+        slug,
+        "σ(λ) by layer and head, at the last record",
+        "σ(λ)",
+        [Series(f"head {h}", f"head-{h % len(HEADS)}", h // len(HEADS)) for h in range(heads)],
+        [f"seed {i}" for i in range(len(gates))],
+        [Axis("layer", "~g")],
+        "marks",
+        ticks=range(len(called)) if len(called) <= 24 else (),
+        references=[("mean at the first record", float(np.nanmean(start)))] if np.isfinite(start).any() else [],
+        limits=(0, 1),
+    )
+    for i, one in enumerate(gates):
+        for place, values in enumerate(one.mix[-1]):
+            for h, value in enumerate(values):
+                chart.add(h, i, float(value), float(place))
+    return chart
 
 
 def _mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
@@ -191,12 +146,3 @@ def _row_means(values: np.ndarray) -> np.ndarray:
     finite = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.where(finite, values, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
-
-
-def _mean(gates: list[GateCurves], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over seeds at the steps that all seeds recorded."""
-    common = gates[0].step
-    for one in gates[1:]:
-        common = np.intersect1d(common, one.step)
-    stacked = np.stack([v[np.isin(g.step, common)] for g, v in zip(gates, values, strict=True)])
-    return common, stacked.mean(0)

@@ -40,15 +40,6 @@ def figure(panels: Sequence[str], caption: str, kind: str = "", legend: str = ""
     )
 
 
-def legend(entries: Iterable[tuple[str, str]], symbol: str = "line") -> str:
-    """A legend from pairs (style sheet variable, name)."""
-    keys = "".join(
-        f'<li><i class="{symbol}" style="color:var(--{escape(variable)})"></i>{escape(name)}</li>'
-        for variable, name in entries
-    )
-    return f'<ul class="legend">{keys}</ul>'
-
-
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A numbered table. `head` and `caption` are plain text; cells are HTML, and the first cell of a row is its name.
 

@@ -1,25 +1,20 @@
 """What the slots attend to when they are written: kinds by segment, examples, words (Memformer, Figures 6 and 7)."""
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 
-from .markup import decimal, escape, figure, legend, listed, paragraph, plural, table
+from .charts import Axis, Chart, Series, chart_figure
+from .markup import decimal, escape, figure, listed, paragraph, plural, table
 from .read import Results
 from .run_records import RunRecord
-from .style import MUTED, RULE, VARIANTS, panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
-_COLOURS: dict[str, int] = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
+COLOURS: dict[str, int] = dict(zip(KINDS, (2, 4, 1), strict=True))  # indices into the palette
 VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
 NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 
@@ -35,17 +30,36 @@ def section(results: Results) -> str:
 
 
 def _variant(index: int, name: str, run: RunRecord, found: WriteAttention) -> str:
-    panels = [
-        panel(f"write-attention-{index}-share", "Share of the slots", partial(draw_shares, found=found), x="segment")
-    ]
+    kinds = {kind: Series(f"slots that {VERBS[kind]}", f"variant-{COLOURS[kind]}") for kind in KINDS}
+    segments = len(found.shares["holds"])
+    shares = Chart(
+        f"write-attention-{index}-share",
+        "Share of the slots",
+        "share",
+        list(kinds.values()),
+        [run.label],
+        [Axis("segment", ",.0f")],
+        "lines" if segments > 1 else "marks",
+        bands=[(KINDS.index(kind), *PAPER[kind]) for kind in KINDS if kind in PAPER],
+        form="%",
+        limits=(-0.02, 1.02),
+    )
+    for place, kind in enumerate(KINDS):
+        for segment, share in enumerate(found.shares[kind], 1):
+            shares.add(place, 0, float(share), segment)
+    charts = [shares]
     for place, one in enumerate(found.shown.examples):
-        drawn = partial(draw_slot, one=one, first=found.shown.first)
-        slug, aloud = f"write-attention-{index}-{place}", f"Attention of slot {one.slot}"
-        panels.append(panel(slug, heading(one), drawn, label=aloud, x="token of the segment", y="attention"))
-    keys = legend((f"variant-{_COLOURS[kind]}", f"slots that {VERBS[kind]}") for kind in KINDS)
+        itself = [(f"slot {one.slot} on itself", one.itself)]
+        slug, tokens = f"write-attention-{index}-{place}", [Axis("token of the segment", ",.0f")]
+        chart = Chart(
+            slug, slot_title(one), "attention", [kinds[one.kind]], [run.label], tokens, "bars", references=itself
+        )
+        for token, weight in enumerate(one.weights[: found.shown.first], 1):
+            chart.add(0, 0, float(weight), token)
+        charts.append(chart)
     bands = "Bands: the paper's shares, of text."
     caption = f"{name}: {about(found)} {bands} {explained(found)} From {run.label}/write_attention.json."
-    parts = [paragraph(f"{name}: {summary(found)}"), figure(panels, caption, legend=keys), _table(name, found)]
+    parts = [paragraph(f"{name}: {summary(found)}"), chart_figure(charts, caption), _table(name, found)]
     shaded = [one for one in found.shown.examples if one.kind != "holds"] or list(found.shown.examples[-1:])
     if found.shown.words is not None:
         texts = [_text(one, found.shown.words) for one in shaded]
@@ -75,8 +89,7 @@ def explained(found: WriteAttention) -> str:
     shown = found.shown
     return (
         f"The other panels: segment {shown.place + 1} of {shown.of} of the first document, the slot with "
-        "the median weight of each kind. The bar left of the line is its weight on itself, the others are its weights "
-        "on the tokens."
+        "the median weight of each kind: its weights on the tokens, and on itself as a line."
     )
 
 
@@ -101,46 +114,9 @@ def _span(pair: tuple[float, float]) -> str:
     return f"{pair[0] * 100:.0f}–{pair[1]:.0%}"
 
 
-def heading(one: SlotExample) -> str:
+def slot_title(one: SlotExample) -> str:
     """The title of a panel."""
     return f"Slot {one.slot} {NAMES[one.kind]}: {one.itself:.2f} on itself"
-
-
-def colour(kind: str) -> str:
-    """The colour of a kind of slot."""
-    return VARIANTS[_COLOURS[kind]][0]
-
-
-def draw_shares(axes: "Axes", found: WriteAttention) -> None:
-    """Draw one line per kind, and the paper's shares as bands."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    count = len(found.shares["holds"])
-    place = np.arange(1, count + 1)
-    for kind, (low, high) in PAPER.items():
-        axes.axhspan(low, high, color=colour(kind), alpha=0.16, linewidth=0)
-    for kind in KINDS:
-        axes.plot(place, found.shares[kind], color=colour(kind), marker="o" if count < 3 else None, markersize=4)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlim(0.5, max(count, 2) + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    axes.grid(axis="y", color=RULE[0])
-
-
-def draw_slot(axes: "Axes", one: SlotExample, first: int) -> None:
-    """Draw one bar per token for the `first` tokens, and one for the slot itself left of the line."""
-    tokens, weights = np.arange(1, first + 1), one.weights[:first]
-    gap = max(2.0, len(tokens) / 20)
-    axes.bar(tokens, weights, width=0.8, color=colour(one.kind))
-    axes.bar([-gap], [one.itself], width=gap, color=colour(one.kind))
-    axes.axvline(0, color=MUTED[0], linewidth=0.6)
-    axes.set_xlim(-1.8 * gap, len(tokens) + 1)
-    # The scale includes the slot's weight on itself, so that the tokens of a slot that holds look small.
-    axes.set_ylim(0, 1.05 * max(one.itself, float(weights.max())))
-    ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(tokens)]
-    axes.set_xticks([-gap, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
-    axes.grid(axis="y", color=RULE[0])
 
 
 def word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:

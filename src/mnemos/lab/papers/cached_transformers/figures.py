@@ -12,12 +12,13 @@ from mnemos.lab.evaluate.recorded import BranchMaps, CachedLayer, Explanation, P
 from mnemos.lab.report import attention_maps, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.style import RULE, head, variant_colour
+from mnemos.lab.report.style import HEADS, INK, MUTED, RULE
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import png, raster_image, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, runs
 from . import comparisons
@@ -36,6 +37,9 @@ FAMILIES = {
     "Swin": ("Swin-T",),
 }
 DEPTHS = (1, 2, 4)
+# In units of one image: the class names above the pictures, the gap between columns, between the two maps of a layer,
+# and before each layer.
+TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
 _BOX = (0.11, 0.02, 0.88, 0.96)  # the area of the images in figure4.png, as shares of the figure
 
 
@@ -91,7 +95,11 @@ def figure4(claim: Claim, options: Options) -> Finding:
         f"{called[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
         "pictures. It is negative if the branches complement each other, as the paper concludes from its figure."
     ]
-    path = png(options.out / "figure4.png", _size(pictures), lambda figure: _maps(figure, pictures, [middle], called))
+    path = png(
+        options.out / "figure4.png",
+        _size(pictures),
+        partial(_maps, pictures=pictures, layer=middle, name=called[middle.name]),
+    )
     page = report([run], options.out / "figure4.html")
     return Finding([table], notes, [path, page], [run])
 
@@ -189,13 +197,27 @@ def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figur
 
 def _size(pictures: Pictures) -> tuple[float, float]:
     """The size of figure 4 in inches at which every image is square: one row of pictures and two rows of maps."""
-    across = len(pictures.pixels) * (1 + attention_maps.GAP) - attention_maps.GAP
-    down = attention_maps.TOP + 1 + attention_maps.BEFORE + 2 + attention_maps.BETWEEN
+    across, down = len(pictures.pixels) * (1 + GAP) - GAP, TOP + 1 + BEFORE + 2 + BETWEEN
     return 10.0, 10.0 * _BOX[2] / across * down / _BOX[3]
 
 
-def _maps(figure: "Figure", pictures: Pictures, chosen: list[CachedLayer], called: dict[str, str]) -> None:
-    attention_maps.draw(figure.add_axes(_BOX), pictures, chosen, called)
+def _maps(figure: "Figure", pictures: Pictures, layer: CachedLayer, name: str) -> None:
+    """Draw the pictures in a row and, below them, the maps of o_self and o_mem of a layer."""
+    axes, first = figure.add_axes(_BOX), TOP + 1 + BEFORE
+    axes.set_axis_off()
+    for i, picture in enumerate(pictures.pixels):
+        at = i * (1 + GAP)
+        raster_image(axes, picture, (at, TOP))
+        text = attention_maps.classes(pictures, i)
+        axes.text(at + 0.5, TOP - 0.07, text, ha="center", va="bottom", fontsize=7.5, color=MUTED[0], linespacing=1.15)
+    axes.text(-0.12, first + 1 + BETWEEN / 2, name, ha="right", va="center", color=INK[0])
+    for down, what, maps in ((first, "self", layer.self_map), (first + 1 + BETWEEN, "mem", layer.memory_map)):
+        assert maps is not None
+        axes.text(-0.12, down + 0.5, f"o_{what}", ha="right", va="center", color=MUTED[0])
+        for i, one in enumerate(maps):
+            raster_image(axes, attention_maps.grey(one), (i * (1 + GAP), down))
+    axes.set_xlim(0, len(pictures.pixels) * (1 + GAP) - GAP)
+    axes.set_ylim(first + 2 + BETWEEN, 0)
 
 
 def _shares(drawn: Sequence[tuple[str, Explanation]], figure: "Figure") -> None:
@@ -210,7 +232,7 @@ def _shares(drawn: Sequence[tuple[str, Explanation]], figure: "Figure") -> None:
         axes.set_xlim(-0.5, len(found.layers) - 0.5)
         for place, layer in enumerate(found.layers):
             for h, share in enumerate(layer.share):
-                colour, solid = head(h)
+                colour, solid = HEADS[h % len(HEADS)][0], h < len(HEADS)  # further heads are rings
                 axes.plot(
                     [place],
                     [share],

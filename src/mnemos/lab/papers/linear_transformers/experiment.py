@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mnemos.lab.report.curves import mean_curve
 from mnemos.lab.report.read import Results, read
 from mnemos.lab.report.run_records import Columns, RunRecord
-from mnemos.lab.report.style import MARKERS, curve, thin, variant_colour
-from mnemos.lab.report.summary_image import heading
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.metrics import bits
-from mnemos.types import JSONObject
 
 from ..claim import Claim
+from ..drawing import MARKERS, draw_curves, heading, png, variant_colour
 from ..experiments import Measure, add_tables, mean_and_spread, train_arms
-from ..findings import Finding, Table, png
+from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, task
 from .generation import small_recipe
@@ -98,14 +95,5 @@ def _timed(run: RunRecord, kind: str) -> Columns:
 
 
 def _panel(axes: "Axes", arms: Sequence[Sequence[Columns]], axis: str) -> None:
-    """The bits of each seed, and their mean over the mean of the axis."""
-    ends = []
-    for index, series in enumerate(arms):
-        colour = variant_colour(index)
-        for one in series:
-            curve(axes, *thin(one[axis], one["bits"]), color=colour, linewidth=0.6, alpha=0.45)
-        x, mean = mean_curve(list(series), axis)[1], mean_curve(list(series), "bits")[1]
-        few: JSONObject = {"marker": MARKERS[index], "markersize": 4} if len(x) <= 25 else {}
-        curve(axes, *thin(x, mean), color=colour, **few)
-        ends.append(mean[-1])
+    ends = [draw_curves(axes, series, axis, "bits", index)[-1] for index, series in enumerate(arms)]
     axes.set_ylim(top=min(axes.get_ylim()[1], 2 * max(ends)))  # the first updates would hide the rest

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemos import registry
-from mnemos.lab.report.curves import draw
 from mnemos.lab.report.read import Results, read
-from mnemos.lab.report.style import MARKERS, variant_colour
-from mnemos.lab.report.summary_image import heading
 from mnemos.lab.run.files import Measurement, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 from ..claim import Claim
-from ..findings import Finding, Table, png, spread
+from ..drawing import MARKERS, draw_curves, heading, png, variant_colour
+from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, runs, runs_of, train_and_compare, write_report
 from .recipes import attention, copy_small
@@ -95,7 +93,8 @@ def _learned(places: list[Path]) -> float | None:
 
 def _lay_out(figure: "Figure", comparison: Results) -> None:
     axes = figure.add_axes((0.11, 0.13, 0.86, 0.68))
-    draw(axes, comparison, "valid", "loss")
+    for index, name in enumerate(comparison.names):
+        draw_curves(axes, [run.valid for run in comparison.runs_of(name)], "step", "loss", index)
     axes.set_yscale("log")
     axes.set_ylabel("validation loss, nats")
     heading(axes, "Copying", [(variant_colour(i), name, MARKERS[i]) for i, name in enumerate(ATTENTIONS)])

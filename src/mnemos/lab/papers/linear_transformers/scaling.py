@@ -10,13 +10,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.report.style import MARKERS, variant_colour
-from mnemos.lab.report.summary_image import heading
 from mnemos.ops.linear import linear_attention
 
 from ..baselines.reformer.operator import draw_rotations, reformer_attention
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import MARKERS, heading, png, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 
 if TYPE_CHECKING:

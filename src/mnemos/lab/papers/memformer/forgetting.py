@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos.lab.report.style import INK, MUTED, RULE, variant_colour
+from mnemos.lab.report.style import INK, MUTED, RULE
 from mnemos.ops.slot_memory import biased_memory_norm
 
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import png, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mnemos.errors import say
-from mnemos.lab.report.style import RULE, variant_colour
-from mnemos.lab.report.summary_image import heading
+from mnemos.lab.report.style import RULE
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import heading, png, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, runs, train_and_compare
 from .slot_figures import small, source

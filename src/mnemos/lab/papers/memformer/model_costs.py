@@ -12,8 +12,7 @@ from mnemos.config import ModelConfig
 from mnemos.lab.measure.flops import forward_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
-from mnemos.lab.report.style import MARKERS, RULE, variant_colour
-from mnemos.lab.report.summary_image import heading
+from mnemos.lab.report.style import RULE
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory_replay import replay
 from mnemos.models.memformer import Memformer, MemformerConfig
@@ -21,7 +20,8 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.types import State, select
 
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import MARKERS, heading, png, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 from .replaying import HORIZON, SegmentLoss
 

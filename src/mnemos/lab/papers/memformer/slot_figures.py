@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mnemos.errors import say
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 from mnemos.lab.evaluate.write_attention import record_write_attention
@@ -15,25 +17,25 @@ from mnemos.lab.recipes.text import text as text_recipe
 from mnemos.lab.report import report
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.slot_attention import (
+    COLOURS,
     NAMES,
     PAPER,
     VERBS,
     about,
-    colour,
-    draw_shares,
-    draw_slot,
     explained,
     gap,
-    heading,
+    slot_title,
     summary,
     word_weights,
 )
+from mnemos.lab.report.style import MUTED, RULE
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim
-from ..findings import Finding, Table, png
+from ..drawing import png, variant_colour
+from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import runs, train_and_compare
 
@@ -110,7 +112,7 @@ def figure7(claim: Claim, options: Options) -> Finding:
     tables = []
     for one in writers:
         columns = ["word", "attention per token, relative to uniform", "% of its attention", "tokens"]
-        table = Table(f"{heading(one)}: the words with most attention", columns)
+        table = Table(f"{slot_title(one)}: the words with most attention", columns)
         pairs = sorted(
             zip(word_weights(one, found.shown.words), found.shown.words, strict=True), key=lambda pair: -pair[0]
         )
@@ -153,6 +155,10 @@ def _write_attention(run: Path) -> WriteAttention:
     return found
 
 
+def _colour(kind: str) -> str:
+    return variant_colour(COLOURS[kind])
+
+
 def _panels(figure: "Figure", found: WriteAttention) -> None:
     """Draw the shares and each example, two panels per row."""
     from matplotlib.lines import Line2D
@@ -166,15 +172,47 @@ def _panels(figure: "Figure", found: WriteAttention) -> None:
         bottom = inches - 0.55 - (row + 1) * high + 0.55
         axes = figure.add_axes((0.06 + 0.5 * column, bottom / inches, 0.42, (high - 0.95) / inches))
         if i:
-            draw_slot(axes, found.shown.examples[i - 1], found.shown.first)
+            _draw_slot(axes, found.shown.examples[i - 1], found.shown.first)
             axes.set_xlabel("token of the segment")
         else:
-            draw_shares(axes, found)
+            _draw_shares(axes, found)
             axes.set_xlabel("segment")
-        title = heading(found.shown.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
+        title = slot_title(found.shown.examples[i - 1]) if i else "Share of the slots (bands: the paper's)"
         axes.set_title(title, loc="left", fontsize=13)
-    keys = [Line2D([], [], color=colour(kind), label=f"slots that {VERBS[kind]}", linewidth=2.5) for kind in KINDS]
+    keys = [Line2D([], [], color=_colour(kind), label=f"slots that {VERBS[kind]}", linewidth=2.5) for kind in KINDS]
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.05, 1.0), ncol=3, frameon=False, fontsize=12)
+
+
+def _draw_shares(axes: "Axes", found: WriteAttention) -> None:
+    """Draw one line per kind, and the paper's shares as bands."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    count = len(found.shares["holds"])
+    place = np.arange(1, count + 1)
+    for kind, (low, high) in PAPER.items():
+        axes.axhspan(low, high, color=_colour(kind), alpha=0.16, linewidth=0)
+    for kind in KINDS:
+        axes.plot(place, found.shares[kind], color=_colour(kind), marker="o" if count < 3 else None, markersize=4)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlim(0.5, max(count, 2) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+    axes.grid(axis="y", color=RULE[0])
+
+
+def _draw_slot(axes: "Axes", one: SlotExample, first: int) -> None:
+    """Draw one bar per token for the `first` tokens, and one for the slot itself left of the line."""
+    tokens, weights = np.arange(1, first + 1), one.weights[:first]
+    gap = max(2.0, len(tokens) / 20)
+    axes.bar(tokens, weights, width=0.8, color=_colour(one.kind))
+    axes.bar([-gap], [one.itself], width=gap, color=_colour(one.kind))
+    axes.axvline(0, color=MUTED[0], linewidth=0.6)
+    axes.set_xlim(-1.8 * gap, len(tokens) + 1)
+    # The scale includes the slot's weight on itself, so that the tokens of a slot that holds look small.
+    axes.set_ylim(0, 1.05 * max(one.itself, float(weights.max())))
+    ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(tokens)]
+    axes.set_xticks([-gap, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
+    axes.grid(axis="y", color=RULE[0])
 
 
 def _texts(figure: "Figure", slots: list[SlotExample], words: tuple[tuple[str, int], ...]) -> None:
@@ -198,7 +236,8 @@ def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) 
         for word, column, text in line:
             if not text.isspace():
                 share = 0.85 * weights[word] / most
-                box = Rectangle((column, row - 0.08), len(text), 0.98, color=colour(one.kind), alpha=share, linewidth=0)
+                shade = {"color": _colour(one.kind), "alpha": share, "linewidth": 0}
+                box = Rectangle((column, row - 0.08), len(text), 0.98, **shade)
                 axes.add_patch(box)
             for i, letter in enumerate(text):
                 axes.text(column + i + 0.5, row + 0.45, letter, ha="center", va="center", family="DejaVu Sans Mono")
