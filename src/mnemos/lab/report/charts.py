@@ -267,7 +267,7 @@ def specification(chart: Chart) -> JSONObject:
     if chart.kind == "strip":
         return _finished(chart, _strip(chart, x, colour), layers)
     if chart.kind == "bars":
-        bar = {"type": "rule", "strokeWidth": max(1, 300 // len(chart.columns["x0"]))}
+        bar = {"type": "rule", "strokeWidth": max(1, min(5, 300 // len(chart.columns["x0"])))}
         upright = {"x": x, "y": {**y, "scale": {**y["scale"], "zero": True}}, "y2": {"datum": 0}, "color": colour}
         return _finished(chart, layers, [{"mark": bar, "encoding": upright}])
     mean = _mean(chart)
