@@ -114,8 +114,8 @@ def _spectrum(slug: str, cache: np.ndarray, label: str) -> str:
         return missing("The cache is zero everywhere." if values.size else "The cache has values that are not finite.")
     title = f"Singular values, effective rank {effective_rank(values):.1f}"
     axes = [Axis("rank of the value", ",.0f")]
-    shape = {"limits": (1e-4, 1.6), "falls": True, "label": label}
-    chart = Chart(slug, title, "share of the largest", [Series("", "ink")], [""], axes, "lines", **shape)
+    chart = Chart(slug, title, "share of the largest", [Series("", "ink")], [""], axes, label=label)
+    chart.limits, chart.falls = (1e-4, 1.6), True
     for rank, share in enumerate(values / values[0], 1):
         chart.add(0, 0, max(float(share), 1e-4), rank)
     return still(chart, 320)

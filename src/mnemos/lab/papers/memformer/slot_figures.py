@@ -236,8 +236,8 @@ def _shaded(axes: "Axes", one: SlotExample, words: tuple[tuple[str, int], ...]) 
         for word, column, text in line:
             if not text.isspace():
                 share = 0.85 * weights[word] / most
-                shade = {"color": _colour(one.kind), "alpha": share, "linewidth": 0}
-                box = Rectangle((column, row - 0.08), len(text), 0.98, **shade)
+                box = Rectangle((column, row - 0.08), len(text), 0.98, color=_colour(one.kind), linewidth=0)
+                box.set_alpha(share)
                 axes.add_patch(box)
             for i, letter in enumerate(text):
                 axes.text(column + i + 0.5, row + 0.45, letter, ha="center", va="center", family="DejaVu Sans Mono")
