@@ -207,6 +207,12 @@ def test_signal_while_looking(run_apart, references, tmp_path, check):
     assert checkpoint.steps(folder / "checkpoints")[0] == (4 if check < 4 else 12)
     assert run_apart(folder, LANGUAGE, True) == 0
     same(folder, references["language"])
+    last = [
+        line
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+        if '"valid"' in line and '"step": 12' in line
+    ]
+    assert len(last) == 1, "a stop while the test split is scored does not repeat the validation's"
 
 
 @pytest.mark.slow

@@ -227,17 +227,18 @@ class RunFolder:
             self.return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
         made_with = saved.get(FIELD) if saved else None
         notes += self.resumed(step, self._recipe.data, weights, made_with, accept_changed_data)
-        notes += self.trim(step)
+        notes += self.trim(step, (saved or {}).get("evaluation", {}).get("step", 0))
         for note in notes:
             say(note, file=sys.stderr)
         return step, saved
 
-    def trim(self, step: int) -> list[str]:
+    def trim(self, step: int, evaluated: int = 0) -> list[str]:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
 
-        A checkpoint is saved after the training line of its step and before the evaluation at that step. Raises
-        InputError for a line that is not a measurement, except for an incomplete last line. Returns a warning if lines
-        of training up to `step` are missing.
+        A checkpoint is saved after the training line of its step and before the evaluation at that step, and after the
+        last one too. evaluated: the step of the last evaluation that it knows. Raises InputError for a line that is not
+        a measurement, except for an incomplete last line. Returns a warning if lines of training up to `step` are
+        missing.
         """
         path = self.folder / "metrics.jsonl"
         trained = 0  # the last update with a line
@@ -247,7 +248,8 @@ class RunFolder:
         for i, line in enumerate(lines, 1):
             try:
                 entry = Measurement.from_json(parse(line.decode()))
-                keep = entry.step <= (step if entry.kind == "train" else step - 1) and line.endswith(b"\n")
+                known = entry.step < step or entry.kind == "train" or step == evaluated
+                keep = entry.step <= step and known and line.endswith(b"\n")
             except (ValueError, AttributeError):  # InputError is a ValueError
                 if i < len(lines):
                     problem = f"line {i}: expected a measurement, found {line[:40]!r}"

@@ -81,6 +81,15 @@ class Best:
         return replace(self, since=self.since + 1)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation of the validation split: its scores, and how many rows were scored."""
+
+    step: int = 0  # 0: none yet
+    scores: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+
+
 def _better(score: float, other: float, higher_is_better: bool) -> bool:
     return score > other if higher_is_better else score < other
 
@@ -149,6 +158,7 @@ class Learner:
     def __init__(self, fabric: Fabric, recipe: Recipe, task: Task, model: nn.Module | None = None) -> None:
         self.fabric, self.recipe, self.task = fabric, recipe, task
         self.count, self.sums, self.plateau, self.best = Counters(), RunningSums(), Plateau(), Best()
+        self.evaluation = Evaluation()
         self._memory_before = devices.peak_bytes(fabric.device) if fabric.device.type != "cuda" else 0
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
@@ -200,8 +210,9 @@ class Learner:
             self._read_again = batches
         return list(batches.values())
 
-    def evaluated(self, valid: dict[str, float]) -> None:
-        """Pass the scores of an evaluation to the plateau schedule, and remember the best ones."""
+    def evaluated(self, valid: dict[str, float], rows: int) -> None:
+        """Pass the scores of an evaluation to the plateau schedule, and remember them and the best ones."""
+        self.evaluation = Evaluation(self.count.step, dict(valid), rows)
         self.plateau = self.plateau.after(valid["loss"], self.recipe.optim.schedule)
         self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
 
@@ -220,6 +231,7 @@ class Learner:
             "sums": asdict(self.sums),
             "plateau": asdict(self.plateau),
             "best": asdict(self.best),
+            "evaluation": asdict(self.evaluation),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
             "ema": {} if self.ema is None else self.ema.saved(),
@@ -249,7 +261,8 @@ class Learner:
                 f"found {self.fabric.world_size}; resume with {len(taken)}"
             )
         self.count, self.sums = Counters(**saved["counters"]), RunningSums(**saved["sums"])
-        self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved.get("best", {}))
+        self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved["best"])
+        self.evaluation = Evaluation(**saved["evaluation"])
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         if self.ema is not None:

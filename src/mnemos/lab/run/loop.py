@@ -58,7 +58,9 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         began, step = time.perf_counter(), learner.count.step
         with contextlib.nullcontext() if learner.ema is None else learner.ema.used():
             run.valid = run.scores("valid")
-            learner.evaluated(run.valid)  # only now: an evaluation that is interrupted is repeated from its start
+            learner.evaluated(
+                run.valid, run.scored["valid"]
+            )  # only now: an evaluation that is interrupted is repeated from its start
             if config.keep_best and learner.best.step == step:
                 run.save_best()
             seconds = round(time.perf_counter() - began, 3)
@@ -77,7 +79,9 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         scores = run.scores("valid")
         run.record([Measurement("valid", 0, {**scores, "seconds": round(time.perf_counter() - began, 3)})])
         say(scores, "before training: ")
-    elif learner.count.step and (run.ended or due(config.eval_every)):
+    elif learner.count.step == learner.evaluation.step:  # a stop in the test's scoring: the validation's is done
+        run.valid, run.scored["valid"] = learner.evaluation.scores, learner.evaluation.rows
+    elif run.ended or due(config.eval_every):
         evaluate()  # its checkpoint was saved before the evaluation at that step, which is not known to be done
 
     # `patience` evaluations without a better score end the run.
@@ -102,8 +106,7 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
             run.save()
         if due(config.eval_every):
             evaluate()
-    if run.saved != learner.count.step:  # stopped early
-        run.save()
+    run.save()  # again where the last update had one: now it holds the last evaluation, which is not repeated
 
 
 def update(learner: Learner) -> dict[str, float]:
