@@ -258,3 +258,11 @@ def test_wrong_settings(folder, settings, words):
 
 def test_small_photos_are_enlarged(folder):
     assert task(folder, size=64).train_batch(0, 2, 0).inputs.shape == (2, 3, 64, 64)
+
+
+def test_a_photo_in_two_splits_is_said(tmp_path):
+    for split, seed in (("train", 0), ("val", 1)):
+        write_photos(tmp_path / split, {"a": 6, "b": 6}, seed)
+    assert "equal files" not in str(task(tmp_path).about)
+    (tmp_path / "val" / "b" / "again.png").write_bytes(next((tmp_path / "train" / "a").glob("*.png")).read_bytes())
+    assert "warning: equal files in two splits: " in str(task(tmp_path).about)

@@ -314,3 +314,15 @@ def test_a_model_that_does_not_write_gives_no_text():
     classifier = Transformer(dim=8, layers=1, num_heads=2, mlp=8, causal=False, head=HeadConfig(classes=2))
     assert written_texts(classifier, [b"x" * GIVEN]) == []
     assert written_texts(Transformer(dim=8, layers=1, num_heads=2, mlp=8), [b"short"]) == []
+
+
+def test_a_text_in_two_splits_is_said(tmp_path):
+    for split, names in {"train": ("a", "b"), "test": ("c", "d")}.items():
+        (tmp_path / split).mkdir()
+        for name in names:
+            (tmp_path / split / f"{name}.txt").write_text(f"{'a' if name == 'c' else name} and so on\n" * 100)
+    assert "warning: equal files in two splits: test/c.txt (test) and train/a.txt (train); remove one" in str(
+        TextConfig(path=str(tmp_path)).build().about
+    )
+    (tmp_path / "test" / "c.txt").write_text("another text\n" * 100)
+    assert "equal files" not in str(TextConfig(path=str(tmp_path)).build().about)

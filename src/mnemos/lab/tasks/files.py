@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -86,6 +86,21 @@ def check_text(data: bytes, name: str) -> bytes:
             f"{name}: expected text, found {found}; write its text to a file of plain UTF-8, and name that"
         )
     return data
+
+
+def repeated(splits: Mapping[str, Mapping[str, Hashable]]) -> Iterator[str]:
+    """A line that says which files are in two splits, if any are. splits: {split: {name: what is equal for equals}}."""
+    first: dict[Hashable, tuple[str, str]] = {}
+    pairs = []
+    for split, names in splits.items():
+        for name, content in names.items():
+            other = first.setdefault(content, (split, name))
+            if other[0] != split:
+                pairs.append(f"{name} ({split}) and {other[1]} ({other[0]})")
+    if pairs:
+        more = f", and {len(pairs) - 1:,} further pairs" if pairs[1:] else ""
+        advice = "remove one of each: the score of the other tells nothing of new data"
+        yield f"warning: equal files in two splits: {pairs[0]}{more}; {advice}"
 
 
 def most_unpacked(packed: int) -> int:

@@ -1,5 +1,7 @@
 """Photos in class folders, in ImageNet's layout or with one folder per class."""
 
+import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,10 +13,12 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .files import first_names
+from .files import first_names, repeated
 from .folders import Part, Paths, read_layout, read_to_score
 from .image_task import IMAGENET, ImageTask, Split, View
 from .pictures import FilePictures, check_image_files, pillow
+
+COMPARED = 20_000  # photos at most whose contents are compared, to say which are in two splits: a second or two
 
 
 @register
@@ -92,6 +96,17 @@ def _about(parts: dict[Split, Part]) -> Iterator[str]:
         else:
             source = ", a share of each class" if part.files is train else f": {part.files.folder}"
         yield f"{split:5}  {_describe(part)}{source}"
+    if sum(len(part.rows) for part in parts.values()) <= COMPARED:
+        yield from repeated({split: dict(_contents(parts[split])) for split in order})
+
+
+def _contents(part: Part) -> Iterator[tuple[str, tuple[int, bytes]]]:
+    """The path of each photo, with its size and the hash of its first 64 KiB."""
+    for row in part.rows.tolist():
+        path = part.files.path(row)
+        with open(path, "rb") as opened:
+            size, head = os.fstat(opened.fileno()).st_size, opened.read(2**16)
+        yield path, (size, hashlib.sha256(head).digest())
 
 
 def _describe(part: Part) -> str:

@@ -23,7 +23,7 @@ from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, RecurrentModel
 
 from .batch import Batch
-from .files import check_text, first_names, read_bytes
+from .files import check_text, first_names, read_bytes, repeated
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
@@ -277,6 +277,7 @@ def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles:
         yield f"{split:5}  {_describe(documents, '' if split == 'train' else source, articles)}"
     if found.left_out:
         yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
+    yield from repeated({split: {name: text.tobytes() for name, text in splits[split].items()} for split in SPLITS})
 
 
 def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
