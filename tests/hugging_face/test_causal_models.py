@@ -221,25 +221,6 @@ def test_crop_returns_to_any_length():
         model(ids, use_cache=True)[cache_name()].crop(-1)
 
 
-def test_sums_go_back_within_the_last_call_without_a_call_of_the_model():
-    _, model = built("linear, float32")
-    ids = torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(7))
-    cache = StateCache()
-    cache.activate_past_recording()
-    with torch.no_grad():
-        model(ids[:, :6], cache=cache)
-        model(ids[:, 6:15], cache=cache)
-        kept = cache.fork()
-        cache.crop(-4)
-        assert cache.unread is None
-        once = cache.fork()
-        cache.crop(-2)  # the operators of the call are forgotten
-        assert cache.unread is not None
-        for one, length in ((cache, 9), (once, 11), (kept, 15)):
-            new, whole = model(ids[:, length : length + 3], cache=one), model(ids[:, : length + 3])
-            torch.testing.assert_close(new.logits, whole.logits[:, -3:], rtol=1e-5, atol=1e-5)
-
-
 def test_bad_input():
     _, model = built("lstm-plain-causal")
     for name in CACHE_NAMES:

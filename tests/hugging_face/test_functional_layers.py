@@ -7,7 +7,7 @@ from module_surgery import WAYS
 from torch.autograd import gradcheck
 
 import mnemos
-from mnemos.hugging_face.functional_cache import RECURRENT, FunctionalCache, Padding
+from mnemos.hugging_face.functional_cache import RECURRENT, FunctionalCache
 from mnemos.types import leaves
 
 LAYERS = {
@@ -29,13 +29,12 @@ def test_derivatives_of_a_layer(name):
     x = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
     layer(x, cache)  # a state that is not zero
     kind, start = type(cache.new[0]), [z.detach().requires_grad_() for z in leaves(cache.new[0])]
-    padding = Padding(torch.tensor([[True, True, True], [True, False, True]]))
+    valid = torch.tensor([[True, True, True], [False, True, True]])
 
     def run(x, *parts):
-        cache = FunctionalCache(step._layout, torch.tensor([3, 3]), (kind(*parts),), 3, padding)
+        cache = FunctionalCache(step._layout, torch.tensor([3, 3]), (kind(*parts),), 3, valid)
         y = layer(x, cache)
-        valid = padding.valid[..., None]
-        return y.masked_fill(~valid, 0), *leaves(cache.new[0])
+        return y.masked_fill(~valid[..., None], 0), *leaves(cache.new[0])
 
     assert gradcheck(run, (x.requires_grad_(), *start), fast_mode=True)
 

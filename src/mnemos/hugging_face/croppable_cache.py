@@ -49,26 +49,24 @@ class CroppableCache(DynamicCache):
             )
         config: Any = model.config
         super().__init__(config=config)
-        self._model = model
-        self._stack, self._operators = ExitStack(), Calls()
-        for i, layer in enumerate(self.layers):  # the same layers, but recurrent ones go back
+        self._model, self._stack = model, ExitStack()
+        for layer in self.layers:
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                self.layers[i] = _rewinding(type(layer)).__new__(_rewinding(type(layer)))
-                vars(self.layers[i]).update(vars(layer))
+                layer.__class__ = _rewinding(type(layer))
 
     def __enter__(self) -> "CroppableCache":
-        self._operators = self._stack.enter_context(rewindable())
-        self._hand_out(self._operators)
+        self._hand_out(self._stack.enter_context(rewindable()))
         if getattr(self._model, _REFUSED, False):
             setattr(self._model, _REFUSED, False)
             self._stack.callback(delattr, self._model, _REFUSED)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hand_out(None)
+        self._hand_out(Calls())
         self._stack.close()
 
-    def _hand_out(self, operators: Calls | None) -> None:
+    def _hand_out(self, operators: Calls) -> None:
+        self._operators = operators
         for layer in self.layers:
             if isinstance(layer, _Rewinding):
                 layer.operators = operators
@@ -82,7 +80,7 @@ class CroppableCache(DynamicCache):
 class _Rewinding:
     """In front of a class of cache layers: its states are values, and `crop` goes back to an earlier one."""
 
-    operators: Calls | None = None
+    operators = Calls()  # none, outside the block of the cache
     recurrent_states: dict[int, Tensor | None]
     read = 0  # the tokens of the last call
     written: frozenset[int] = frozenset()  # the states that it returned
@@ -96,9 +94,6 @@ class _Rewinding:
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **named: Any) -> Tensor:
         """The state after the call. It is not copied into the earlier one, which `crop` needs."""
         this: Any = self
-        if self.operators is None:
-            state: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **named)  # type: ignore[misc]
-            return state
         this.is_recurrent_states_initialized[state_idx] = True
         self.recurrent_states[state_idx] = recurrent_states
         self.written |= {state_idx}
@@ -110,21 +105,20 @@ class _Rewinding:
     @property
     def is_croppable(self) -> bool:
         """Whether `crop` can go back within the last call."""
-        operators, states = self.operators, self._states()
-        if operators is None or not states:
+        if not (states := self._states()):
             return bool(super().is_croppable)  # type: ignore[misc]
-        return all(i in self.written and operators.knows(state, self.read) for i, state in states.items())
+        return all(i in self.written and self.operators.knows(state, self.read) for i, state in states.items())
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take −tokens_to_remove tokens of the last call back."""
         count = self.read - abs(tokens_to_remove)
-        if tokens_to_remove and (not self.is_croppable or count < 0):
-            raise InputError(
-                f"crop: expected to take back tokens of the last call, of {self.read} tokens, with the layers on the "
-                f"kernels of mnemos, found {abs(tokens_to_remove)} tokens; call mnemos.fast(model), and use the cache "
-                "in its with block (the scan of Mamba-1 cannot go back)"
-            )
-        if tokens_to_remove and self.operators is not None:
+        if tokens_to_remove:
+            if not self.is_croppable or count < 0:
+                raise InputError(
+                    f"crop: expected to take back tokens of the last call, of {self.read} tokens, with the layers on "
+                    f"the kernels of mnemos, found {abs(tokens_to_remove)} tokens; call mnemos.fast(model), and use "
+                    "the cache in its with block (the scan of Mamba-1 cannot go back)"
+                )
             for i, state in self._states().items():
                 self.recurrent_states[i] = self.operators.rewind(state, [count] * len(state))
         super().crop(tokens_to_remove)  # type: ignore[misc]

@@ -6,7 +6,6 @@ those of the same names; a single token goes past all of it, to one call of a ke
 
 import functools
 import inspect
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -28,8 +27,6 @@ _MIXING = {*DELTA, "mamba_selective_scan"}  # they mix packed rows unless they a
 _PACKED = "seq_idx", "cu_seq_lens_q"
 # Recurrent layers of Transformers without a kernel, which a report names as left.
 _NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBlock", "xLSTMLayer"}
-# The reports that can undo what was done to a layer. A copy of a layer has none.
-_reports: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[FastReport]]" = weakref.WeakKeyDictionary()
 
 
 def fast(model: nn.Module) -> "FastReport":
@@ -47,9 +44,9 @@ def fast(model: nn.Module) -> "FastReport":
 
     Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
-    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and `fast(copy).undo()`
-    takes that back, as it does where the report of the model itself is lost; a pickled model is loaded as it was
-    before. Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
+    `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and a second call serves
+    the same layers again, so that `fast(copy).undo()` takes that back; a pickled model is loaded as it was before.
+    Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
 
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
     which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
@@ -70,9 +67,7 @@ def fast(model: nn.Module) -> "FastReport":
 
         # --- the functions that it calls, and why it, or one of them, is left ---
         functions, reasons = find_replacements(cls)
-        if functions and _is_reported(layer):
-            functions, reasons = {}, ["is fast already"]
-        elif functions and _is_taken(layer):
+        if functions and _is_taken(layer):
             functions, reasons = {}, ["has a forward of its own, which another library set"]
         elif not functions and not reasons:
             if cls.__name__ in _NO_KERNEL and cls.__module__.startswith("transformers."):
@@ -111,8 +106,7 @@ class LeftLayer:
 class FastReport:
     """What `fast` changed and what it left. `undo()` takes it back.
 
-    Leaving a `with` block takes back what the call changed; layers that were fast before it, by a call whose report is
-    lost, stay so.
+    Leaving a `with` block takes back what the call changed; layers that were fast before it stay so.
 
     changed, left: recurrent layers and short convolutions. norms: names of RMS norms, which a kernel computes where no
     gradients are wanted.
@@ -130,20 +124,18 @@ class FastReport:
         self.changed, self.left = tuple(changed), tuple(left)
         self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
         self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
-        _reports.update(dict.fromkeys(layers.values(), weakref.ref(self)))
 
     def undo(self) -> None:
-        """Give the layers that this call changed the forward of their class again. A second call does nothing.
+        """Give the layers the forward of their class again. A second call does nothing.
 
         Raises InputError, and changes nothing, where another library has replaced the forward since.
         """
-        others = [name for name, layer in self._layers.items() if not is_fast(layer)]
-        if others:
+        if others := [name for name, layer in self._layers.items() if _is_taken(layer)]:
             raise InputError(
                 f"undo: expected the forward that fast() set, found another in {', '.join(others)}; remove that first"
             )
         for layer in self._layers.values():
-            del layer.forward
+            vars(layer).pop("forward", None)
         self._layers, self._undone = {}, True
 
     def __enter__(self) -> "FastReport":
@@ -171,8 +163,6 @@ class FastReport:
 def _why_unchanged(model: nn.Module) -> str:
     """Why `fast` changed nothing in this model, and what to do."""
     name, layers = type(model).__name__, list(model.modules())
-    if any(map(_is_reported, layers)):
-        return f"{name} is fast already; the report of the first call has undo()"
     packages = {type(layer).__module__.partition(".")[0] for layer in layers}
     if "transformers" in packages:
         return (
@@ -192,18 +182,10 @@ def is_fast(layer: nn.Module) -> bool:
     return hasattr(vars(layer).get("forward"), _MARK)
 
 
-def _is_reported(layer: nn.Module) -> bool:
-    """Whether it is fast by a call whose report is still there to undo it."""
-    report = _reports.get(layer)
-    return is_fast(layer) and report is not None and report() is not None
-
-
 def _is_taken(layer: nn.Module) -> bool:
-    """Whether another library set its forward, or a call of `fast` whose report is still there."""
-    own = vars(layer).get("forward")
-    if own is None or getattr(own, "__func__", None) is type(layer).forward:
-        return False
-    return not is_fast(layer) or _is_reported(layer)
+    """Whether another library set its forward."""
+    own = vars(layer).get("forward")  # of a layer that was fast when it was pickled: the forward of its class
+    return own is not None and not is_fast(layer) and getattr(own, "__func__", None) is not type(layer).forward
 
 
 def find_replacements(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:

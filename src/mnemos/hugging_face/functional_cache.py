@@ -1,7 +1,8 @@
 """The cache that `functional` calls a model with: it hands out the given state and collects the new one.
 
-A call with padding moves the valid tokens of every row to the right end (`Padding`), where keys, values and the inputs
-of convolutions of a row stay next to each other. So padding is in no state.
+A call with padding has it in front of the valid tokens of every row, and every layer moves it in front of the tokens
+before them (`padding_first`). So keys, values and the inputs of convolutions of a row have no gap, and no state has
+padding.
 
 Recurrent layers run the forward of their class, but for the functions that it calls for its recurrence: these take the
 state from the cache, leave padding out, and write into nothing (`add_forwards`).
@@ -11,7 +12,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from mnemos.hosts.linearised import LinearisedState
 from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.ops.padding import padding_first, positions, take
 from mnemos.types import InputError, State
 
 from .fast_functions import mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
@@ -60,8 +62,11 @@ class FunctionalState(NamedTuple):
     parts: tuple[State, ...]
 
 
-class MambaState(NamedTuple):
-    """window [B, K − 1, C]: the last inputs of the convolution. memory [B, C, N]; in Mamba-2 [B, H, N, D]. float32."""
+class RecurrentState(NamedTuple):
+    """window [B, K − 1, C]: the last inputs of the convolution.
+
+    memory, float32: [B, C, N] in Mamba, [B, H, N, D] in Mamba-2, [B, H, D, M] in gated delta rules.
+    """
 
     window: Tensor
     memory: Tensor
@@ -69,74 +74,7 @@ class MambaState(NamedTuple):
     @property
     def memory_name(self) -> str:
         """Its name in reports."""
-        return "state space"
-
-
-class DeltaState(NamedTuple):
-    """window [B, K − 1, C]: the last inputs of the convolution. memory [B, H, D, M], float32."""
-
-    window: Tensor
-    memory: Tensor
-
-    @property
-    def memory_name(self) -> str:
-        """Its name in reports."""
-        return "gated delta"
-
-
-# --- padding ---
-
-
-class Padding:
-    """Where the padding of a call is. mask [B, T] bool: True = valid.
-
-    `order` [B, T] puts the padding of a row before its valid tokens. count [B]: padding per row. valid [B, T]: the mask
-    in that order.
-    """
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask, self.count = mask, (~mask).sum(1)
-        self.order = mask.to(torch.uint8).argsort(dim=1, stable=True)
-        self.valid = mask.gather(1, self.order)
-
-    def sort(self, x: Tensor) -> Tensor:
-        """x [B, T, ..] with the padding of a row first."""
-        return _gather(x, self.order)
-
-    def restore(self, y: Tensor) -> Tensor:
-        """y [B, T, ..] in the order of the call, with zeros where the padding is."""
-        y = _gather(y, self.order.argsort(1))
-        return y.masked_fill(~_widen(self.mask, y), 0)
-
-
-def join_tokens(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
-    """past [B, N, ..] and new [B, T, ..] as one sequence [B, N + T, ..]; the padding of `new` comes first.
-
-    The valid tokens of a row then follow those of its past without a gap. What comes before both repeats the first
-    token; `join_masks` says where it ends.
-    """
-    joined = torch.cat([past, new], 1)
-    if padding is None:
-        return joined
-    position, count = torch.arange(joined.shape[1], device=joined.device), padding.count.to(joined.device)[:, None]
-    return _gather(joined, torch.where(position >= past.shape[1] + count, position, (position - count).clamp(min=0)))
-
-
-def join_masks(past: Tensor, new: Tensor, padding: Padding | None) -> Tensor:
-    """Which tokens of `join_tokens` are valid, from the masks [B, N] and [B, T] of its parts."""
-    joined = join_tokens(past, new, padding)
-    if padding is None:
-        return joined
-    return joined & (torch.arange(joined.shape[1], device=joined.device) >= padding.count.to(joined.device)[:, None])
-
-
-def _gather(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, _widen(index.to(x.device), x).expand(-1, -1, *x.shape[2:]))
-
-
-def _widen(x: Tensor, like: Tensor) -> Tensor:
-    """x [B, T] with the dimensions of `like`."""
-    return x.to(like.device).view(*x.shape, *[1] * (like.dim() - 2))
+        return "recurrent state"
 
 
 # --- the cache ---
@@ -200,83 +138,95 @@ class CacheLayout:
         return window
 
 
+class _Running(threading.local):
+    cache: "FunctionalCache | None" = None
+
+
+_running = _Running()  # where the functions of a layer's forward find the cache of the call that runs in their thread
+
+
 class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     """The state of one call. Layers take their parts of it in the order in which the model calls them.
 
     seen [B]: as in the given state. parts: the given ones; None for a first call, which finds out their shapes.
+    valid [B, T] bool: the tokens of the call that are no padding, which is in front; None: all.
     """
 
     def __init__(
-        self, layout: CacheLayout, seen: Tensor, parts: tuple[State, ...] | None, length: int, padding: Padding | None
+        self, layout: CacheLayout, seen: Tensor, parts: tuple[State, ...] | None, length: int, valid: Tensor | None
     ) -> None:
         super().__init__(layers=[])
-        self.layout, self.seen, self.given, self.padding = layout, seen, parts, padding
+        self.layout, self.seen, self.given, self.valid = layout, seen, parts, valid
         self.new: list[State] = []
-        self.recurrent: Recurrent | None = None  # the recurrent layer that runs
-        self.seen_after = seen + (length if padding is None else length - padding.count)
-        self.positions = (seen[:, None] + torch.arange(length, device=seen.device)).clamp(min=0)
-        if padding is not None:
-            self.positions = (self.positions - padding.count[:, None]).clamp(min=0)
-            self._most = int(self.seen_after.max())
+        # Of the recurrent layer that runs: its part (None: a first call), and what the new one is made of.
+        self.past: RecurrentState | None = None
+        self.window: Tensor | None = None
+        self.memory: Tensor | None = None
+        self.seen_after = seen + (length if valid is None else valid.sum(1))
+        self.positions = positions(length, seen, valid, seen.device)
         keys = [part for part in parts or () if isinstance(part, KeyValues)]
         self._longest = max(keys, key=lambda part: part.k.shape[1], default=None)
         attending = layout.attending(parts or ())
         self._stored = {window: part.k.shape[1] for part, window in attending if isinstance(part, KeyValues)}
 
-    @property
-    def valid(self) -> Tensor | None:
-        """[B, T] bool, the valid tokens of this call in `Padding.order`; None: all."""
-        return None if self.padding is None else self.padding.valid
-
     def take(self, expected: type) -> Any:
         """The given part of the next layer, of the expected class; None in a first call."""
         if self.given is None:
             return None
-        if len(self.new) == len(self.given):
-            raise InputError(
-                f"functional: expected {len(self.given)} layers with a state, found more; turn gradient checkpointing "
-                "of Transformers off, which calls layers twice, or begin with state=None after changing the model"
-            )
-        part = self.given[len(self.new)]
+        part = self.given[len(self.new)] if len(self.new) < len(self.given) else None
         if not isinstance(part, expected):
-            raise InputError(
-                f"functional: expected a state of {self.layout.architecture} as it is now, found one of before it was "
-                f"changed ({type(part).__name__} in place of {expected.__name__}); begin with state=None"
+            raise self.misfit(
+                f"one with {'no part' if part is None else type(part).__name__} for layer {len(self.new)}"
             )
         return part
+
+    def after(self) -> FunctionalState:
+        """The state after the call."""
+        if self.given is not None and len(self.new) != len(self.given):
+            raise self.misfit(f"one of {len(self.given)} layers, of which {len(self.new)} were called")
+        return FunctionalState(self.seen_after, tuple(self.new))
+
+    def misfit(self, found: str) -> InputError:
+        return InputError(
+            f"functional: expected a state of {self.layout.architecture} as it is now, found {found}; begin with "
+            "state=None after changing the model, and turn gradient checkpointing of Transformers off, which calls "
+            "layers twice"
+        )
+
+    def join(self, past: Tensor, new: Tensor) -> Tensor:
+        """past [B, N, ..] and new [B, T, ..] as one sequence, with the padding of both in front."""
+        joined = torch.cat([past, new], 1)
+        return joined if self.valid is None else take(joined, padding_first(past.shape[1], self.valid.to(past.device)))
 
     def mask(self) -> Tensor | None:
         """[B, N + T] bool: the tokens that may be attended to, N of them of the state; None: all, or no attention."""
         if self._longest is None:
             return None
-        past, length = self._longest.valid, self.positions.shape[1]
-        if self.padding is None and bool(past.all()):
+        past = self._longest.valid
+        if self.valid is None and bool(past.all()):
             return None
-        new = past.new_ones(len(past), length) if self.padding is None else self.padding.valid
-        return join_masks(past, new.to(past.device), self.padding)
+        new = past.new_ones(self.positions.shape) if self.valid is None else self.valid.to(past.device)
+        return self.join(past, new)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, N + T, D] of an attention, from those of T tokens."""
         k, v, past = key_states.transpose(1, 2), value_states.transpose(1, 2), self.take(KeyValues)
-        if past is not None and (past.k.dtype, past.v.dtype) != (k.dtype, v.dtype):  # from before `model.half()`, say
+        if past is None:
+            past = KeyValues.empty(len(k), k.shape[2], k.shape[3], k.device, k.dtype)
+        if (past.k.dtype, past.v.dtype) != (k.dtype, v.dtype):  # from before `model.half()`, say
             past = KeyValues(past.k.to(k.dtype), past.v.to(v.dtype), past.valid, past.seen)
-        seen = self.seen_after.to(k.device)
-        valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
-        if self.padding is not None:
-            valid = self.padding.valid.to(k.device)
-        if past is None or (past.k.shape[1] == 0 and self.padding is None):
-            now = KeyValues(k, v, valid, seen)
-        elif self.padding is None:
+        if self.valid is None:
             now = past.append(k, v)
         else:
-            keys, values = join_tokens(past.k, k, self.padding), join_tokens(past.v, v, self.padding)
-            now = KeyValues(keys, values, join_masks(past.valid, valid, self.padding), seen)
+            valid = self.valid.to(k.device)
+            parts = (self.join(*pair) for pair in ((past.k, k), (past.v, v), (past.valid, valid)))
+            now = KeyValues(*parts, self.seen_after.to(k.device))
         window = self.layout.window(layer_idx)
         kept = now if window is None else now.last(window - 1)
-        if self.padding is not None:
-            kept = kept.last(self._most)
+        if self.valid is not None:
+            kept = kept.last(int(self.seen_after.max()))
         self.new.append(kept)
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 
@@ -305,27 +255,38 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
 
     # --- what recurrent layers call: no state is handed out, so that none is written into ---
 
+    @contextlib.contextmanager
+    def recurrent_layer(self) -> Iterator[None]:
+        """Inside, the next layer runs, which is recurrent."""
+        self.past, self.window, self.memory, _running.cache = self.take(RecurrentState), None, None, self
+        try:
+            yield
+        finally:
+            _running.cache = None
+        assert self.window is not None
+        assert self.memory is not None
+        self.new.append(RecurrentState(self.window, self.memory))
+
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, *_: Any, conv_kernel_size: int | None = None, **__: Any
     ) -> Tensor:
         """The inputs [B, C, K − 1 + T] of a convolution of K taps, from those of T tokens."""
-        layer = self.recurrent
-        if layer is None or conv_kernel_size is None:
+        if _running.cache is not self or conv_kernel_size is None:
             return self._unknown(layer_idx=layer_idx)
         x, size = conv_states.mT, conv_kernel_size - 1
-        past = x.new_zeros(len(x), size, x.shape[2]) if layer.given is None else layer.given.window.to(x.dtype)
-        inputs = join_tokens(past, x, self.padding)
-        layer.window = inputs[:, inputs.shape[1] - size :].clone()  # not a view, which would keep all inputs
+        past = x.new_zeros(len(x), size, x.shape[2]) if self.past is None else self.past.window.to(x.dtype)
+        inputs = self.join(past, x)
+        self.window = inputs[:, inputs.shape[1] - size :].clone()  # not a view, which would keep all inputs
         return inputs.mT
 
     def get_conv_state(self, layer_idx: int, *_: Any, **__: Any) -> None:
-        if self.recurrent is None:
+        if _running.cache is not self:
             self._unknown(layer_idx=layer_idx)
 
     get_recurrent_state = get_conv_state
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int = 0, *_: Any, **__: Any) -> Tensor:
-        """The state after the call, which `Recurrent` has."""
+        """The state after the call, which `_recur` has noted."""
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -360,13 +321,11 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
 
 # --- recurrent layers ---
 
-RECURRENT: dict[str, type] = {
-    **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), MambaState),
-    **dict.fromkeys(("Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"), MambaState),
-    "Zamba2MambaMixer": MambaState,
-    **dict.fromkeys(("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), DeltaState),
-    "OlmoHybridGatedDeltaNet": DeltaState,
-}
+RECURRENT = {
+    "MambaMixer", "FalconMambaMixer", "JambaMambaMixer",
+    "Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer", "Zamba2MambaMixer",
+    "Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "OlmoHybridGatedDeltaNet",
+}  # fmt: skip
 
 
 def add_forwards(model: nn.Module) -> None:
@@ -384,7 +343,7 @@ def add_forwards(model: nn.Module) -> None:
 
 
 def _wrap(cls: Any, functions: dict[str, Any]) -> None:
-    theirs, ours, state = cls.forward, libraries.with_globals(cls.forward, functions), RECURRENT[cls.__name__]
+    theirs, ours = cls.forward, libraries.with_globals(cls.forward, functions)
 
     @functools.wraps(theirs)
     def forward(self: Any, *args: Any, **options: Any) -> Any:
@@ -392,47 +351,23 @@ def _wrap(cls: Any, functions: dict[str, Any]) -> None:
         if cache is None:
             return theirs(self, *args, **options)
         x = args[0] if args else options["hidden_states"]
-        with Recurrent(cache, state), _KeepDouble() if x.dtype is torch.float64 else contextlib.nullcontext():
+        with cache.recurrent_layer(), _KeepDouble() if x.dtype is torch.float64 else contextlib.nullcontext():
             return ours(self, x, cache)
 
     cls.forward, cls._functional = forward, True
 
 
-class _Running(threading.local):
-    layer: "Recurrent | None" = None
-
-
-_running = _Running()  # where the functions of a layer's forward find what runs in their thread
-
-
-class Recurrent:
-    """A call of a recurrent layer: its given state (None: a first call), and the parts of the new one."""
-
-    def __init__(self, cache: FunctionalCache, cls: type) -> None:
-        self.cache, self.cls, self.given = cache, cls, cache.take(cls)
-        self.window: Tensor | None = None
-        self.memory: Tensor | None = None
-
-    def __enter__(self) -> None:
-        self.cache.recurrent = _running.layer = self
-
-    def __exit__(self, error: type | None, *_: object) -> None:
-        self.cache.recurrent = _running.layer = None
-        if error is None:
-            self.cache.new.append(self.cls(self.window, self.memory))
-
-
 def _recur(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """A function of `fast_functions` from the given memory, over the valid tokens."""
-    layer = _running.layer
-    assert layer is not None
-    memory, valid = None, layer.cache.valid
-    if layer.given is not None:
-        memory = layer.given.memory.to(torch.promote_types(layer.given.memory.dtype, torch.float32))
+    cache = _running.cache
+    assert cache is not None
+    memory, valid = None, cache.valid
+    if cache.past is not None:
+        memory = cache.past.memory.to(torch.promote_types(cache.past.memory.dtype, torch.float32))
     if valid is not None:
         valid = valid.to(args[0].device)
-    y, layer.memory = function(*args, **{**options, "initial_state": memory, "valid": valid})
-    return y, layer.memory
+    y, cache.memory = function(*args, **{**options, "initial_state": memory, "valid": valid})
+    return y, cache.memory
 
 
 _RECURRENCES = {

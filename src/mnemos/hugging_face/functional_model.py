@@ -13,10 +13,11 @@ from mnemos import libraries
 from mnemos.errors import install_command
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
+from mnemos.ops.padding import take, valid_last, zero_invalid
 from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
 
 from .fast_model import find_replacements, renew
-from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, Padding, add_forwards
+from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, add_forwards
 
 _CACHES = (*libraries.CACHE_NAMES, "cache_params")  # what forwards of Transformers call their cache
 _UNFIT = {  # what their caches ask of a call
@@ -30,6 +31,8 @@ _UNFIT = {  # what their caches ask of a call
 }
 _DISTANCES = ("bloom", "mpt")  # take no position_ids: biases by the distances of valid tokens replace positions
 _FROM_CACHE = ("git",)  # take position_ids, but let every row attend to the first entries of the cache, also reset ones
+# What code of Transformers raises that meets another cache than it expects.
+_FAILURES = AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError
 _OF_ORIGIN = ("architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 
 
@@ -164,21 +167,13 @@ class Functional(nn.Module):
                 self._probe(device, weight.dtype in (torch.float32, torch.float64))
         except InputError:
             raise
-        except (
-            AssertionError,
-            AttributeError,
-            IndexError,
-            KeyError,
-            NotImplementedError,
-            TypeError,
-            ValueError,
-        ) as error:
-            version = libraries.transformers().__version__
+        except _FAILURES as error:
+            version, first_line = libraries.transformers().__version__, str(error).partition("\n")[0]
             tried = ".".join(version.split(".")[:2]) in libraries.TRIED
             raise libraries.other_version(
                 "functional: expected a causal model with a cache as in",
                 f"{self.config.architecture} of transformers {version}, which fails with that cache "
-                f"({type(error).__name__}: {_first_line(error)})",
+                f"({type(error).__name__}: {first_line})",
                 ("" if tried else f"run {install_command('hf')}, or ") + "use another model",
             ) from error
         self._probed_as = present
@@ -224,7 +219,7 @@ class Functional(nn.Module):
                     f"functional: expected positions from 0 or from the padding token's id + 1, found other outputs of "
                     f"{self.config.architecture} without position_ids; use another model"
                 )
-        state = FunctionalState(cache.seen_after, tuple(cache.new))
+        state = cache.after()
         self._template, self._like = state._replace(seen=cache.seen), y[:0, :0]
         states = self._layout.attending(state.parts)
         grows = any(isinstance(part, KeyValues) and not window for part, window in states)
@@ -239,9 +234,9 @@ class Functional(nn.Module):
             self.rows_apart = not (self._type in _FROM_CACHE or from_cache)
         if attends and self.rows_apart:
             state = reset(state, torch.tensor([False, True], device=device))
-            padding = Padding(torch.tensor([[False] * 3, [False, True, True]], device=device))
+            valid = torch.tensor([[False] * 3, [False, True, True]], device=device)
             x = torch.cat([tokens[:, :1], tokens], 1)
-            after = self._read(x, FunctionalCache(self._layout, state.seen, state.parts, 3, padding))
+            after = self._read(x, FunctionalCache(self._layout, state.seen, state.parts, 3, valid))
             self.rows_apart = not differ(after[1, 1:], y[1])
 
     def initial_state(
@@ -266,21 +261,20 @@ class Functional(nn.Module):
         if not (ids or embeddings) or len(x) == 0:
             found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {found}")
-        if embeddings and x.dtype == torch.float64 != next(self.model.parameters()).dtype:
-            raise InputError(
-                f"expected embeddings of the model's type, found {x.dtype}; call model.double() or x.float()"
-            )
         state = self.initial_state(len(x)) if state is None else self._check_state(state, len(x))
-        padding = None
+        order = valid = None
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.is_floating_point():
                 found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
                 raise InputError(f"expected mask {tuple(x.shape[:2])} of booleans, found {found}; True = valid")
-            padding = None if bool(mask.all()) else Padding(mask.bool())
+            if not mask.all():
+                mask = mask.bool()
+                order = valid_last(mask)
+                valid = take(mask, order)
         if not self.rows_apart:
             least, most = int(state.seen.min()), int(state.seen.max())
-            if padding is not None or least != most:
-                found = f"{least} to {most} tokens" if padding is None else "a mask with padding"
+            if valid is not None or least != most:
+                found = f"{least} to {most} tokens" if valid is None else "a mask with padding"
                 raise InputError(
                     f"{self.config.architecture}: expected rows without padding that have read the same number of "
                     f"tokens, because its positions cannot be set per row, found {found}; give every row, or rows of "
@@ -294,9 +288,9 @@ class Functional(nn.Module):
             return self._like.new_zeros(len(x), 0, self._like.shape[-1]), state
 
         # --- the model ---
-        cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], padding)
+        cache = FunctionalCache(self._layout, state.seen, state.parts, x.shape[1], valid)
         try:
-            y = self._read(x if padding is None else padding.sort(x), cache)
+            y = self._read(x if order is None else take(x, order), cache)
         except IndexError as error:
             size, name = self._table()[0], self.config.architecture
             if ids and not 0 <= int(x.min()) <= int(x.max()) < size:
@@ -306,14 +300,9 @@ class Functional(nn.Module):
                 ) from error
             raise InputError(
                 f"{name}: expected no more tokens than it has positions for, found {int(cache.seen_after.max())} "
-                f"tokens per row ({_first_line(error)}); read fewer, or reset the rows"
+                "tokens per row; read fewer, or reset the rows"
             ) from error
-        if len(cache.new) != len(state.parts):
-            raise InputError(
-                f"{self.config.architecture}: expected {len(state.parts)} layers to read the state, found "
-                f"{len(cache.new)}; for training, turn gradient checkpointing of Transformers off"
-            )
-        return y if padding is None else padding.restore(y), FunctionalState(cache.seen_after, tuple(cache.new))
+        return y if order is None else zero_invalid(take(y, order.argsort(1)), mask), cache.after()
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -359,11 +348,6 @@ class Functional(nn.Module):
                     f"{', '.join(str(tuple(x.shape)) for x in leaves(part))}"
                 )
         return ""
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return str(error).partition("\n")[0]
 
 
 def base_model(model: Any) -> Any:

@@ -4,9 +4,8 @@ Two ideas: `generate` carries a model's state in a `StateCache` (`Generates`), a
 because outputs and states are those of each row read by itself (`read_padded`).
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.generate.fused import fused_step
-from mnemos.ops import rewindable
+from mnemos.ops.padding import PackedRows, zero_invalid
 from mnemos.types import (
     InputError,
     Likelihood,
@@ -89,12 +88,10 @@ class Generates:
                 "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
                 "computation (splits = 'segments'); decode without an assistant"
             )
-        if (unread := cache.take_unread()) is not None:
-            _, state = read_padded(self.model, unread[0], (cache.state, unread[1]), self._call(cache, 1), True, 1)
-            cache.read(*unread, state)
-        with rewindable() if cache.recording else contextlib.nullcontext() as operators:
-            outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
-        cache.read(tokens, mask, state, operators)
+        keep = keep or tokens.shape[1]
+        tokens, mask = cache.with_unread(tokens, mask)
+        outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
+        cache.read(tokens, mask, state)
         return outputs, state
 
     def _call(self, cache: StateCache | None, keep: int) -> Call:
@@ -198,17 +195,10 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # t
         likelihood, loss, logits = likelihood_of(self.model), None, None
         if labels is not None:
             targets, count = shift_labels(labels, mask, loss_kwargs.get("num_items_in_batch"))
-            loss = mean_loss(outputs, targets, likelihood, count)
-            loss = with_auxiliary(loss, auxiliary, targets, count) if self.training else loss
+            loss = mean_loss(outputs, targets, likelihood, count, auxiliary if self.training else ())
         if likelihood is None or not (self.training and labels is not None):
             logits = keep_positions(outputs, logits_to_keep)
-            if hasattr(likelihood, "log_prob"):
-                logits = likelihood.log_prob(logits)
-            elif likelihood is not None:
-                raise InputError(
-                    f"expected logits or a likelihood with `log_prob`, found {type(likelihood).__name__}; use "
-                    "mnemos.Stream, which draws"
-                )
+            logits = logits if likelihood is None else likelihood.log_prob(logits)
         carried: Any = cache if use_cache else None
         output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: carried})
         return output if return_dict is not False else output.to_tuple()
@@ -222,14 +212,10 @@ class SourceEncoder:
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **named: Any) -> Any:
         """A BaseModelOutput with last_hidden_state [B, S, D]; padding may be on either side, and gives 0."""
-        if attention_mask is None or bool(attention_mask.all()):
-            return BaseModelOutput(last_hidden_state=self.model.hidden(input_ids))
         mask = cut_mask(attention_mask, input_ids)
-        assert mask is not None
-        source, valid = pack_right(input_ids, mask)
-        hidden = torch.where(valid[..., None], self.model.hidden(source, valid), 0)
-        back = torch.argsort(~mask, dim=1, stable=True).argsort(1)
-        return BaseModelOutput(last_hidden_state=hidden.gather(1, back[..., None].expand_as(hidden)))
+        rows = PackedRows.of(zero_invalid(input_ids, mask), mask)
+        hidden = rows.in_place(self.model.hidden(rows.x, rows.mask), input_ids.shape[1])
+        return BaseModelOutput(last_hidden_state=hidden)
 
     __call__ = forward
 
@@ -316,8 +302,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # 
         loss = None
         if labels is not None:
             count = named.get("num_items_in_batch")
-            loss = mean_loss(outputs, labels, None, count)
-            loss = with_auxiliary(loss, auxiliary, labels, count) if self.training else loss
+            loss = mean_loss(outputs, labels, None, count, auxiliary if self.training else ())
         carried: Any = cache if carries else None
         output = Seq2SeqLMOutput(
             loss=loss,
@@ -393,21 +378,13 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         return output if return_dict is not False else output.to_tuple()
 
     def _logits(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is None or bool(mask.all()):
-            logits: Tensor = self.model(x)[0]
+        rows = PackedRows.of(zero_invalid(x, mask), mask)
+        if rows.mask is None or hides_padding(self.model):
+            logits: Tensor = self.model(rows.x, None, mask=rows.mask)[0]
             return logits
-        packed, valid = pack_right(x, mask)
-        counts = valid.sum(1).clamp(min=1)  # a row of padding alone is read as one token
-        if hides_padding(self.model):
-            longest = int(counts.max())
-            logits = self.model(packed[:, :longest], None, mask=valid[:, :longest])[0]
-            return logits
-        order, parts = [], []
-        for count in counts.unique().tolist():
-            rows = (counts == count).nonzero()[:, 0]
-            order.append(rows)
-            parts.append(self.model(packed[rows, :count])[0])
-        return torch.cat(parts)[torch.cat(order).argsort()]
+        groups = list(_rows_by_count(rows.mask.sum(1).clamp(min=1)))  # a row of padding alone is read as one token
+        parts = [self.model(rows.x[indices, :count])[0] for indices, count in groups]
+        return torch.cat(parts)[torch.cat([indices for indices, _ in groups]).argsort()]
 
 
 # --- arguments of all of them ---
@@ -472,9 +449,18 @@ def shift_labels(labels: Tensor, mask: Tensor | None, count: Any = None) -> tupl
     return counted, count
 
 
-def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, count: Any = None) -> Tensor:
-    """The sum of −log p of targets [B, T], −100 left out, over their number or the given one.
+def mean_loss(
+    outputs: Tensor,
+    targets: Tensor,
+    likelihood: Likelihood | None,
+    count: Any = None,
+    auxiliary: Sequence[Tensor] = (),
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The sum of −log p of targets [B, T], −100 left out, over their number or `count`, and the auxiliary losses.
 
+    Trainer gives the count of the targets of all calls that it accumulates into an update, and adds their losses: a
+    call's auxiliary losses then count by its share of the targets, so that their mean is what an update sees.
     Raises InputError for other targets that are no tokens.
     """
     if likelihood is not None:
@@ -482,25 +468,16 @@ def mean_loss(outputs: Tensor, targets: Tensor, likelihood: Likelihood | None, c
     else:
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, -2)
         try:
-            total = F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=-100)
+            total = F.cross_entropy(logits, targets.flatten(), reduction="sum", label_smoothing=label_smoothing)
         except IndexError as error:
             found = targets[targets != -100]
             raise InputError(
                 f"labels: expected 0 to {logits.shape[-1] - 1}, or −100 where a token does not count, found "
                 f"{int(found.min())} to {int(found.max())}; use the tokenizer of this model"
             ) from error
-    return total / ((targets >= 0).sum().clamp(min=1) if count is None else count)
-
-
-def with_auxiliary(loss: Tensor, auxiliary: Sequence[Tensor], targets: Tensor, count: Any = None) -> Tensor:
-    """The loss and the auxiliary losses of one call.
-
-    count: as of `mean_loss`. Trainer gives the targets of all calls that it accumulates into an update, and adds their
-    losses: a call's auxiliary losses then count by its share of the targets, so that their mean is what an update sees.
-    """
-    if not len(auxiliary):
-        return loss
-    return loss + sum(auxiliary) * (1.0 if count is None else (targets >= 0).sum() / count)
+    own = (targets >= 0).sum()
+    loss = total / (own.clamp(min=1) if count is None else count)
+    return loss + sum(auxiliary) * (1.0 if count is None else own / count) if len(auxiliary) else loss
 
 
 # --- padding ---
@@ -526,17 +503,9 @@ def read_padded(
         return outputs[:, -last:], state
     if carries or not hides_padding(model):
         return _read_by_lengths(model, x, (state, mask), call, last)
-    packed, valid = pack_right(x, mask)
-    longest = max(int(valid.sum(1).max()), 1)
-    outputs, _ = model(packed[:, :longest], state, mask=valid[:, :longest])
-    return _at_their_tokens(outputs, mask, torch.zeros_like(valid[:, :1], dtype=torch.int64), last), None
-
-
-def pack_right(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens and their mask with all padding at the end of each row."""
-    order = torch.argsort(~mask, dim=1, stable=True)
-    valid = mask.gather(1, order)
-    return torch.where(valid, x.gather(1, order), 0), valid
+    rows = PackedRows.of(zero_invalid(x, mask), mask)
+    outputs, _ = model(rows.x, state, mask=rows.mask)
+    return _at_their_tokens(outputs, mask, 0, last), None
 
 
 def hides_padding(model: nn.Module) -> bool:
@@ -553,12 +522,16 @@ def _at_their_tokens(outputs: Tensor, mask: Tensor, first: Tensor | int, last: i
     return torch.where((read > 0)[..., None], spread, 0)
 
 
+def _rows_by_count(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """The indices of the rows with the same number of tokens, and that number, for each number in counts [B]."""
+    for count in counts.unique().tolist():
+        yield (counts == count).nonzero()[:, 0], count
+
+
 def _read_by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
     """Rows with the same number of valid tokens are read together, without their padding."""
-    state, mask = before
-    counts, parts = mask.sum(1), []
-    for count in counts.unique().tolist():
-        rows = (counts == count).nonzero()[:, 0]
+    (state, mask), parts = before, []
+    for rows, count in _rows_by_count(mask.sum(1)):
         old = None if state is None else select(state, rows)
         if count:
             outputs, new = call(x[rows][mask[rows]].unflatten(0, (len(rows), count)), old)

@@ -65,10 +65,6 @@ class MnemosConfig(PreTrainedConfig):
         self,
         model: ModelConfig | dict[str, Any] | None = None,
         segment: int = 1024,
-        pad_token_id: int | None = None,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
-        decoder_start_token_id: int | None = None,
         **named: Any,
     ) -> None:
         if model is None:  # Transformers makes empty ones, to see which settings differ from the default ones
@@ -86,8 +82,8 @@ class MnemosConfig(PreTrainedConfig):
         named["is_encoder_decoder"] = ours.inputs == "pairs"
         self.model: dict[str, Any] = to_dict(ours)
         self.segment = segment
-        self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
-        self.decoder_start_token_id = decoder_start_token_id
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+            setattr(self, name, named.pop(name, None))
         self.vocab_size = getattr(ours, "vocab_size", 0)
         self.tie_word_embeddings = True  # where the model ties them; see MnemosPreTrainedModel
         for name, fields in _SIZES.items():

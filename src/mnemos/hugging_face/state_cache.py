@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from mnemos import libraries
-from mnemos._compat import pytree
-from mnemos.ops.rewind import Calls
 from mnemos.types import InputError, State, leaves, select
 
 libraries.transformers()  # first: it repairs an installation whose torchvision was built for another PyTorch
@@ -38,10 +36,9 @@ class StateCache(Cache):
 
     `crop(-n)` takes n tokens back, which `generate` needs to reject a draft. The state of every call can be returned to
     only while the cache records, from `activate_past_recording` on (`generate` calls it): it then keeps the tokens and
-    about log₂(length) earlier states, at distances that double, and the inputs of the last call's operators
-    (`mnemos.ops.rewindable`). Within the last call, `crop` goes back by these alone, if the memory is made of sums or
-    of the delta rule's states. Otherwise the model reads at most as many tokens again as were taken back. The results
-    are those of a sequence that never had the others.
+    about log₂(length) earlier states, at distances that double. Tokens that remain after such a state are read once
+    more, before those of the next call: at most as many as were taken back. The results are those of a sequence that
+    never had the others.
     Raises InputError for taking back more tokens than were recorded.
     """
 
@@ -50,30 +47,29 @@ class StateCache(Cache):
         self.state, self.length = state, length
         self.recording = False
         self.reads: list[Read] = []  # the last one ends where `state` is
-        self.operators: Calls | None = None  # those of the last one
         self.unread: tuple[Tensor, Tensor | None] | None = None  # tokens before `length` that `state` has not read
         self._is_user_defined = False  # `generate` sets it
         self.step: Any = None  # the model's step for single tokens, made once per cache
 
-    def read(self, tokens: Tensor, mask: Tensor | None, state: State, operators: Calls | None = None) -> None:
-        """Go on to the state after more tokens [B, T]; mask [B, T] and operators: of the call that has read them."""
+    def with_unread(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What a call has to read for more tokens [B, T]: these, behind those before `length` that are unread."""
+        if self.unread is None:
+            return tokens, mask
+        unread, self.unread = self.unread, None
+        self.length -= unread[0].shape[1]
+        return _joined(unread, (tokens, mask))
+
+    def read(self, tokens: Tensor, mask: Tensor | None, state: State) -> None:
+        """Go on to the state after more tokens [B, T]; mask [B, T]: of the call that has read them."""
         if self.recording:
             self.reads.append(Read(self.state, self.length, tokens, mask))
-            self.operators = operators
             # Keep states at distances from the end that double: two calls become one if both are far from it.
             age, i = 0, len(self.reads) - 1
             while i > 0:
                 older, newer = self.reads[i - 1], self.reads[i]
                 if older.tokens.shape[1] + newer.tokens.shape[1] <= age:
-                    valid = None
-                    if older.mask is not None or newer.mask is not None:
-                        masks = [
-                            torch.ones_like(r.tokens, dtype=torch.bool) if r.mask is None else r.mask
-                            for r in (older, newer)
-                        ]
-                        valid = torch.cat(masks, 1)
-                    both = torch.cat([older.tokens, newer.tokens], 1)
-                    self.reads[i - 1 : i + 1] = [Read(older.state, older.length, both, valid)]
+                    both = _joined(older[2:], newer[2:])
+                    self.reads[i - 1 : i + 1] = [Read(older.state, older.length, *both)]
                 else:
                     age += newer.tokens.shape[1]
                 i -= 1
@@ -89,46 +85,26 @@ class StateCache(Cache):
         if not tokens_to_remove:
             return
         end = self.length + tokens_to_remove
+        reads = self.reads.copy()
         if self.unread is not None:  # taken back twice, with no call in between
-            tokens, mask = self.unread
-            self.reads.append(Read(self.state, self.length - tokens.shape[1], tokens, mask))
-            self.operators = self.unread = None
-        first = self.reads[0].length if self.reads else self.length
+            reads.append(Read(self.state, self.length - self.unread[0].shape[1], *self.unread))
+        first = reads[0].length if reads else self.length
         if end < first:
             raise InputError(
                 f"crop: expected to keep at least the {first} tokens before those that were recorded, found {end}; "
                 "call activate_past_recording() before the model reads what may be taken back"
             )
-
-        # --- the call within which the text now ends ---
-        operators, self.operators = self.operators, None
-        while self.reads[-1].length > end:
-            self.reads.pop()
-            operators = None
-        last = self.reads.pop()
-        count, after = end - last.length, None
-        tokens, mask = last.tokens[:, :count], None if last.mask is None else last.mask[:, :count]
-
-        # --- the state after its first tokens: from its operators, or the model reads them with its next call ---
-        if count and operators is not None:
-            after = _state_within(last.state, self.state, count, last.tokens.shape[1], operators)
-        if after is not None:
-            self.reads.append(Read(last.state, last.length, tokens, mask))
-        self.unread = (tokens, mask) if count and after is None else None
-        self.state, self.length = last.state if after is None else after, end
-
-    def take_unread(self) -> tuple[Tensor, Tensor | None] | None:
-        """The tokens that must be read before any other; they are then not unread, and not in the length."""
-        unread, self.unread = self.unread, None
-        if unread is not None:
-            self.length -= unread[0].shape[1]
-        return unread
+        while (last := reads.pop()).length > end:
+            pass
+        count, mask, self.reads = end - last.length, last.mask, reads
+        self.unread = (last.tokens[:, :count], None if mask is None else mask[:, :count]) if count else None
+        self.state, self.length = last.state, end
 
     def activate_past_recording(self) -> None:
         self.recording = True
 
     def reset(self) -> None:
-        self.state, self.length, self.unread, self.reads, self.operators = None, 0, None, [], None
+        self.state, self.length, self.unread, self.reads = None, 0, None, []
 
     def fork(self) -> "StateCache":
         """Another cache with the same state. Cost: none, as states are values."""
@@ -205,33 +181,14 @@ class StateCache(Cache):
         return f"StateCache(length={self.length}, rows={max(self.batch_size, 0)})"
 
 
-def _state_within(before: State, after: State, count: int, read: int, operators: Calls) -> State | None:
-    """The state after the first `count` of the `read` tokens between two states, or None if it cannot be had so.
-
-    It can if the state is made of counts [R] of the tokens read, and of states that `operators`, those of the call
-    between the two, can go back to.
-    """
-    old, structure = pytree.tree_flatten(before)
-    new, same = pytree.tree_flatten(after)
-    if structure != same:
-        return None
-    rewound = [i for i, x in enumerate(new) if operators.knows(x, read)]
-    parts = {}
-    for i, (x, y) in enumerate(zip(old, new, strict=True)):
-        if i in rewound:
-            continue
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            if x != y:
-                return None
-            parts[i] = x
-        elif x.dtype == torch.int64 and x.dim() == 1 and x.shape == y.shape and bool((y - x == read).all()):
-            parts[i] = x + count
-        else:
-            return None
-    if rewound:
-        states = [new[i] for i in rewound]
-        parts |= zip(rewound, operators.rewind(states, [count] * len(states[0])), strict=True)
-    return pytree.tree_unflatten([parts[i] for i in range(len(new))], structure)
+def _joined(first: tuple[Tensor, Tensor | None], second: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Tokens and their masks, one after the other."""
+    tokens, masks = zip(first, second, strict=True)
+    valid = None
+    if any(mask is not None for mask in masks):
+        both = zip(tokens, masks, strict=True)
+        valid = torch.cat([torch.ones_like(x, dtype=torch.bool) if mask is None else mask for x, mask in both], 1)
+    return torch.cat(tokens, 1), valid
 
 
 def check_cache(cache: object, past_key_values: object) -> StateCache | None:

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos import generators
 from mnemos.hosts.remembering import Remembering, Segmented
 from mnemos.hugging_face import functional
-from mnemos.hugging_face.pretrained_heads import MnemosForCausalLM, mean_loss, with_auxiliary
+from mnemos.hugging_face.pretrained_heads import MnemosForCausalLM, mean_loss
 from mnemos.hugging_face.pretrained_model import MnemosPreTrainedModel
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, likelihood_of
@@ -44,12 +43,8 @@ class Reader:
         """The loss, a scalar, and the state after the segment."""
         with collect_auxiliary_losses() as auxiliary:
             outputs, state = self.read(segment.input_ids, state, self._mask(segment))
-        if self._smoothing and self.model.training:
-            wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).transpose(1, 2)
-            loss = F.cross_entropy(wide, segment.targets, reduction="sum", label_smoothing=self._smoothing) / count
-        else:
-            loss = mean_loss(outputs, segment.targets, self._likelihood, count)
-        return (with_auxiliary(loss, auxiliary, segment.targets, count) if self.model.training else loss), state
+        auxiliary, smoothing = (auxiliary, self._smoothing) if self.model.training else ((), 0.0)
+        return mean_loss(outputs, segment.targets, self._likelihood, count, auxiliary, smoothing), state
 
     def advance(self, segment: Segment, state: State) -> State:
         """The state after the segment."""
