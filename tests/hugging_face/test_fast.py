@@ -14,7 +14,7 @@ import mnemos
 from mnemos.errors import InputError
 from mnemos.hugging_face import fast_model
 from mnemos.hugging_face.fast_model import _CACHES, is_fast
-from mnemos.hugging_face.fast_token import LAYERS, NORMS, compute_token
+from mnemos.hugging_face.fast_token import LAYERS, compute_token, norm_offset
 from mnemos.libraries import transformers
 
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
@@ -256,7 +256,7 @@ def test_tokens_of_wide_layers_on_all_instruction_sets(name):
     """Widths of a few vectors and a rest, more rows than threads, and norms of both kinds."""
     model = build(name, **WIDE[name])
     layer = next(x for x in model.modules() if type(x).__name__ in LAYERS)
-    norm = next(x for x in model.modules() if type(x).__name__ in NORMS)
+    norm = next(x for x in model.modules() if norm_offset(type(x)) is not None)
     x = torch.randn(3, 14, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
 
     def read():

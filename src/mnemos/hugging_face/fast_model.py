@@ -19,7 +19,7 @@ from mnemos.native import library
 from mnemos.types import InputError
 
 from .fast_functions import DELTA, FUNCTIONS, Function, replacement_for, unknown_parameters
-from .fast_token import LAYERS, NORMS, LayerNames, compute_token, is_untouched, normalise
+from .fast_token import LAYERS, LayerNames, compute_token, is_untouched, norm_offset, normalise
 
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
@@ -60,6 +60,7 @@ def fast(model: nn.Module) -> "FastReport":
         raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
+    norms: list[str] = []
     layers: dict[str, nn.Module] = {}
     before = {name for name, layer in model.named_modules() if is_fast(layer)}
     for name, layer in model.named_modules():
@@ -79,10 +80,13 @@ def fast(model: nn.Module) -> "FastReport":
         # --- its new forward ---
         if functions:
             changed.append(FastLayer(name, cls.__name__, tuple(functions)))
-        if functions or (cls.__name__ in NORMS and is_untouched(cls) and not _is_taken(layer)):
-            layers[name] = layer
-            _set_forward(layer, functions)
-    return FastReport(changed, left, layers, before, "" if layers else _why_unchanged(model))
+        elif norm_offset(cls) is not None and not _is_taken(layer):
+            norms.append(name)
+        else:
+            continue
+        layers[name] = layer
+        _set_forward(layer, functions)
+    return FastReport(changed, left, norms, layers, before, "" if layers else _why_unchanged(model))
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,13 @@ class FastReport:
         self,
         changed: list[FastLayer],
         left: list[LeftLayer],
+        norms: list[str],
         layers: dict[str, nn.Module],
         before: set[str],
         why_unchanged: str,
     ) -> None:
         """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
-        self.changed, self.left = tuple(changed), tuple(left)
-        self.norms = tuple(name for name, layer in layers.items() if type(layer).__name__ in NORMS)
+        self.changed, self.left, self.norms = tuple(changed), tuple(left), tuple(norms)
         self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
 
     def undo(self) -> None:
@@ -222,18 +226,19 @@ def renew(model: nn.Module) -> None:
 
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
-    forward, name = type(layer).forward, type(layer).__name__
+    """Give a layer its forward of `fast`. functions: those that it calls and that are replaced."""
+    cls, forward = type(layer), type(layer).forward
+    if (offset := norm_offset(cls)) is not None:
+        forward = _with_norm_kernel(forward, offset)
     if functions:
         # A forward that reads the option from its keyword arguments has the option's name as a constant.
         passes_ends = any("cu_seq_lens_q" in code.co_consts for code in _codes(inspect.unwrap(forward).__code__))
         forward = with_globals(forward, functions)
         if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, passes_ends)
-    # A class of the same name from elsewhere (a model with code of its own) may compute something else.
-    if name in LAYERS and is_untouched(type(layer)):
-        forward = _with_token_kernel(forward, LAYERS[name])
-    elif name in NORMS and is_untouched(type(layer)):
-        forward = _with_norm_kernel(forward, NORMS[name])
+        # A class of the same name from elsewhere (a model with code of its own) may compute something else.
+        if cls.__name__ in LAYERS and is_untouched(cls):
+            forward = _with_token_kernel(forward, LAYERS[cls.__name__])
     setattr(forward, _MARK, True)
     layer.forward = MethodType(forward, layer)
 
