@@ -50,9 +50,10 @@ class CroppableCache(DynamicCache):
         config: Any = model.config
         super().__init__(config=config)
         self._model, self._stack = model, ExitStack()
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):  # the same layers, but recurrent ones go back
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                layer.__class__ = _rewinding(type(layer))
+                self.layers[i] = _rewinding(type(layer)).__new__(_rewinding(type(layer)))
+                vars(self.layers[i]).update(vars(layer))
 
     def __enter__(self) -> "CroppableCache":
         self._hand_out(self._stack.enter_context(rewindable()))
