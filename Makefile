@@ -10,7 +10,7 @@ help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     which memory has a fact of real text 512 words later? four models, about four minutes'
 	@echo 'make test     the test suite, five minutes on two cores'
-	@echo 'make numbers  tables of the pages from results/, the index of log/, the names of recipes'
+	@echo 'make numbers  tables of the pages from results/, the index of log/'
 	@echo 'make site     the pages and the API reference as a site in build/site'
 	@echo 'make check    lint, types and one case of each fast test'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
@@ -81,7 +81,6 @@ check: $(READY)
 numbers: $(READY)
 	$(BIN)/python tools/page_tables.py
 	$(BIN)/python tools/log_index.py
-	$(BIN)/python tools/recipe_table.py
 
 # The pages, with the docstrings of all public names, as HTML; a warning, such as a broken link, is an error.
 site: $(READY)

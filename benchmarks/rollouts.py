@@ -34,8 +34,8 @@ from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.trainers import RolloutBatches
+from mnemos.trainers.batches import RowStates, segments
 from mnemos.trainers.reader import Reader
-from mnemos.trainers.row_states import RowStates, segments
 
 ROWS, SEGMENT, VOCABULARY = 2, 64, 256
 SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}

@@ -226,7 +226,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
     from mnemos.config import from_dict
     from mnemos.lab.run.recipe import Recipe
 
-    places, names = registry.places("recipe"), registry.names("recipe")
+    places, names = registry.definitions("recipe"), registry.names("recipe")
     if not exhaustive:  # every part of the names
         names = [names[number] for number in cover([name.split("-") for name in names], pairs=False)]
     for name in {*names, *first_of_their_kind()}:

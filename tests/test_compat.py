@@ -1,10 +1,7 @@
 """The private parts of PyTorch that mnemos uses. A failure here after an upgrade says which one has changed."""
 
 import ast
-import copy
 import gc
-import pickle
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -241,97 +238,6 @@ def test_a_module_is_told_when_it_moves(move):
     cache = StoredCache(2, 3)
     move(nn.Sequential(cache))
     assert (cache.pending.dtype, cache.pending.device) == (cache.cache.dtype, cache.cache.device)
-
-
-class Counting:
-    """A backend that counts compilations and runs the graph as it is."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, graph, _):
-        self.count += 1
-        return graph.forward
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-class Doubling(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return 2 * self.inner(x)
-
-
-@pytest.mark.parametrize("kind", [dict, OrderedDict])
-def test_a_changed_module_is_compiled_again_and_no_other(fresh_compiler, kind):
-    """Fails where torch.compile no longer checks the type of a module's `_modules`."""
-    model, other, mine, theirs = Doubling(), Doubling(), Counting(), Counting()
-    model._modules = kind(model._modules)
-    compiled, elsewhere = torch.compile(model, backend=mine), torch.compile(other, backend=theirs)
-    x = torch.ones(1, 2)
-    compiled(x), elsewhere(x)
-    before = mine.count, theirs.count
-    with model.register_forward_hook(lambda _, args, out: out + 1):
-        _compat.compiled_again(model)
-        _compat.compiled_again(model)  # once is enough, and can be undone
-        torch.testing.assert_close(compiled(x), 2 * model.inner(x) + 1)
-        assert (again := mine.count) > before[0]
-    _compat.compiled_as_before(model)
-    assert type(model._modules) is kind
-    torch.testing.assert_close(compiled(x), 2 * model.inner(x))
-    elsewhere(x)
-    assert (mine.count, theirs.count) == (again, before[1])
-
-
-def test_a_change_is_copied_and_pickled():
-    model = Doubling()
-    _compat.compiled_again(model)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(other._modules) is not dict
-        _compat.compiled_as_before(other)
-        assert type(other._modules) is dict
-
-
-def test_without_that_dictionary_all_is_compiled_again(fresh_compiler):
-    class Strange(dict):
-        pass
-
-    model, backend = Doubling(), Counting()
-    model._modules = Strange(model._modules)
-    function = torch.compile(lambda x: x + 1, backend=backend)
-    function(torch.ones(2))
-    _compat.compiled_again(model)
-    function(torch.ones(2))
-    assert backend.count == 2
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_compiled_branches_are_forgotten_and_no_other_code(fresh_compiler, monkeypatch, missing):
-    """Fallback: all compiled code."""
-    mine, x = Counting(), torch.ones(2)
-    function = torch.compile(lambda x: x + 1, backend=mine)
-
-    def compiled_branches():
-        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-        return torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
-
-    function(x)
-    assert (compiled_branches(), compiled_branches()) == (1, 0)
-    if missing:
-        monkeypatch.setattr(torch._C._dynamo.eval_frame, "reset_code", None)
-    _compat.forget_control_flow()
-    assert compiled_branches() == 1
-    function(x)
-    assert mine.count == 1 + missing
 
 
 def test_every_models_state_has_a_name_in_files():

@@ -31,7 +31,7 @@ def test_the_table_names_what_is_registered():
     for kind in registry.KINDS:
         found = {name: entry.definition for name, entry in registry._registered[kind].items()}
         assert {name: place for name, place in found.items() if place.module.startswith("mnemos.")} == {
-            name: place for name, place in registry.places(kind).items() if place.module.startswith("mnemos.")
+            name: place for name, place in registry.definitions(kind).items() if place.module.startswith("mnemos.")
         }
 
 
@@ -87,7 +87,7 @@ def test_a_cache_is_found_wherever_the_model_holds_it():
 def test_what_only_names_things_loads_no_torch():
     code = "import sys, mnemos.lab.cli; [mnemos.lab.cli.main(words.split()) for words in sys.argv[1:]]; "
     code += "print(sys.modules.keys() & {'torch', 'numpy'})"
-    words = ["list", "--help", "--version", "train --help", "compare --help", "show"]
+    words = ["--help", "--version", "train --help", "compare --help", "show"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .attention.relative import RelativeConfig as RelativeConfig
     from .attention.softmax import SoftmaxConfig as SoftmaxConfig
     from .config import AttentionConfig as AttentionConfig
-    from .config import DataConfig as DataConfig
     from .config import ModelConfig as ModelConfig
     from .errors import InputError as InputError
     from .generate.beam import BeamConfig as BeamConfig
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from .lab.tasks.batch import Batch as Batch
     from .lab.tasks.metrics import CorpusMetric as CorpusMetric
     from .lab.tasks.metrics import SumMetric as SumMetric
+    from .lab.tasks.task import DataConfig as DataConfig
     from .lab.tasks.task import Sampling as Sampling
     from .lab.tasks.task import Task as Task
     from .lab.translation.translate import TrainedTranslator as TrainedTranslator

@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -70,37 +70,6 @@ class ModelConfig(Config):
     inputs: ClassVar[str] = "tokens"  # of forward: "tokens" [B, T], "images" [B, C, H, W] or "frames" [B, T, bands]
 
 
-@dataclasses.dataclass(frozen=True)
-class DataConfig(Config):
-    """Base of the configurations of tasks: `build()` opens the data and returns a `mnemos.Task`."""
-
-    kind: ClassVar[str] = "data"
-    version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data
-
-    def files(self) -> Sequence[str | Path] | None:
-        """The files that `build` reads, in a fixed order; () if all data are generated, None if unknown.
-
-        A run's provenance holds their sizes and hashes (see `mnemos.lab.run.provenance.data_read`).
-        """
-        return None
-
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> Any:
-        """The task by which `mnemos eval` scores `split` of other data than those of the run.
-
-        trained: the run's `Task.preprocessing`, such as its vocabulary; None if it has none. Data without splits of
-        their own are scored whole. By default the task of `build`, whose splits are the data's.
-        """
-        return self.build()
-
-    def trained_on(self, updates: int) -> str:
-        """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""
-        return ""
-
-    def unscored(self) -> frozenset[str]:
-        """Fields that change neither the data that are scored nor the scores: reports rank runs that differ in them."""
-        return frozenset()
-
-
 def to_dict(value: object) -> Any:
     """A configuration as JSON values: dataclasses become dicts, with "is": name for registered classes.
 
@@ -117,22 +86,23 @@ def to_dict(value: object) -> Any:
 
 
 def from_dict(cls: Any, value: Any, where: str = "") -> Any:
-    """The configuration that `to_dict` wrote. Raises InputError for unknown fields and wrong types.
+    """The value of a field's type `cls`, such as a configuration, that `to_dict` wrote, or that is one already.
 
-    where: the path of the value, which errors name.
+    An integer is a number, a list may be a tuple and a text may be a path. where: the path of the value, which errors
+    name. Raises InputError for unknown fields and wrong types.
     """
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
     if origin is typing.Annotated:
         return from_dict(arguments[0], value, where)
     if origin in (typing.Union, types.UnionType):
-        problem = _wrong(where, cls, value)
+        problem: InputError | None = None
         for option in arguments:
             try:
                 return from_dict(option, value, where)
             except InputError as error:
                 if isinstance(value, dict) and dataclasses.is_dataclass(option):
                     problem = error  # it names the field within the value
-        raise problem
+        raise problem or _wrong(where, cls, value)
     if origin is tuple and isinstance(value, (list, tuple)):
         options = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(options) != len(value):
@@ -140,11 +110,22 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
         return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(options, value, strict=True)))
     if dataclasses.is_dataclass(cls) and isinstance(value, dict):
         return _dataclass(cls, dict(value), where)
-    if dataclasses.is_dataclass(cls) or not fits(cls, value):
+
+    # --- a value without parts ---
+    if origin is not None:
+        fits = origin is Literal and value in arguments
+    elif cls is None or value is None:
+        fits = value is None and cls in (None, type(None))
+    elif isinstance(value, bool):
+        fits = cls in (bool, object)
+    else:
+        accepted: Any = (int, float) if cls is float else (str, Path) if issubclass(cls, Path) else cls
+        fits = isinstance(value, accepted)
+    if not fits:
         raise _wrong(where, cls, value)
-    if cls is float or (isinstance(cls, type) and issubclass(cls, Path)):
-        return cls(value)
-    return value
+    return (
+        cls(value) if origin is None and (cls is float or (isinstance(cls, type) and issubclass(cls, Path))) else value
+    )
 
 
 def _dataclass(cls: Any, value: dict[str, Any], where: str) -> Any:
@@ -175,45 +156,21 @@ def _hints(cls: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-def fits(annotation: Any, value: object) -> bool:
-    """Whether a value is of a field's type: an integer is a number, a list may be a tuple and a text may be a path."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return fits(arguments[0], value)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(option, value) for option in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            return False
-        options = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return len(options) == len(value) and all(map(fits, options, value))
-    if annotation is None or value is None:
-        return value is None and annotation in (None, type(None))
-    if isinstance(value, bool):
-        return annotation in (bool, object)
-    if annotation is float:
-        return isinstance(value, (int, float))
-    return isinstance(value, (str, Path) if issubclass(annotation, Path) else annotation)
-
-
-def mapped(value: _Value, cls: type[_Part], function: Callable[[_Part], _Part]) -> _Value:
+def mapped(value: Any, cls: type[_Part], function: Callable[[_Part], _Part]) -> Any:
     """A configuration with `function` applied to every value of class `cls` in it, at any depth.
 
     Returns `value` itself if the function changed none.
     """
-    found: Any = value
     if isinstance(value, cls):
-        found = function(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return function(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         new = {name: part for name, old in fields.items() if (part := mapped(old, cls, function)) is not old}
-        found = dataclasses.replace(value, **new) if new else value
-    elif isinstance(value, tuple):
+        return dataclasses.replace(value, **new) if new else value
+    if isinstance(value, tuple):
         parts = tuple(mapped(part, cls, function) for part in value)
-        found = parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-    return found
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    return value
 
 
 def default_config(kind: str, name: str, where: str) -> Any:
@@ -241,14 +198,10 @@ def check_fields(config: Any, where: str) -> None:
             raise InputError(
                 f"{where}.{name}: expected a value, found the class {value.__name__}; write {value.__name__}()"
             )
-        if not fits(hint, value):
-            if not dataclasses.is_dataclass(value):
-                read = from_dict(hint, value, f"{where}.{name}")  # its error says what is wrong inside
-                expected = type(read).__name__
-                raise InputError(f"{where}.{name}: expected a {expected}, found {value!r:.80}; write {expected}(...)")
-            known = [getattr(option, "__name__", str(option)) for option in typing.get_args(hint) or (hint,)]
-            names = " or ".join(known).replace("NoneType", "None")
-            raise InputError(f"{where}.{name}: expected {names}, found {value!r:.80}; change it")
+        read = from_dict(hint, value, f"{where}.{name}")
+        if isinstance(value, dict) and read is not value:  # a configuration that is written as in a file
+            expected = type(read).__name__
+            raise InputError(f"{where}.{name}: expected a {expected}, found {value!r:.80}; write {expected}(...)")
 
 
 def with_fields(config: _Value, fields: dict[str, Any], model: str) -> _Value:
@@ -301,8 +254,8 @@ def in_words(annotation: object) -> str | None:
     options = list(_options(annotation))
     if not options or None in options:
         return None
-    found = [option for option in options if option]
-    return " or ".join(part for part in (", ".join(found[:-1]), found[-1]) if part)
+    words = [option for option in options if option]
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 _WORDS = {
@@ -327,7 +280,7 @@ def _options(annotation: object) -> Iterator[str | None]:
         count = "one or more" if Ellipsis in arguments else str(len(arguments))
         yield f"{count} {one.split(' ', 1)[-1]}s"
     elif isinstance(annotation, type):
-        kind = "a path" if issubclass(annotation, Path) else f"a {annotation.__name__}"
-        yield _WORDS.get(annotation, kind)
+        name = "path" if issubclass(annotation, Path) else annotation.__name__
+        yield _WORDS.get(annotation, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
     else:
         yield None

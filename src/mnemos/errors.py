@@ -1,33 +1,14 @@
-"""Errors that end a command in one line, and how text is printed. Nothing slow is imported: no command needs torch."""
+"""The errors of bad input, and how text is printed. Nothing slow is imported."""
 
-import errno
 import importlib.metadata
 import re
 from typing import TextIO
 
-_FIXES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space, or choose another folder"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or choose another folder"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close other files, or raise the limit (ulimit -n)"),
-    errno.EPIPE: "the reader of this program's output has ended: keep it open, or write the output to a file",
-}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
 class InputError(ValueError):
     """The user's input was wrong: one line of what was expected, what was found and what to do."""
-
-
-class TrainingFailed(Exception):  # noqa: N818
-    """Training failed, for example with a loss that is not finite: one line with what, where and what to do."""
-
-
-class Interrupted(Exception):  # noqa: N818
-    """A signal requested an end and the run was saved: one line with where it is and how to resume it."""
-
-
-class SkippedFile(UserWarning):
-    """A path in a folder of data is no file (a named pipe, a socket or a device), and is not read."""
 
 
 class UntestedVersion(UserWarning):
@@ -55,35 +36,3 @@ def printable(text: str) -> str:
 def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """`print` of `printable` text: names of files, labels and what models write may hold control characters."""
     print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
-
-
-def one_line(error: BaseException) -> str | None:
-    """The error of a system that refuses in one line: a disk, memory, another process. None for any other error.
-
-    These are OSError, MemoryError and the errors by which safetensors and PyTorch report the same. The line has the
-    file, if it is known, the reason and what to do. The errors' classes are known by name, without an import.
-    """
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror or error}; {_FIXES.get(error.errno or 0, 'check the path')}"
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    if type(error).__name__ == "SafetensorError" and "os error" in first.lower():
-        return f"a file could not be written or read ({first}); free disk space, or choose a folder that can be written"
-    if out_of_memory(error):
-        return f"expected enough memory, found that it does not suffice ({first}); make the model or the batch smaller"
-    # Of gloo, NCCL or their store, where another process of a group has ended or is silent.
-    words = isinstance(error, RuntimeError) and any(word in str(error) for word in ("/gloo/", "by peer", "NCCL"))
-    if words or type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
-        return (
-            f"expected the other processes of this training, found that one has ended or is silent ({first}); "
-            "see what it printed, then resume the run"
-        )
-    return None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: in Python or NumPy, in PyTorch on the CPU, or on a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    words = ("DefaultCPUAllocator", "Storage size calculation")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

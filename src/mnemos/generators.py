@@ -6,7 +6,6 @@ and NumPy; they are seeded, recorded and restored together.
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from .errors import InputError
 TRAIN, VALID, TEST, ORDER, SPLIT, AUGMENT = range(6)
 
 Snapshot = dict[str, Any]  # by generator: tensors and plain values, which a checkpoint can store
+Access = tuple[Callable[[], Any], Callable[[Any], Any]]  # what reads and what sets the state of a generator
 
 
 def seed(value: int) -> None:
@@ -34,25 +34,40 @@ def seed_process(value: int, rank: int) -> None:
     seed(int(np.random.SeedSequence((value, rank)).generate_state(1)[0]))
 
 
+def accesses() -> dict[str, Access]:
+    """The generators of the process by name; those of an accelerator if this process has initialised it."""
+    every: dict[str, Access] = {
+        "cpu": (torch.get_rng_state, torch.set_rng_state),
+        "python": (random.getstate, random.setstate),
+        "numpy": (
+            lambda: _plain(np.random.get_state(legacy=False)),  # noqa: NPY002
+            lambda state: np.random.set_state(_numpy(state)),  # noqa: NPY002
+        ),
+    }
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        module = torch.get_device_module(accelerator)
+        initialised = getattr(module, "is_initialized", lambda: True)()
+        for index in range(torch.accelerator.device_count() if initialised else 0):
+            # MPS has one device, and its functions take no device.
+            which = () if accelerator.type == "mps" else (torch.device(accelerator.type, index),)
+            every[f"{accelerator.type}:{index}"] = (
+                lambda which=which: module.get_rng_state(*which),
+                lambda state, which=which: module.set_rng_state(state, *which),
+            )
+    return every
+
+
 def take() -> Snapshot:
-    """The states of all generators. NumPy's state is recorded only after `numpy.random` has been imported."""
-    snapshot: Snapshot = {"cpu": torch.get_rng_state(), "python": random.getstate()}
-    if "numpy.random" in sys.modules:
-        snapshot["numpy"] = _plain(np.random.get_state(legacy=False))  # noqa: NPY002
-    for name, device in devices():
-        snapshot[name] = torch.get_device_module(device).get_rng_state(*device_arguments(device))
-    return snapshot
+    """The states of all generators."""
+    return {name: read() for name, (read, _) in accesses().items()}
 
 
 def put(snapshot: Snapshot) -> None:
     """Set every generator to its state in `snapshot`. States of accelerators that this machine lacks are ignored."""
-    torch.set_rng_state(snapshot["cpu"])
-    random.setstate(snapshot["python"])
-    if "numpy" in snapshot:
-        np.random.set_state(_numpy(snapshot["numpy"]))  # noqa: NPY002
-    for name, device in devices():
+    for name, (_, write) in accesses().items():
         if name in snapshot:
-            torch.get_device_module(device).set_rng_state(snapshot[name], *device_arguments(device))
+            write(snapshot[name])
 
 
 @contextlib.contextmanager
@@ -63,20 +78,6 @@ def preserve() -> Iterator[None]:
         yield
     finally:
         put(snapshot)
-
-
-def devices() -> Iterator[tuple[str, torch.device]]:
-    """Every device of the accelerator, if this process has initialised it."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)():
-        return
-    for index in range(torch.accelerator.device_count()):
-        yield f"{accelerator.type}:{index}", torch.device(accelerator.type, index)
-
-
-def device_arguments(device: torch.device) -> tuple[torch.device, ...]:
-    """The arguments of the functions that read and set the state of a device's generator."""
-    return () if device.type == "mps" else (device,)  # MPS has one device, and its functions take no device
 
 
 def _plain(value: object) -> Any:

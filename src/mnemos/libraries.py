@@ -23,31 +23,6 @@ TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `v
 # The versions, MAJOR.MINOR, with which the tests have run; another one is told once, when it is imported.
 TESTED = {"transformers": TRIED, "timm": ("1.0",)}
 CACHE_NAMES = ("cache", "past_key_values")  # what they call a model's cache, the newest first; see `cache_name`
-# The private names of transformers and torchvision that are used, each by the module that has it, with the reason. Of
-# their own classes all are read with a fallback, but for what a subclass overrides. tests/test_libraries.py finds a use
-# that is not listed, and a name that the installed version lacks.
-PRIVATE = {
-    "transformers.modeling_utils": {
-        "_init_weights": "overridden: how a model of ours is initialised inside of theirs",
-        "_tied_weights_keys": "set: the names that share a weight in this model, which depend on its settings",
-        "_is_hf_initialized": "the mark of a weight that was read from a checkpoint",
-        "_keys_to_ignore_on_load_unexpected": "extended while a host is read, whose caches are read after it",
-    },
-    "transformers.configuration_utils": {"_name_or_path": "left out of saved settings: a path of this machine"},
-    "transformers.generation.utils": {
-        "_supports_default_dynamic_cache": "overridden: the state is the cache",
-        "_prepare_cache_for_generation": "overridden: assisted decoding needs the state before the first call",
-        "_is_stateful": "False on a model inside a CroppableCache's block: its cache can be cropped",
-    },
-    "transformers.models.auto.auto_factory": {"_model_mapping": "the class of models that an Auto class would build"},
-    "transformers.trainer": {
-        "_prepare_inputs": "moves a batch to the device in a training step of our own",
-        "_train_batch_size": "the rows of a process, which Trainer may have changed",
-    },
-    "torchvision.extension": {"_has_ops": "replaced where its operators do not load (`torchvision`)"},
-    "torchvision.ops.boxes": {"_assert_has_ops": "replaced likewise"},
-    "torchvision.models.detection.rpn": {"_post_nms_top_n": "the number of regions, to count a detector's FLOPs"},
-}
 _declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 

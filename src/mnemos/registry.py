@@ -2,11 +2,10 @@
 
 There are five kinds of names. "attention", "model" and "data" (tasks) name configuration classes: frozen dataclasses
 with `build(...)`, decorated with `register`. "preprocessing" names the classes by which `mnemos predict` reads files,
-decorated in the same way. "recipe" names functions that return a `Recipe`, decorated with
-`mnemos.lab.run.recipe.recipe`, or made by a function decorated with `mnemos.lab.recipes.family.family`. Entries of this
-package stand in two tables: classes in the one of this file, so a new one needs a row here, and recipes in `RECIPES`,
-which `make numbers` writes. Naming an entry does not import it, so `mnemos list` does not load torch; `load` imports
-only its module.
+decorated in the same way. The classes of this package stand in a table here, so that naming one does not import it;
+`load` imports only its module. "recipe" names functions that return a `Recipe`, decorated with
+`mnemos.lab.run.recipe.recipe`, or made by a function decorated with `mnemos.lab.recipes.family.family`: naming one
+imports the modules `_RECIPES`.
 
 Other packages register their entries with the same decorators. The command line finds these packages through the
 entry-point group `mnemos.plugins`. Each entry point is a module to import, or a function without arguments to call. In
@@ -26,13 +25,12 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import json
 import sys
 import traceback
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
 
@@ -113,8 +111,18 @@ _BASELINES = {
     "adaptive softmax": "lab.papers.baselines.adaptive_softmax:adaptive_softmax",
     "mixture of logistics": "lab.papers.baselines.logistic_mixture.head:LogisticMixture",
 }
-# The functions that make recipes, below `mnemos`, and what they say of each; `make numbers` writes it.
-RECIPES = Path(__file__).parent / "lab" / "recipes" / "names.json"
+# The modules that make recipes, those of papers last, as `mnemos list` shows them.
+_RECIPES = (
+    "lab.recipes.small_tasks",
+    "lab.recipes.text",
+    "lab.recipes.text_classes",
+    "lab.recipes.translation",
+    "lab.papers.cached_transformers.detection_recipes",
+    "lab.papers.cached_transformers.image_recipes",
+    "lab.papers.cached_transformers.sequence_recipes",
+    "lab.papers.linear_transformers.recipes",
+    "lab.papers.memformer.recipes",
+)
 KINDS = ("attention", "model", "data", "recipe", "preprocessing")
 _Class = TypeVar("_Class", bound=type)
 
@@ -134,56 +142,34 @@ class _Entry(NamedTuple):
     value: Any
 
 
-class Family(TypedDict):
-    """A function that makes recipes: what it says of itself, and of each of its recipes, by task and name."""
-
-    about: str
-    tasks: dict[str, dict[str, str]]
-
-
 _registered: dict[str, dict[str, _Entry]] = {kind: {} for kind in KINDS}
 _failures: list[str] | None = None  # None: no plug-in has been loaded yet
 _files: dict[str, Path] = {}  # the file of each module that `load_file` imported
 
 
-# ---- the entries of this package, of which nothing is imported ----
+# ---- names ----
 
 
 @functools.cache
-def families() -> dict[str, Family]:
-    """This package's families of recipes, by the path of each function below `mnemos`: the file `RECIPES`."""
-    written: dict[str, Family] = json.loads(RECIPES.read_text(encoding="utf-8"))
-    return written
+def _own(kind: str) -> dict[str, Definition]:
+    """Where each entry of this package is defined."""
+    if kind != "recipe":
+        return {name: Definition(*f"{__package__}.{path}".split(":")) for name, path in _CLASSES[kind].items()}
+    for module in _RECIPES:
+        importlib.import_module(f"{__package__}.{module}")
+    every = {name: entry.definition for name, entry in _registered[kind].items()}
+    return {name: one for name, one in every.items() if one.module.removeprefix(f"{__package__}.") in _RECIPES}
 
 
-@functools.cache
-def _own(kind: str) -> dict[str, tuple[Definition, str]]:
-    """Where each entry of this package is defined; of a recipe also what is said of it."""
-    if kind == "recipe":
-        rows = [
-            (name, path, about)
-            for path, family in families().items()
-            for recipes in family["tasks"].values()
-            for name, about in recipes.items()
-        ]
-    else:
-        rows = [(name, path, "") for name, path in _CLASSES[kind].items()]
-    return {name: (Definition(*f"{__package__}.{path}".split(":")), about) for name, path, about in rows}
-
-
-def places(kind: str) -> dict[str, Definition]:
-    """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages.
-
-    Imports nothing.
-    """
+def definitions(kind: str) -> dict[str, Definition]:
+    """Where each entry of a kind is defined, by name: this package's entries first, then those of other packages."""
     _check_kind(kind)
-    own = {name: definition for name, (definition, _) in _own(kind).items()}
-    return own | {name: entry.definition for name, entry in _registered[kind].items() if name not in own}
+    return _own(kind) | {name: entry.definition for name, entry in _registered[kind].items()}
 
 
 def names(kind: str) -> list[str]:
-    """The names registered under a kind, one of `KINDS`; see `places`."""
-    return list(places(kind))
+    """The names registered under a kind, one of `KINDS`; see `definitions`."""
+    return list(definitions(kind))
 
 
 def about(kind: str, name: str) -> str:
@@ -194,8 +180,8 @@ def about(kind: str, name: str) -> str:
     """
     if name in _registered[kind]:
         return first_line(_registered[kind][name].value.__doc__)
-    definition, said = _own(kind)[name]
-    return said or _first_lines(definition.module).get(definition.attribute, "")
+    definition = _own(kind)[name]
+    return _first_lines(definition.module).get(definition.attribute, "")
 
 
 @functools.cache
@@ -229,7 +215,7 @@ def register(cls: _Class) -> _Class:
 
             name: ClassVar[str] = "decay"
 
-    The class derives from `AttentionConfig`, `ModelConfig` or `DataConfig` of `mnemos.config`, or from
+    The class derives from `mnemos.AttentionConfig`, `mnemos.ModelConfig` or `mnemos.DataConfig`, or from
     `mnemos.lab.tasks.preprocessing.Preprocessing`, which set `kind`.
     Recipes can then use the class, and recipe.json and `mnemos.load` find it by its name. Raises InputError if the
     class has no kind or name, or if a class defined elsewhere has the name.
@@ -254,7 +240,7 @@ def add(kind: str, name: str, value: type | Callable[..., object]) -> None:
     definition = Definition(value.__module__, value.__qualname__)
     before = _registered[kind][name].definition if name in _registered[kind] else None
     if before is None and definition.module.partition(".")[0] != __package__ and name in _own(kind):
-        before = _own(kind)[name][0]
+        before = _own(kind)[name]
     if before is not None and str(before) != str(definition):
         raise InputError(
             f"expected a new name for the {kind} {definition}, found {name!r}, which belongs to {before}; rename it"
@@ -283,7 +269,7 @@ def load(kind: str, name: str, file: object = None) -> Any:
         return _registered[kind][name].value
     if name not in _own(kind):
         load_plugins()
-    known = places(kind)
+    known = definitions(kind)
     if name in known:
         if name not in _registered[kind]:
             importlib.import_module(known[name].module)
@@ -295,7 +281,7 @@ def load(kind: str, name: str, file: object = None) -> Any:
         hint = f"import its plug-in {file} first"
     elif file is not None:
         hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
-    elif kind == "recipe" and any(name == default_name(path.rpartition(":")[2]) for path in families()):
+    elif kind == "recipe" and any(name == default_name(one.attribute) for one in known.values()):
         hint = f"this is a family: mnemos list {name} prints its recipes"
     elif near := difflib.get_close_matches(name, known, 1):
         hint = f"did you mean {near[0]!r}?"

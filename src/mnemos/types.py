@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -240,24 +240,16 @@ class Declared(Recurrent, Protocol):
     """
 
     @property
-    def splits(self) -> Splits:
-        """Where a sequence may be cut and resumed: "anywhere", "segments" or "never"."""
-        ...
+    def splits(self) -> Splits: ...  # where a sequence may be cut and resumed
 
     @property
-    def state_kind(self) -> StateKind:
-        """The state: "none"; "constant", of bounded size; or "growing" with every token."""
-        ...
+    def state_kind(self) -> StateKind: ...  # "constant": of bounded size; "growing" with every token
 
     @property
-    def rows_independent(self) -> bool:
-        """Whether a row's output in training depends on that row alone, and not on the other rows of the batch."""
-        ...
+    def rows_independent(self) -> bool: ...  # a row's output in training depends on no other row of the batch
 
     @property
-    def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and the outgoing state."""
-        ...
+    def state_gradient(self) -> bool: ...  # gradient flows through the incoming and the outgoing state
 
 
 @runtime_checkable
@@ -271,7 +263,7 @@ class Attention(Declared, Protocol):
 
     dim: int
     num_heads: int
-    causal: bool  # whether a token attends only to itself and earlier tokens; see also `is_future_free`
+    causal: bool  # whether a token attends only to itself and earlier tokens
 
 
 @runtime_checkable
@@ -296,9 +288,7 @@ class RecurrentModel(Declared, Protocol):
     """
 
     @property
-    def autoregressive(self) -> bool:
-        """Whether outputs[:, i] predict the token after x[:, i] and read no later token: what a Stream needs."""
-        ...
+    def autoregressive(self) -> bool: ...  # outputs[:, i] predict the token after x[:, i]: what a Stream needs
 
 
 @runtime_checkable
@@ -308,9 +298,7 @@ class Advances(Protocol):
     The state, and the random numbers drawn for it, are those of `forward`.
     """
 
-    def advance(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> State:
-        """The state that `forward` returns."""
-        ...
+    def advance(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> State: ...
 
 
 class Likelihood(Protocol):
@@ -334,11 +322,6 @@ def likelihood_of(model: object) -> Any:
     """The `Likelihood` of a model, which may be a submodule; None if it has none: its outputs are logits."""
     # Not by a protocol: from Python 3.12 on, isinstance() finds no submodule.
     return getattr(model, "likelihood", None)
-
-
-def is_future_free(attention: Attention) -> bool:
-    """Whether a change of later tokens leaves every output unchanged: it is causal, and declares nothing else."""
-    return attention.causal and bool(getattr(attention, "future_free", True))
 
 
 def is_padding_free(attention: Attention) -> bool:
@@ -380,11 +363,7 @@ class AuxiliaryLosses(Sequence[Tensor]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+    def __getitem__(self, index: int | slice) -> Any:
         return list(self)[index]
 
 

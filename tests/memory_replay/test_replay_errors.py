@@ -215,20 +215,6 @@ def test_an_advance_that_returns_something_else(returned, said, state):
         replay(cell(), segments(), state, advance=returned)
 
 
-def test_what_to_do_about_a_difference_is_what_can_be_done():
-    model = cell()
-
-    def noisy(x, state):
-        loss, state = model(x, state)
-        return loss, {**state, "h": state["h"] + torch.rand((), generator=generator)}
-
-    generator = torch.Generator().manual_seed(0)
-    with pytest.raises(InputError, match=r"\); draw from .* give yours as generators=\[\.\.\.\], or give verify=False"):
-        replay(noisy, segments(), begin(), module=model)
-    with pytest.raises(InputError, match=r"\], or name the module whose buffers change, or give verify=False"):
-        replay(noisy, segments(), begin())
-
-
 def test_verification_is_as_strict_as_asked():
     model = cell(dropout=0.0)
 
@@ -300,8 +286,7 @@ def test_an_interrupt_puts_back_too():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_segment_of_other_rows_than_the_state_is_refused(rows):
+def test_a_segment_of_one_row_for_a_state_of_several_is_refused():
     layer = nn.Linear(8, 4)
 
     def step(segment, state):
@@ -311,14 +296,13 @@ def test_a_segment_of_other_rows_than_the_state_is_refused(rows):
 
     segments = torch.randn(3, 4, 5, 8)
     state = replay(step, segments, module=layer).state
-    few = [x[:rows] for x in segments]
+    few = [x[:1] for x in segments]
     for given in (few, torch.stack(few), [{"x": x} for x in few]):
         with pytest.raises(InputError, match="step 0: expected a segment of 4 rows"):
             replay(step, given, state, module=layer)
     with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
         replay(step, [*segments[:2], few[2]], module=layer)
-    hint = r" of the state \(one that all rows share as x\.expand\(4, -1, -1\)\)" if rows == 1 else " of the state,"
-    with pytest.raises(InputError, match=f"step 2: expected a segment of 4 rows.*{hint}"):
+    with pytest.raises(InputError, match=r"step 2: expected a segment of 4 rows.*x\.expand\(4, -1, -1\)"):
         replay(step, [*segments[:2], few[2]], module=layer, batch_axis=0)
 
 

@@ -38,7 +38,7 @@ def test_generators_of_the_caller(name):
     agree(ways[1], ways[0], 1e-12)
 
     own = make()
-    with pytest.raises(InputError, match=r"or give yours as generators="):
+    with pytest.raises(InputError, match="or give yours as generators="):
         replay(lambda x, s: model(x * (1 + draw(own)), s), segments(), begin(), module=model)
     first, _ = draw(own := make()), own  # after an error a registered one is where it was
     own = make()

@@ -307,7 +307,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean' or 'last'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
         (lambda: Transformer(attention=LinearConfig), r"the class LinearConfig; write LinearConfig\(\)"),
-        (lambda: Transformer(cache=LinearConfig()), r"model.cache: expected GRC or None, found LinearConfig\("),
+        (lambda: Transformer(cache=LinearConfig()), r"model.cache: expected a GRC or None, found LinearConfig\("),
         (lambda: Transformer(attention="linaer"), "did you mean 'linear'"),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),

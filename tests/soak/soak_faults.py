@@ -71,7 +71,8 @@ class Child:
 
 def train(folder: str, toys: Toys, resume: bool) -> None:
     """`work`, whose errors are lines and exit codes as the command line's."""
-    from mnemos.errors import InputError, TrainingFailed, one_line
+    from mnemos.errors import InputError
+    from mnemos.lab.errors import TrainingFailed, one_line
 
     try:
         work(folder, toys, resume, quiet=False)

@@ -11,17 +11,15 @@ import torch
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
+from mnemos.trainers.batches import RowStates, Segment
 from mnemos.trainers.reader import Reader
-from mnemos.trainers.row_states import RowStates, Segment
 from mnemos.types import InputError, detach
 
 pytest.importorskip("accelerate")
 from trainer_standins import (
-    LINEAR,
     MODELS,
     SEGMENT,
     RolloutTrainer,
@@ -259,12 +257,6 @@ def shared():
     return model
 
 
-def test_another_version_of_trainer_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers().Trainer, "get_batch_samples", lambda self, iterator: None)
-    with pytest.raises(InputError, match=r"5\.23.*get_batch_samples.*num_batches"):
-        trainer_of(made("linear"), tmp_path)
-
-
 def test_what_does_not_apply_is_refused(tmp_path):
     args = arguments(tmp_path)
     with pytest.raises(InputError, match="data_collator"):
@@ -286,7 +278,7 @@ def test_what_does_not_apply_is_refused(tmp_path):
         ([[[5, 6]]], "list of lists"),
         ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
         ([{"input_ids": [5, 6, 7], "labels": [5, 6], "attention_mask": [1, 1, 0]}], "2 labels and 3 ids"),
-        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], r"attention_mask of 3 .*found torch.int64 \(2,\)"),
+        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], "2 attention_mask and 3 ids"),
     ]:
         trainer.train_dataset = data
         with pytest.raises(InputError, match=said):
@@ -308,18 +300,14 @@ def test_what_the_launcher_sets_is_refused(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path):
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer_of(made("linear"), tmp_path, **options).train()
     folder = str(tmp_path / "checkpoint-1")
-    with pytest.raises(InputError, match=r"documents.*found others"):
+    with pytest.raises(InputError, match=r"documents: expected 8, with lengths.*found 8, with"):
         trainer_of(made("linear"), tmp_path, [*documents()[1:], [1] * 9], **options).train(folder)
-    with pytest.raises(InputError, match=r"per_device_train_batch_size.*expected 2.*found 1"):
+    with pytest.raises(InputError, match=r"rows: expected 2.*found 1"):
         trainer_of(made("linear"), tmp_path, per_device_train_batch_size=1, **options).train(folder)
-    wider = MnemosForCausalLM.of(mnemos.Transformer(**{**LINEAR, "mlp": 24}))  # its state is of the same shape
-    with pytest.raises(InputError, match=r"checkpoint-1: expected the weights of this model.*size mismatch") as caught:
-        trainer_of(wider, tmp_path, **options).train(folder)
-    assert "\n" not in str(caught.value)
     (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
     with pytest.raises(InputError, match="whole"):
         trainer_of(made("linear"), tmp_path, **options).train(folder)

@@ -7,9 +7,8 @@ tests/test_compat.py tests the functions and their fallbacks, and reports which 
 
 import contextlib
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -243,36 +242,6 @@ def assume_constant(function: Callable[..., Any]) -> Any:
     return function
 
 
-def compiled_again(module: nn.Module) -> None:
-    """Invalidate the code that torch.compile compiled for this module; `compiled_as_before` makes it valid again.
-
-    torch.compile does not check whether hooks were added to a module without hooks, but it checks the type of the
-    module's `_modules`. This function changes that type to the other dictionary class that PyTorch has used for it.
-    Compiled code of other models stays valid. Copies and pickles of the module keep the change.
-    Fallback: discard all compiled code of the process.
-    """
-    children: Any = module.__dict__.get("_modules")
-    if _KIND in module.__dict__:
-        return
-    if type(children) not in (dict, OrderedDict):
-        forget_compiled()
-        return
-    module.__dict__[_KIND] = type(children)
-    module.__dict__["_modules"] = dict(children) if type(children) is OrderedDict else OrderedDict(children)
-
-
-def compiled_as_before(module: nn.Module) -> None:
-    """Undo `compiled_again`: code that was compiled before that call is valid again."""
-    kind = module.__dict__.pop(_KIND, None)
-    if kind is not None:
-        module.__dict__["_modules"] = kind(module.__dict__["_modules"])
-    elif type(module.__dict__.get("_modules")) not in (dict, OrderedDict):
-        forget_compiled()
-
-
-_KIND = "_mnemos_modules_kind"
-
-
 def forget_compiled() -> None:
     """Discard all compiled code of the process."""
     if "torch._dynamo" in sys.modules:
@@ -290,22 +259,6 @@ def scanned(
     """
     last: tuple[list[Tensor], Tensor] = scan(step, carry, inputs, dim=0)
     return last
-
-
-def forget_control_flow() -> None:
-    """Discard the code that torch.compile made of `scan` and `torch.cond` for earlier programs.
-
-    Both compile a function of their own for each program. The guards of an older program, tested with the sizes of a
-    new one, would fix sizes that the new one leaves open. Fallback: discard all compiled code of the process.
-    """
-    reset = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "reset_code", None)
-    if reset is None:
-        torch.compiler.reset()
-        return
-    for operator in (torch.cond, scan):
-        for code in getattr(getattr(operator, "__code__", None), "co_consts", ()):
-            if isinstance(code, CodeType):
-                reset(code)
 
 
 # ---- modules: their tensors, hooks, copies ----
@@ -349,14 +302,14 @@ def pre_hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
 
     Fallback: an empty one, so that a hook is not found. torch 2.13.
     """
-    found: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_pre_hooks", {})
-    return found
+    hooks: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_pre_hooks", {})
+    return hooks
 
 
 def hooks_of(module: nn.Module) -> MutableMapping[int, Callable[..., Any]]:
     """As `pre_hooks_of`, of the hooks after a module's forward."""
-    found: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_hooks", {})
-    return found
+    hooks: MutableMapping[int, Callable[..., Any]] = getattr(module, "_forward_hooks", {})
+    return hooks
 
 
 def gradient_hooks_of(parameter: Tensor) -> list[Callable[..., Any]]:
@@ -394,9 +347,9 @@ def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Modul
 
     No fallback: tests/test_compat.py checks that a module has this dictionary.
     """
-    found = type(module).__new__(type(module))
-    found.__dict__.update(module.__dict__, _modules=children)
-    return found
+    copy = type(module).__new__(type(module))
+    copy.__dict__.update(module.__dict__, _modules=children)
+    return copy
 
 
 # ---- workers and processes ----

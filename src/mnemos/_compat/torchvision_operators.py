@@ -5,6 +5,7 @@
 
 import math
 import sys
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,18 +43,10 @@ def let_torchvision_call_them() -> None:
     Without compiled operators `torchvision.ops.nms` raises an error, and `torchvision.ops.roi_align` compiles an
     implementation that needs a C++ compiler and, for sampling_ratio ≤ 0, samples the whole map in every bin.
     """
-    sys.modules["torchvision.ops.boxes"]._assert_has_ops = _nothing  # type: ignore[attr-defined]
-    module = sys.modules["torchvision.ops.roi_align"]
-    module._assert_has_ops = _nothing  # type: ignore[attr-defined]
-    module._has_ops = _yes  # type: ignore[attr-defined]
-
-
-def _nothing() -> None:
-    return None
-
-
-def _yes() -> bool:
-    return True
+    boxes: Any = sys.modules["torchvision.ops.boxes"]
+    regions: Any = sys.modules["torchvision.ops.roi_align"]
+    boxes._assert_has_ops = regions._assert_has_ops = lambda: None
+    regions._has_ops = lambda: True
 
 
 def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

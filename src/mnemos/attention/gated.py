@@ -32,7 +32,6 @@ from mnemos.types import (
     StateKind,
     check_stateful,
     combined_state_kind,
-    is_future_free,
     is_padding_free,
 )
 
@@ -405,7 +404,7 @@ class GatedCacheAttention(GatedBranch):
     @property
     def future_free(self) -> bool:
         """As the inner attention: a block reads what earlier ones wrote."""
-        return is_future_free(self.inner)
+        return self.inner.causal and bool(getattr(self.inner, "future_free", True))
 
     @property
     def padding_free(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mnemos._compat import compiled_again, compiled_as_before, forget_compiled, is_replica, pre_hooks_of
+from mnemos._compat import forget_compiled, is_replica, pre_hooks_of
 from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, promote, stored
 from mnemos.types import InputError
 
@@ -116,26 +116,23 @@ def follow_grid(site: NamedModule, branch: HostBranch) -> None:
 
 def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
     """Begin and end the forwards of all branches with the model's own forward."""
+    forget_compiled()  # torch.compile does not look for hooks that were added to a module
     if ROSTER in model.__dict__:  # a further call of `cache`
         branches = stored(model)
         setattr(model, ROSTER, branches)
         getattr(model, _OWNER).branches = list(branches)
-        forget_compiled()
         return
     setattr(model, ROSTER, branches)
     _make_owner(model, branches, whole=True)
     keep_handle(model, model.register_load_state_dict_post_hook(_report_missing))
-    for module in model.modules():  # compiled code that calls a module with our hooks is out of date
-        if any(_HANDLES in part.__dict__ for part in module.modules()):
-            compiled_again(module)
 
 
 def detach_all(model: nn.Module) -> int:
     """Remove every branch, and all hooks, from a model; returns how many branches there were. 0: nothing is changed."""
     if not any(isinstance(module, HostBranch) for module in model.modules()):
         return 0
+    forget_compiled()
     for module in model.modules():
-        compiled_as_before(module)
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         _unhook_projection(module)  # a copy that took the place of a projection, as quantisation makes, has no handle

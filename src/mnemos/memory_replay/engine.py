@@ -164,18 +164,6 @@ class CarriedStates:
             self.engine = replace(self.engine, verify=False)
         return losses
 
-    def read(
-        self,
-        number: int,
-        step: Callable[[Any, State], tuple[Tensor, State]],
-        segments: Iterable[tuple[Any, Tensor | None]],
-    ) -> list[Tensor]:
-        """The losses of segments that are read in turn, without gradient."""
-        with torch.no_grad():
-            losses, states = read_in_turn(step, segments, self.states[number])
-        self.states[number] = _as_stored(states[-1])
-        return losses
-
     def state_dict(self) -> list[list[Any]]:
         """The leaves of each state, tensors on the CPU; [] of none. Their structure is the model's to know."""
         every = [[] if state is None else pytree.tree_leaves(state) for state in self.states]

@@ -27,7 +27,7 @@ from .start import (
     fetch,
     flatten,
 )
-from .steps import check_attached, compare, differentiate, errors_name_step, keep_outputs, remedies
+from .steps import check_attached, compare, differentiate, errors_name_step, keep_outputs
 
 Segment = TypeVar("Segment")
 
@@ -83,32 +83,28 @@ def replay(
     back-propagation through time to rounding, also with dropout. Random generators (PyTorch's on every device,
     Python's, NumPy's and `generators`) and the buffers of `module` end as after a plain loop.
 
-    state: a pytree of tensors (and numbers), or None if the step makes the first one. A state that requires grad, or
-    was computed from parameters, receives its gradient. Lists in it may grow from step to step.
-    aux: a pytree such as logits or an accuracy, kept for each step, detached, in the result's `aux`.
-    Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once;
-    those added inside `advance` are dropped.
+    state: a pytree of tensors (and numbers), or None if the step makes the first one; lists in it may grow. One that
+    requires grad, or was computed from parameters, receives its gradient.
+    aux: a pytree such as logits, kept for each step, detached, in the result's `aux`.
+    Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once.
     advance(segment, state) -> state: the state alone, for a faster first pass. It must draw a prefix of the random
-    numbers that `step` draws. Each step then starts with the generators as the previous `advance` left them: with
-    dropout, the gradients are exact, for other dropout masks than those of a plain loop.
+    numbers that `step` draws. With dropout, the gradients are then exact for other dropout masks than a plain loop's,
+    because each step starts with the generators as the previous `advance` left them.
     weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
     resets: per step None or a mask [B]: rows of the incoming state that are set to zeros, or to `reset_to`, before the
     step, so that no gradient crosses. reset_to: a state whose tensors broadcast to those of the state (such as [D]
     parameters), or a function without arguments that computes one. Parameters of either receive gradient.
     batch_axis: the axis of the state's tensors that is the batch, one number or a pytree of the state's structure with
-    a number, or None, for each tensor. [layers, B, D] of LSTM and GRU has 1. Without it the first axis is taken;
-    `resets` raise an error if that may be wrong.
+    a number, or None, for each tensor. [layers, B, D] of LSTM and GRU has 1. None: the first axis.
     truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation.
-    slide=n: the result's `next_state` is the state after n steps. A rollout of segments n … S + n − 1 that starts from
-    it overlaps with this one: a sliding window, as in Algorithm 1, which pops the oldest memory (n = 1). It recomputes
-    all of its other states, because the weights have changed. None: rollouts share no segment, n = S.
+    slide=n: the result's `next_state` is the state after n steps, from which the rollout of segments n … S + n − 1
+    starts: a sliding window, as in Algorithm 1 (n = 1). None: rollouts share no segment, n = S.
     checkpoints: the number of states in memory at a time. "all": S. An integer n ≥ 2: n per level, with log_n(S)
     levels, each of which costs one more first pass. "sqrt": √S, two levels.
     verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
-    notice. A tensor that is about zero because its summands cancel may differ by their rounding: then switch it off.
-    tolerance: the difference, relative to a tensor's norm, that `verify` allows. None: that of rounding in the tensor's
-    dtype, or in half precision where autocast is on around the call; give 2e-2 if the step uses autocast inside.
+    notice. tolerance: the difference, relative to a tensor's norm, that it allows. None: that of rounding in the
+    tensor's dtype, or in half precision where autocast is on around the call; give 2e-2 if it is on inside the step.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
     replayed step, compared as the state is, and updated once. DistributedDataParallel or `fully_shard` in it reduce
     gradients once per rollout. None: it is found if `step` is a module, a method of one, or `functools.partial` of it.
@@ -118,9 +114,8 @@ def replay(
     loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
     `module` has another wrapper than DistributedDataParallel or `fully_shard`.
 
-    Hooks of parameters and tensors run in every step's backward pass, on that step's part of the gradient. A hook that
-    is linear in it gives what it gives in a plain loop; one that clips, takes a sign or steps an optimiser does not:
-    apply such a function to .grad afterwards.
+    Hooks of parameters and tensors run in every step's backward pass, on that step's part of the gradient: apply what
+    is not linear in it, such as clipping, to .grad afterwards.
 
     Cost, with a forward of 1 and a backward of 2: 4S − 1 without `advance` (plain back-propagation: 3S), and
     3S + f·(S − 1) if `advance` costs a fraction f of a forward. Memory: the graph of one step, and the stored states,
@@ -184,7 +179,6 @@ def replay(
     row_resets = RowResets(masks, reset_to, batch_axis)
     hidden = HiddenInputs(module, () if generators is None else generators)
     broadcast_buffers(module)
-    advice = remedies(advance is not None, module is not None)
     with errors_name_step(0):
         leaves, structure = flatten(state)
     initial = final = Snapshot(leaves, structure, hidden.capture())
@@ -204,12 +198,8 @@ def replay(
         writes = [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
         state, reset_leaves = row_resets.apply(t, leaves, structure)
         row_resets.check_segment(pieces[t], reset_leaves)
-        try:
-            with collect_auxiliary_losses() as auxiliary:
-                result = function(pieces[t], state)
-        except RuntimeError as error:
-            row_resets.check_segment(pieces[t], reset_leaves, error)
-            raise
+        with collect_auxiliary_losses() as auxiliary:
+            result = function(pieces[t], state)
         is_tuple = isinstance(result, tuple) and len(result) in (2, 3)
         loss: Any = result[0] if is_tuple else None
         scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
@@ -258,14 +248,7 @@ def replay(
                                 stored = compact(leaves, incoming, fitting, offload)
                                 values = hidden.capture(stack[-1][1].hidden)
                                 stack.append((i + 1, Snapshot(stored, structure, values)))
-                    del (
-                        leaves,
-                        incoming,
-                        loss,
-                        stored,
-                        pool,
-                        fitting,
-                    )  # else they would stay through the backward passes
+                    del leaves, incoming, loss, stored, pool, fitting  # they would stay through the backward passes
                     continue
 
                 # Step t again, from the same state and with the same random numbers, now with its graph. The state is
@@ -290,7 +273,7 @@ def replay(
                             state_grads = [None] * len(outgoing)
                         elif verify:
                             replayed = Snapshot(outgoing, structure, hidden.capture(forward.hidden))
-                            compare(hidden, replayed, forward, losses[t], forward_losses[t], tolerance, advice)
+                            compare(hidden, replayed, forward, losses[t], forward_losses[t], tolerance)
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
                     with errors_name_step(t, "the backward pass of "):

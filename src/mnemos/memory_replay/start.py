@@ -196,12 +196,11 @@ class RowResets:
         fresh = [_reset_rows(*each, mask) for each in zip(leaves, axes, origin_leaves, strict=True)]
         return pytree.tree_unflatten(fresh, structure), fresh
 
-    def check_segment(self, segment: Any, leaves: list[Any], error: Exception | None = None) -> None:
+    def check_segment(self, segment: Any, leaves: list[Any]) -> None:
         """Raise InputError for a segment of one row that PyTorch would broadcast against a state of several.
 
-        error: what the step raised, which other numbers of rows then explain. A segment leads with batch or time, and
-        the batch of a state [layers, B, D] is its second axis: no error where any of these sizes agree, in any tensor
-        of the segment, as one of weights or positions may be for all rows.
+        A segment leads with batch or time, and the batch of a state [layers, B, D] is its second axis: no error where
+        any of these sizes agree, in any tensor of the segment, as one of weights or positions may be for all rows.
         """
         axis, rows, second = self.axes or 0, set(), set()
         for x in leaves if self.one_axis else ():
@@ -209,23 +208,17 @@ class RowResets:
                 rows.add(x.shape[axis])
                 if x.dim() > 2 and self.axes is None:
                     second.add(x.shape[1])
-        shape: tuple[int, ...] = ()  # of the segment's first tensor
-        for x in pytree.tree_leaves(segment) if len(rows) == 1 else ():
-            if isinstance(x, Tensor) and x.dim():
-                shape = shape or tuple(x.shape)
-                if (rows | second) & {*x.shape[:2]}:
-                    return
-        if shape and (1 in shape[:2] or error is not None):
-            (count,) = rows
-            hint = ""
-            if 1 in shape[:2]:
-                sizes = ["-1"] * len(shape)
-                sizes[shape.index(1)] = str(count)
-                hint = f" (one that all rows share as x.expand({', '.join(sizes)}))"
+        shapes = [x.shape for x in pytree.tree_leaves(segment) if isinstance(x, Tensor) and x.dim()]
+        agree = any((rows | second) & {*shape[:2]} for shape in shapes)
+        if len(rows) == 1 and shapes and 1 in shapes[0][:2] and not agree:
+            (count,), shape = rows, tuple(shapes[0])
+            sizes = ["-1"] * len(shape)
+            sizes[shape.index(1)] = str(count)
             raise InputError(
                 f"expected a segment of {count} rows, as the state has, found one of shape {shape}; give every segment "
-                f"the rows of the state{hint}, and restart rows with resets, or name the state's batch_axis"
-            ) from error
+                f"the rows of the state (one that all rows share as x.expand({', '.join(sizes)})), and restart rows "
+                "with resets, or name the state's batch_axis"
+            )
 
 
 def _reset_rows(x: Any, axis: int | None, origin: Any, mask: Tensor) -> Any:
@@ -273,14 +266,7 @@ class HiddenInputs:
             raise InputError(
                 f"replay: expected generators=[...], found one {type(of_caller).__name__}; give it in a list"
             )
-        self.generators: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-            (torch.get_rng_state, torch.set_rng_state),
-            (random.getstate, random.setstate),
-            (lambda: np.random.get_state(legacy=False), np.random.set_state),  # noqa: NPY002
-        ]
-        for _, device in generators.devices():
-            self.generators.append(_access_device(device))
-        self.generators += map(_access, of_caller)
+        self.generators: list[generators.Access] = [*generators.accesses().values(), *map(_access, of_caller)]
         # Of each holder of tensors: what errors call it, the live mapping, and a copy of that at the start.
         self.holders: list[tuple[str, Any, dict[str, Any]]] = []
         for prefix, module in modules:
@@ -374,12 +360,7 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, tuple | str | int | float) and a == b
 
 
-def _access_device(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    module, where = torch.get_device_module(device), generators.device_arguments(device)
-    return lambda: module.get_rng_state(*where), lambda state: module.set_rng_state(state, *where)
-
-
-def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+def _access(one: Any) -> generators.Access:
     """How the state of a caller's generator is read and set."""
     if isinstance(one, torch.Generator):
         return one.get_state, one.set_state

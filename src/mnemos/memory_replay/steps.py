@@ -94,12 +94,11 @@ def compare(
     loss: Tensor,
     forward_loss: Tensor | None,
     tolerance: float | None,
-    advice: list[str],
 ) -> None:
     """Raise InputError unless the replay of a step ended as the first pass did, up to rounding.
 
     forward: the state of the first pass; forward_loss: its loss, None if `advance` computed the state. tolerance:
-    relative to a tensor's norm. advice: what the error says to do, from `remedies`.
+    relative to a tensor's norm.
     """
     if replayed.structure != forward.structure:
         raise InputError(
@@ -114,40 +113,26 @@ def compare(
     for i, (a, b) in enumerate(zip(replayed.hidden, expected_hidden, strict=True)):
         pairs.append((hidden.entry_name(i), a, b))
     for name, a, b in pairs:
-        if a is b or not name:  # "": a random generator, which `advance` may have used less
-            continue
-        difference, half = _difference(a, b, tolerance)
-        if difference:
-            if half:
-                advice = [f"give tolerance={HALF} if the step computes in half precision", *advice]
-            else:
-                advice = [*advice, "give verify=False if it is about zero because its summands cancel"]
+        # "": a random generator, which `advance` may have used less.
+        if name and a is not b and (difference := _difference(a, b, tolerance)):
             raise InputError(
-                f"expected its replay to give the {name} of the first pass, found it different ({difference}); "
-                + ", or ".join(advice)
+                f"expected its replay to give the {name} of the first pass, found it different ({difference}); draw "
+                "from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...], name the "
+                f"module whose buffers change, let advance do what step does, give tolerance={HALF} if the step "
+                "computes in half precision, or verify=False if it is about zero because its summands cancel"
             )
 
 
-def remedies(has_advance: bool, has_module: bool) -> list[str]:
-    """What to do where a replayed step differs from the first pass."""
-    advice = ["draw from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...]"]
-    if has_advance:
-        advice.append("let advance do to state and buffers what step does")
-    if not has_module:
-        advice.append("name the module whose buffers change")
-    return advice
-
-
-def _difference(a: Any, b: Any, tolerance: float | None) -> tuple[str, bool]:
-    """(how two values differ by more than rounding, or ""; whether that is what half precision rounds)."""
+def _difference(a: Any, b: Any, tolerance: float | None) -> str:
+    """How two values differ by more than rounding, or ""."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         same = a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and (a == b or a != a))
-        return ("" if same else f"{describe(a)} instead of {describe(b)}"), False
+        return "" if same else f"{describe(a)} instead of {describe(b)}"
     # Most replayed steps are equal to the bit, which is seen in a hundredth of the time of a difference.
     if a.layout == b.layout == torch.strided and torch.equal(a, b):
-        return "", False
+        return ""
     if not differentiable(a):
-        return "other values", False
+        return "other values"
     if tolerance is None:
         half = torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64
         tolerance = HALF if half else _ROUNDING.get(a.dtype, HALF)
@@ -157,12 +142,12 @@ def _difference(a: Any, b: Any, tolerance: float | None) -> tuple[str, bool]:
     # in both passes is visible in the gradient.
     finite = a.isfinite() & b.isfinite()
     if (~(finite | (a == b) | (a.isnan() & b.isnan()))).any():
-        return "infinities or NaN at other positions", False
+        return "infinities or NaN at other positions"
     distance, size = float(torch.where(finite, a - b, 0).norm()), float(torch.where(finite, b, 0).norm())
     if distance <= tolerance * size:
-        return "", False
+        return ""
     ratio = distance / (tolerance * size) if tolerance * size else math.inf
-    return f"{ratio:.3g} times what rounding explains", distance < HALF * size
+    return f"{ratio:.3g} times what rounding explains"
 
 
 def check_attached(incoming: list[Any], returned: list[Any]) -> None:

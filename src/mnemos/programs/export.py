@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import libraries
-from mnemos._compat import forget_control_flow, pytree
+from mnemos._compat import pytree
 from mnemos.atomic import whole_or_none, write_json
 from mnemos.attention.multi_head import padded_state
 from mnemos.config import to_dict
@@ -241,7 +241,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _trace(module: nn.Module, model: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
-    forget_control_flow()
+    torch.compiler.reset()  # guards of an earlier graph's loop would fix sizes that this one leaves open
     try:
         with quiet():  # the exporter prints the graph of a model that fails
             return torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)

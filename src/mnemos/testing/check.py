@@ -74,10 +74,10 @@ def examine(law: Law, probe: Probe) -> Result:
     """What is found of one law."""
     if reason := law.needs(probe):
         return Result(law.name, law.about, None, reason)
-    found = law.counterexample(probe)
-    if found is None:
+    counterexample = law.counterexample(probe)
+    if counterexample is None:
         return Result(law.name, law.about, True)
-    t, fault = found
+    t, fault = counterexample
     text = fault.text
     if law.name == "resumes" and probe.splits == "anywhere" and (step := resuming_step(probe)):
         text += f"; with cuts before multiples of {step} it holds"
@@ -179,7 +179,7 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
     tried = copied(untried)
     x = torch.randn(3, 80, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     try:
-        found = tried(x[:, :4].clone(), None)
+        output = tried(x[:, :4].clone(), None)
     except Exception as error:
         if dtype == torch.float64:  # it may run in its own precision
             return _probe(layer, width, torch.float32, 1e-4)
@@ -187,13 +187,13 @@ def _probe(layer: nn.Module, width: int | None, dtype: torch.dtype = torch.float
             f"check_memory: expected a layer that takes layer(x, None) with x [3, 4, {width}], found that it raises "
             f"{type(error).__name__}: {first_line(error)}; give its width, or put a module around it"
         ) from error
-    if not isinstance(found, tuple) or len(found) != 2 or getattr(found[0], "shape", None) != x[:, :4].shape:
-        shown = f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+    if not isinstance(output, tuple) or len(output) != 2 or getattr(output[0], "shape", None) != x[:, :4].shape:
+        shown = f"{type(output).__name__} of {len(output)}" if isinstance(output, tuple) else type(output).__name__
         raise InputError(
             f"check_memory: expected y, state = layer(x, state) with y {list(x[:, :4].shape)} as x, found {shown} with "
-            f"{getattr(found[0], 'shape', 'no tensor')}; put a module around it that returns both"
+            f"{getattr(output[0], 'shape', 'no tensor')}; put a module around it that returns both"
         )
-    state = found[1]
+    state = output[1]
     tensors = len(leaves(state))
     if state is not None and not tensors:
         raise InputError(

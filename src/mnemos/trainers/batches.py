@@ -1,26 +1,21 @@
-"""Documents as rows of segments: batch i holds the next rollout of every row, as a pure function of i."""
+"""Documents as rows of segments, and the states with which the rows go on from batch to batch."""
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 from mnemos.schedule import Schedule
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError, JSONObject, State
 
 # "input_ids", "targets", "mask" [B, S·L] (no "mask": all are valid), "resets" [B, S], "index"
 RolloutBatch = dict[str, Any]
 IGNORE = -100  # a target that is not counted
-_LENGTHS = "lengths of documents"
-_ARGUMENTS = {  # of TrainingArguments
-    "rows": "per_device_train_batch_size",
-    "sets": "gradient_accumulation_steps",
-    "seed": "data_seed or seed",
-}
 
 
 class RolloutBatches:
@@ -70,7 +65,9 @@ class RolloutBatches:
         self._usable = [i for i, n in enumerate(lengths) if n > 1]
         if not self._usable:
             raise InputError(f"documents: expected one of at least two tokens, found none among {len(lengths)}")
-        self._lengths = zlib.crc32(torch.tensor(lengths).numpy().tobytes())
+        self._lengths = (
+            f"{len(lengths)}, with lengths of hash {zlib.crc32(torch.tensor(lengths).numpy().tobytes()):08x}"
+        )
         self._segments = [math.ceil((lengths[i] - 1) / segment) for i in self._usable]
         self._position, self._restored = 0, False
 
@@ -122,68 +119,48 @@ class RolloutBatches:
 
     def state_dict(self) -> JSONObject:
         """The position of an iteration, and the data that it is one in."""
-        return {"place": self._position, "data": self.describe()}
+        return {"position": self._position, "data": self.describe()}
 
     def load_state_dict(self, saved: JSONObject) -> None:
         """Go on from a saved position. Raises InputError if it is one in other data, or of other rows."""
         self.check_description(saved["data"])
-        self._position, self._restored = int(saved["place"]), True
+        self._position, self._restored = int(saved["position"]), True
 
     def describe(self) -> JSONObject:
         """What the order of the tokens depends on: a saved position is one in data that are described alike."""
         about = {name: getattr(self, name) for name in ("rows", "segment", "rollout", "seed", "sets")}
-        return about | {"processes": self.process[1], _LENGTHS: self._lengths}
+        return about | {"processes": self.process[1], "documents": self._lengths}
 
     def check_description(self, saved: JSONObject) -> None:
         """Raise InputError unless a position was saved in the same data, cut in the same way."""
         for name, own in self.describe().items():
-            if saved.get(name) == own:
-                continue
-            if name == _LENGTHS:
+            if saved.get(name) != own:
                 raise InputError(
-                    "documents: expected those with which the checkpoint was written, found others, or more or fewer "
-                    "of them; resume with the same, in the same order"
+                    f"{name}: expected {saved.get(name)!r}, with which the checkpoint was written, found {own!r}; "
+                    "resume with the same documents, in the same order, and the same settings"
                 )
-            also = f" ({_ARGUMENTS[name]} of TrainingArguments)" if name in _ARGUMENTS else ""
-            raise InputError(
-                f"{name}{also}: expected {saved.get(name)!r}, with which the checkpoint was written, found {own!r}; "
-                "resume with the same data and settings"
-            )
 
     def _read_length(self, number: int) -> int:
         """The number of a document's tokens, without its padding, whose positions are kept. Checks the document."""
         document = self.documents[number]
-        ids = document
-        if isinstance(document, Mapping):
-            if "input_ids" not in document:
-                names = ", ".join(map(str, document))
-                raise InputError(f"document {number}: expected 'input_ids', found {names}; tokenise it")
-            ids = document["input_ids"]
-        if isinstance(ids, str) or not hasattr(ids, "__len__") or getattr(ids, "shape", None) == ():
+        named = document if isinstance(document, Mapping) else {"input_ids": document}
+        ids = named.get("input_ids")
+        shape = tuple(getattr(ids, "shape", (len(ids),) if hasattr(ids, "__len__") else ()))
+        nested = len(shape) == 1 and shape[0] > 0 and hasattr(ids[0], "__len__") and not isinstance(ids[0], Tensor)
+        if isinstance(ids, str) or len(shape) != 1 or nested:
+            found = "a list of lists" if nested else list(shape) or type(document).__name__
             raise InputError(
-                f"document {number}: expected token ids [n], found {type(ids).__name__}; tokenise the text first"
+                f"document {number}: expected token ids [n], or a mapping with these as 'input_ids', found {found}; "
+                "tokenise the text first, and give each row as a document of its own"
             )
-        shape = getattr(ids, "shape", ())
-        if len(shape) > 1 or (not shape and len(ids) > 0 and hasattr(ids[0], "__len__")):
-            raise InputError(
-                f"document {number}: expected token ids [n], found {list(shape) or 'a list of lists'}; give each row "
-                "as a document of its own"
-            )
-        if isinstance(document, Mapping) and "labels" in document and len(document["labels"]) != len(ids):
-            raise InputError(
-                f"document {number}: expected as many labels as input_ids, found {len(document['labels'])} labels and "
-                f"{len(ids)} ids; a label is −100 where its token does not count"
-            )
-        if not isinstance(document, Mapping) or document.get("attention_mask") is None:
-            return len(ids)
-        mask = torch.as_tensor(document["attention_mask"])
-        if mask.shape != (len(ids),) or mask.is_floating_point():
-            raise InputError(
-                f"document {number}: expected an attention_mask of {len(ids)} integers or booleans, as many as "
-                f"input_ids, found {mask.dtype} {tuple(mask.shape)}; give the one that the tokenizer returns"
-            )
-        if bool(mask.all()):
-            return len(ids)
+        for name in ("labels", "attention_mask"):
+            if named.get(name) is not None and len(named[name]) != shape[0]:
+                raise InputError(
+                    f"document {number}: expected as many {name} as input_ids, found {len(named[name])} {name} and "
+                    f"{shape[0]} ids; give one for each token (a label is −100 where it does not count)"
+                )
+        if named.get("attention_mask") is None or (mask := torch.as_tensor(named["attention_mask"]) != 0).all():
+            return int(shape[0])
         kept = mask.nonzero().flatten()
         first, count = int(kept[0]) if len(kept) else 0, len(kept)
         whole = not count or int(kept[-1]) == first + count - 1  # no padding between: a range takes no memory
@@ -198,7 +175,7 @@ class RolloutBatches:
         positions = positions[segment * self.segment : (segment + 1) * self.segment + 1]
         first, last = int(positions[0]), int(positions[-1])
         columns = []
-        for name in ("input_ids", "labels" if "labels" in named else "input_ids"):
+        for name in ("input_ids", "input_ids" if named.get("labels") is None else "labels"):
             values = torch.as_tensor(named[name][first : last + 1])
             if values.dim() != 1 or values.is_floating_point():
                 raise InputError(
@@ -206,3 +183,95 @@ class RolloutBatches:
                 )
             columns.append((values if isinstance(positions, range) else values[positions - first]).to(torch.int64))
         return columns[0][:-1], columns[1][1:]
+
+
+class Segment(NamedTuple):
+    """One segment of every row: input_ids and targets [B, L] int64 (−100 = not counted); mask [B, L] bool, or None."""
+
+    input_ids: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+
+
+SegmentStep = Callable[[Segment, State], tuple[Tensor, State]]
+Piece = tuple[Segment, Tensor | None]  # a segment, and the rows [B] that begin a document with it
+
+
+class RowStates:
+    """Where the rows of `RolloutBatches` are: the number of the next batch, and the states, one per set of rows.
+
+    Batch 0, with which documents without a seed begin again, begins all rows. engine: adds the gradients.
+    """
+
+    def __init__(self, batches: RolloutBatches, engine: RolloutEngine | None = None) -> None:
+        self.batches, self._next = batches, 0
+        self._carried = CarriedStates(engine or RolloutEngine(), batches.sets)
+
+    def backward(
+        self, step: SegmentStep, batch: RolloutBatch, advance: Callable[[Segment, State], State] | None = None
+    ) -> Tensor:
+        """Add the gradients of Σ_t loss_t through the segments of a batch; returns the sum of the losses.
+
+        step(segment, state) -> (loss, state); advance(segment, state) -> state. The rows go on from the state that the
+        last batch of their set left, without gradient to it. Raises InputError for a batch that does not follow the
+        last one.
+        """
+
+        def read(pieces: Sequence[Piece], state: State) -> tuple[Tensor, list[State]]:
+            losses, states = read_in_turn(step, pieces, state)
+            return torch.stack(losses).sum(), states
+
+        def skip(piece: Piece, state: State) -> State:
+            assert advance is not None
+            return read_in_turn(lambda segment, state: (None, advance(segment, state)), [piece], state)[1][0]
+
+        number, pieces = self._split(batch)
+        losses = self._carried.backward(number, read, pieces, None if advance is None else skip)
+        self._next += 1
+        return losses.to(torch.promote_types(losses.dtype, torch.float32)).sum()
+
+    def read(self, step: SegmentStep, batch: RolloutBatch) -> Tensor:
+        """The sum of the losses of a batch, without gradient; the rows go on."""
+        number, pieces = self._split(batch)
+        with torch.no_grad():
+            losses, states = read_in_turn(step, pieces, self._carried.states[number])
+        self._carried.states[number], self._next = states[-1], self._next + 1
+        return torch.stack(losses).sum()
+
+    def _split(self, batch: RolloutBatch) -> tuple[int, list[Piece]]:
+        """The number of the batch's set of rows, and its segments with the rows that begin a document."""
+        index = int(batch["index"])
+        if index == 0:
+            self._next, self._carried.states = 0, [None] * self.batches.sets
+        if index != self._next:
+            raise InputError(
+                f"expected batch {self._next} of the rows, which follows the last one, found batch {index}; rows go on "
+                "from batch to batch, so none can be left out or repeated"
+            )
+        begins = [mask if bool(mask.any()) else None for mask in batch["resets"].unbind(1)]
+        return index % self.batches.sets, list(zip(segments(batch, self.batches.segment), begins, strict=True))
+
+    def follow(self) -> None:
+        """Let the next iteration of the batches begin where the rows are."""
+        self.batches.load_state_dict({**self.batches.state_dict(), "position": self._next})
+
+    def state_dict(self) -> JSONObject:
+        """What `restore` reads: plain values and tensors."""
+        return {"next": self._next, "data": self.batches.describe(), "states": self._carried.state_dict()}
+
+    def restore(self, saved: JSONObject, fresh: Callable[[], State], device: torch.device) -> None:
+        """Go on from a `state_dict`. fresh(): a state with the model's structure.
+
+        Raises InputError if it is of other data, other rows or another model.
+        """
+        self.batches.check_description(saved["data"])
+        self._carried.load_state_dict(saved["states"], fresh, device)
+        self._next = int(saved["next"])
+
+
+def segments(batch: RolloutBatch, length: int) -> list[Segment]:
+    """The segments of a rollout; a segment without padding has no mask."""
+    ids, targets = batch["input_ids"].split(length, 1), batch["targets"].split(length, 1)
+    masks = batch["mask"].split(length, 1) if "mask" in batch else [None] * len(ids)
+    masks = [None if m is None or bool(m.all()) else m for m in masks]
+    return [Segment(*each) for each in zip(ids, targets, masks, strict=True)]

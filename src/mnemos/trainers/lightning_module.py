@@ -12,8 +12,7 @@ from mnemos.memory_replay.distributed import average_gradients
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.types import InputError, JSONObject, State
 
-from .batches import RolloutBatch, RolloutBatches
-from .row_states import RowStates, Segment
+from .batches import RolloutBatch, RolloutBatches, RowStates, Segment
 
 if TYPE_CHECKING:
     from .reader import Reader

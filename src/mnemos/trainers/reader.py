@@ -13,7 +13,7 @@ from mnemos.hugging_face.pretrained_model import MnemosPreTrainedModel
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State, collect_auxiliary_losses, likelihood_of
 
-from .row_states import Segment
+from .batches import Segment
 
 
 class Reader:

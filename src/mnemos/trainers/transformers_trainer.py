@@ -1,6 +1,5 @@
 """`RolloutTrainer`: Transformers' Trainer with states across updates and gradients through rollouts of segments."""
 
-import inspect
 import json
 import operator
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from torch.utils.data import DataLoader
 
 from mnemos import libraries, tree_file
 from mnemos.atomic import read_text
-from mnemos.errors import InputError, install_command
+from mnemos.errors import InputError
 from mnemos.memory_replay.distributed import average_gradients
 from mnemos.memory_replay.engine import RolloutEngine
 
-from .batches import RolloutBatches
+from .batches import RolloutBatches, RowStates
 from .reader import Reader
-from .row_states import RowStates
 
 libraries.transformers()
 libraries.accelerate()
@@ -27,13 +25,6 @@ from accelerate.utils import gather_object  # noqa: E402
 from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import EvalLoopOutput  # noqa: E402
 
-_EXTENDED = {  # the methods of Trainer that are replaced or extended, with the arguments that they are given
-    "training_step": ("model", "inputs", "num_items_in_batch"),
-    "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
-    "evaluation_loop": ("dataloader", "description", "metric_key_prefix"),
-    "get_eval_dataloader": ("eval_dataset",),
-    "save_model": ("output_dir", "_internal_call"),
-}
 _REFUSED_ARGUMENTS = {
     "auto_find_batch_size": "the rows of a state cannot change in number",
     "torch_compile": "replay runs the model eagerly",
@@ -83,15 +74,6 @@ class RolloutTrainer(Trainer):
             if named.get(name) is not None:
                 raise InputError(
                     f"RolloutTrainer: expected no {name}, because documents are cut into segments; omit it"
-                )
-        for name, expected in _EXTENDED.items():
-            accepted = inspect.signature(getattr(Trainer, name, lambda: None)).parameters
-            if lacking := [argument for argument in expected if argument not in accepted]:
-                version = libraries.transformers().__version__
-                raise libraries.other_version(
-                    "RolloutTrainer: expected the Trainer of",
-                    f"that of {version}, whose {name} takes no {', '.join(lacking)}",
-                    f"run: {install_command('trainer')}",
                 )
         model = positional[0] if positional else named.get("model")
         args = positional[1] if len(positional) > 1 else named.get("args")
@@ -163,7 +145,6 @@ class RolloutTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> Any:
         """As in Trainer. True: resume from the newest checkpoint of `output_dir` that is whole."""
-        # --- which checkpoint ---
         start: Any = resume_from_checkpoint
         whole = f"a whole checkpoint of RolloutTrainer, written by {self.args.world_size} process(es)"
         if start is True:
@@ -179,17 +160,7 @@ class RolloutTrainer(Trainer):
         elif start and not self._is_whole(Path(start)):
             raise InputError(f"{start}: expected {whole}, found none; resume from another")
         self._resumed = Path(start) if isinstance(start, str | Path) else None
-        # --- train from it ---
-        try:
-            return super().train(str(start) if self._resumed else start, *positional, **named)
-        except RuntimeError as error:
-            if self._resumed is None or not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            first = str(error).partition("\n")[2].partition("\n")[0].strip()
-            raise InputError(
-                f"{self._resumed}: expected the weights of this model, found those of another ({first}); resume with "
-                "the model that was trained"
-            ) from error
+        return super().train(str(start) if self._resumed else start, *positional, **named)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """As in Trainer; the targets of the update are counted here, because they are shifted already."""

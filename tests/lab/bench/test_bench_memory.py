@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mnemos.atomic import write_json
-from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.lab.bench import Options, bench_memory, run
 from mnemos.lab.bench.memories import MEMORIES, Sizes
 from mnemos.lab.bench.run import read_options
@@ -20,6 +19,7 @@ from mnemos.lab.cli import main
 from mnemos.lab.cli.parsers import CommandParser
 from mnemos.lab.compare import runs as module
 from mnemos.lab.compare.runs import train_apart
+from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run.checks import complete
 from mnemos.lab.tasks.listops import Rules, generate_block
 from mnemos.lab.tasks.recall import MQARConfig

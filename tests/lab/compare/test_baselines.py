@@ -5,7 +5,6 @@ from torch import nn
 
 from mnemos import registry
 from mnemos.config import ModelConfig
-from mnemos.errors import Interrupted
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import (
     equal_parameters,
@@ -16,6 +15,7 @@ from mnemos.lab.compare.baselines import (
     with_unwritten,
 )
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.papers.baselines.bigbird.operator import is_dense
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.transformer import TransformerConfig

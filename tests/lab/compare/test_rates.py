@@ -8,11 +8,11 @@ import pytest
 from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.errors import TrainingFailed
 from mnemos.lab.compare import runs as module
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.rates import Sweep, at_best_rates, end_warning, sweep
 from mnemos.lab.compare.runs import train_apart
+from mnemos.lab.errors import TrainingFailed
 from mnemos.types import InputError
 
 

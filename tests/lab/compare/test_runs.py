@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mnemos.errors import Interrupted, TrainingFailed
 from mnemos.lab.compare import runs as module
 from mnemos.lab.compare.runs import RunsLeft, child_of_comparison
+from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import progress
 from mnemos.lab.run.progress import PLACE, FirstRun, LogProgress, Place
 from mnemos.lab.run.recipe import Recipe

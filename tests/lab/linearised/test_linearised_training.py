@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.errors import InputError, Interrupted
+from mnemos.errors import InputError
 from mnemos.lab.cli import main
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.linearised import train
 from mnemos.lab.linearised.original import original
 from mnemos.lab.linearised.pieces import Teacher, divergence

@@ -19,7 +19,7 @@ from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.memory.gated_cache import GRC, stored
 
 FILE = "mnemos.lab.papers.cached_transformers.image_recipes"
-NAMES = [name for name, place in registry.places("recipe").items() if place.module == FILE]
+NAMES = [name for name, place in registry.definitions("recipe").items() if place.module == FILE]
 BASES = sorted(name.removesuffix("-cached") for name in NAMES if name.endswith("-cached"))
 SMALL = [name for name in BASES if not name.startswith("imagenet")]
 

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mnemos.config import DataConfig, ModelConfig
+from mnemos.config import ModelConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.image_task import Colours, ImageTask, View
 from mnemos.lab.tasks.pictures import ArrayPictures
+from mnemos.lab.tasks.task import DataConfig
 
 CLASSES = 7
 

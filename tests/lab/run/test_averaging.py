@@ -12,8 +12,8 @@ from train_standins import train
 
 import mnemos
 from mnemos import registry
-from mnemos.errors import Interrupted
 from mnemos.lab.cli import main
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe_files import read_recipe

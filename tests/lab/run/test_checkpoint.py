@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mnemos import tree_file
-from mnemos.errors import TrainingFailed
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.sharding import load_model_state, model_state
 from mnemos.types import InputError

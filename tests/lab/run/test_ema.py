@@ -8,7 +8,7 @@ import pytest
 import torch
 from train_standins import train
 
-from mnemos.errors import Interrupted
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings

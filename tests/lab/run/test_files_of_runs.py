@@ -15,8 +15,8 @@ import torch
 from train_standins import Toys, train
 
 from mnemos import atomic
-from mnemos.errors import TrainingFailed, one_line
 from mnemos.lab.cli import main
+from mnemos.lab.errors import TrainingFailed, one_line
 from mnemos.lab.run import checkpoint, checks, folder, provenance
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.lab.run.folder import RunFolder

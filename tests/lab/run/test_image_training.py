@@ -13,8 +13,8 @@ from train_standins import train
 
 import mnemos
 from mnemos import registry
-from mnemos.errors import Interrupted
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.run import checkpoint, loop
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.recipe import Recipe

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from spoken_standins import write_recordings
 
-from mnemos.config import DataConfig, to_dict
+from mnemos.config import to_dict
 from mnemos.lab.run import provenance as module
 from mnemos.lab.run.provenance import data_read, shared, source, trained
 from mnemos.lab.speech.spoken import SpokenConfig
@@ -21,6 +21,7 @@ from mnemos.lab.tasks.listops import FILES, ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.lab.tasks.text import TextConfig
 
 

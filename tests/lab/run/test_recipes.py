@@ -14,7 +14,7 @@ from spoken_standins import write_recordings
 from translation_standins import write_pairs
 
 from mnemos import registry
-from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.recipe import Recipe
@@ -25,7 +25,7 @@ from mnemos.lab.tasks.images import MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import DataConfig, Task
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.translation.translation import TranslationConfig

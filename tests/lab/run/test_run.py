@@ -7,7 +7,7 @@ import pytest
 import torch
 from train_standins import Toy, Toys, look, train
 
-from mnemos.errors import TrainingFailed
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, model_with_loss
 from mnemos.lab.run.checks import precision_warning
 from mnemos.lab.run.recipe import ScheduleConfig

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.config import DataConfig, ModelConfig
+from mnemos.config import ModelConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import ACCURACY, MAJORITY, CorpusMetric
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.lab.tasks.token_task import TokenTask
 from mnemos.memory.gated_cache import GRC, GatedCache, begin_forward, end_forward
 from mnemos.types import add_auxiliary_loss
@@ -223,7 +224,7 @@ def train(
 
 def work(folder: str, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, quiet: bool = True) -> None:
     """Train in this process; at a chosen moment the process sends itself a signal. For processes of their own."""
-    from mnemos.errors import Interrupted
+    from mnemos.lab.errors import Interrupted
 
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing if quiet else sys.stderr):

@@ -11,11 +11,12 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import REAL, need_timm, photo
 
-from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks import cifar
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
 from mnemos.lab.tasks.cifar import OFFICIAL, CIFARConfig, download_cifar, find_cifar, read_cifar
 from mnemos.lab.tasks.files import archive_members
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
 NAMES = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos import config, registry
+from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import generated
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.copying import CopyConfig
@@ -61,7 +61,7 @@ def test_a_pure_function_of_its_arguments(settings):
     assert batch.inputs.min() >= 0
     assert batch.inputs.max() < task.vocab_size
     assert (task.metrics[0].name, task.classes, task.splits_rows, task.carries_state) == ("accuracy", 0, True, False)
-    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
     assert registry.load("data", settings.name) is type(settings)
 
 

@@ -20,8 +20,8 @@ from image_standins import write_photos
 import mnemos
 from mnemos import registry, tree_file
 from mnemos.atomic import special
-from mnemos.errors import SkippedFile
 from mnemos.lab.cli import listing, main
+from mnemos.lab.errors import SkippedFile
 from mnemos.lab.evaluate import records
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.recipe_files import find_recipe

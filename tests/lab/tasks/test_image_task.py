@@ -16,11 +16,12 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import need_timm, photo, write_photos
 
-from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks.ahead import ahead
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
 from mnemos.lab.tasks.image_task import IMAGENET, _Key, _keys
 from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
 POLICIES = ["none", "light", "timm"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos import config
+from mnemos import DataConfig, config
 from mnemos.lab.tasks import images as module
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, download_mnist, find_mnist, read_idx, read_images
@@ -58,7 +58,7 @@ def test_the_validation_split_is_always_the_same(tmp_path):
     first, again = (next(settings.build().batches("valid", 10)) for _ in range(2))
     assert torch.equal(first.inputs, again.inputs)
     assert first.targets.unique().numel() > 3  # drawn, not the file's last ten
-    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
 
 
 def test_official_names_come_first(tmp_path):
@@ -239,7 +239,7 @@ def test_mnist_as_images(tmp_path):
     # The splits are those of the pixels.
     ours = sorted(bytes(task.picture("valid", i)) for i in range(10))
     assert ours == sorted(map(bytes, next(tokens.batches("valid", 10)).inputs.numpy().astype(np.uint8)))
-    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
 
 
 def test_digits_as_images():

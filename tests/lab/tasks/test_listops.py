@@ -9,7 +9,7 @@ import pytest
 import torch
 from listops_oracle import evaluate, to_text, write_tsv
 
-from mnemos import config, registry
+from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import listops
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.listops import (
@@ -34,7 +34,7 @@ def texts(rows):
 
 def test_registered_and_written_as_json():
     assert registry.load("data", "listops") is ListOpsConfig
-    assert config.from_dict(config.DataConfig, config.to_dict(SHORT)) == SHORT
+    assert config.from_dict(DataConfig, config.to_dict(SHORT)) == SHORT
 
 
 def test_defaults_are_long_range_arenas():

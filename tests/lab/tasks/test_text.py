@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos import Transformer, config
+from mnemos import DataConfig, Transformer, config
 from mnemos.attention import SoftmaxConfig
 from mnemos.lab.tasks.text import (
     GIVEN,
@@ -61,7 +61,7 @@ def test_a_folder(tmp_path):
     assert task.size("train") == sum(map(len, everything - valid - test))
     again = settings.build()
     assert (texts(again, "valid"), texts(again, "test")) == (valid, test)
-    assert config.from_dict(config.DataConfig, config.to_dict(settings)) == settings
+    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
 
 
 NO_TEXT = {

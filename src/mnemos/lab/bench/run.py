@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from mnemos.atomic import read_text, write_json
-from mnemos.errors import TrainingFailed, say
+from mnemos.errors import say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, read_rates, sweep, valid_score
 from mnemos.lab.compare.runs import RunsLeft, train_several
 from mnemos.lab.compare.significance import spread
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.evaluate.controls import STATE_CONTROLS
 from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.records import to_json

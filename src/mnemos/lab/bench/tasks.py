@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mnemos.config import DataConfig
 from mnemos.lab.tasks.copying import CopyConfig
 from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
@@ -15,6 +14,7 @@ from mnemos.lab.tasks.mad import (
     MADRecallConfig,
 )
 from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig
+from mnemos.lab.tasks.task import DataConfig
 
 from .memories import Sizes
 

@@ -49,27 +49,24 @@ class Family(NamedTuple):
 
 
 def families() -> list[Family]:
-    """This package's families, those of papers last, and then those of other packages, whose recipes are called."""
-    found = [_family(place, one["about"], one["tasks"]) for place, one in registry.families().items()]
+    """The recipes by the function that makes them: this package's, those of papers last, then other packages'."""
     abouts: dict[str, str] = {}
     tasks: dict[str, dict[str, dict[str, str]]] = {}
-    for name, definition in registry.places("recipe").items():
-        if definition.module.partition(".")[0] == "mnemos":
-            continue
-        made, task, place = registry.load("recipe", name), "", str(definition)
+    for name, definition in registry.definitions("recipe").items():
+        made, task, function = registry.load("recipe", name), "", str(definition)
         with contextlib.suppress(Exception):  # a faulty recipe must not make the others unusable
             task = str(made().data.name)
-        abouts[place] = registry.first_line(getattr(made, "func", made).__doc__)
-        tasks.setdefault(place, {}).setdefault(task, {})[name] = registry.about("recipe", name)
-    return [*found, *(_family(place, abouts[place], each) for place, each in tasks.items())]
-
-
-def _family(place: str, about: str, tasks: Mapping[str, Mapping[str, str]]) -> Family:
-    """A recipe that is a family of its own gives it its name."""
-    first, *others = [item for recipes in tasks.values() for item in recipes.items()]
-    if not others:
-        return Family(*first, tasks)
-    return Family(registry.default_name(place.rpartition(":")[2]), about, tasks)
+        abouts[function] = registry.first_line(getattr(made, "func", made).__doc__)
+        tasks.setdefault(function, {}).setdefault(task, {})[name] = registry.about("recipe", name)
+    found = []
+    for function, each in tasks.items():
+        first, *others = [item for recipes in each.values() for item in recipes.items()]
+        if others:
+            name = registry.default_name(function.rpartition(":")[2])
+            found.append(Family(name, abouts[function], each))
+        else:  # a recipe that is a family of its own gives it its name
+            found.append(Family(*first, each))
+    return found
 
 
 def list_names(arguments: list[str]) -> int:
@@ -115,13 +112,13 @@ def show(arguments: list[str]) -> int:
 
     if name in registry.names("attention") and name not in registry.names("recipe") and not fields:
         say(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
-        of = registry.places("attention")[name]
+        of = registry.definitions("attention")[name]
         hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
         say(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
         return 0
     found = chosen_recipe("show", name, fields)
     say(json.dumps(to_dict(found), indent=2))
-    if place := registry.places("recipe").get(name):
+    if place := registry.definitions("recipe").get(name):
         say(f"mnemos: {name} is the function {place}", file=sys.stderr)
     if left := found.from_data():
         zeros = ", ".join(f"model.{field}" for field in left)

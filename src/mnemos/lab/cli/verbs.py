@@ -16,16 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mnemos.errors import (
-    InputError,
-    Interrupted,
-    SkippedFile,
-    TrainingFailed,
-    UntestedVersion,
-    one_line,
-    printable,
-    say,
-)
+from mnemos.errors import InputError, UntestedVersion, printable, say
+from mnemos.lab.errors import Interrupted, SkippedFile, TrainingFailed, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
 from .interrupts import end_at_once

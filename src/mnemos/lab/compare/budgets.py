@@ -29,8 +29,8 @@ from typing import Any, Literal
 import torch
 
 from mnemos.atomic import write_json
-from mnemos.config import DataConfig, to_dict
-from mnemos.errors import TrainingFailed
+from mnemos.config import to_dict
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import devices, loop
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.files import Types, read_object
@@ -39,6 +39,7 @@ from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos.atomic import is_temporary
-from mnemos.errors import TrainingFailed, say
+from mnemos.errors import say
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos.config import DataConfig
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.progress import NoProgress
 from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig
 from mnemos.lab.run.scored_batches import scored_batches
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.task import HeldOut, Task
+from mnemos.lab.tasks.task import DataConfig, HeldOut, Task
 from mnemos.types import InputError, JSONObject
 
 from .baselines import NEAR, parameters, with_parameters

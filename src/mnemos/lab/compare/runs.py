@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from mnemos.config import to_dict
-from mnemos.errors import Interrupted, TrainingFailed, one_line, say
+from mnemos.errors import say
+from mnemos.lab.errors import Interrupted, TrainingFailed, one_line
 from mnemos.lab.run.files import Result, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.progress import PLACE, Place, clock

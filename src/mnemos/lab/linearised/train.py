@@ -37,8 +37,9 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos.atomic import append, open_to_append, write_json
-from mnemos.errors import Interrupted, TrainingFailed, say
+from mnemos.errors import say
 from mnemos.hosts.linearise import RECORD
+from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.devices import peak_bytes

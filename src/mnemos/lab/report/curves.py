@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mnemos import registry
-from mnemos.config import DataConfig, from_dict
+from mnemos.config import from_dict
 from mnemos.lab.compare.comparison import UNNAMED_UNIT
 from mnemos.lab.compare.significance import wilson
 from mnemos.lab.evaluate.records import number
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .charts import MOST, Axis, Chart, arm, chart_figure

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from mnemos.config import DataConfig, from_dict, to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
 from mnemos.lab.compare.comparison import FILE, Comparison, Row, controls_of, read_comparison, rows_of
@@ -15,6 +15,7 @@ from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import MAJORITY, bounds_of, described_in
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mnemos import tree_file
-from mnemos.errors import TrainingFailed
+from mnemos.lab.errors import TrainingFailed
 from mnemos.tree_file import decode as decode
 from mnemos.tree_file import digest as digest
 from mnemos.tree_file import encode as encode

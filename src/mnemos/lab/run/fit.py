@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from mnemos.config import DataConfig, ModelConfig
+from mnemos.config import ModelConfig
 from mnemos.lab.tasks.metrics import Metric, find_metrics
 from mnemos.lab.tasks.own import Loss, OwnTask, described, rows_in_a_batch, source
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import DataConfig, Task
 from mnemos.modes import in_mode, plain_module
 from mnemos.types import InputError, JSONObject
 

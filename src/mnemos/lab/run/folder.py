@@ -29,8 +29,10 @@ from mnemos.atomic import (
     write_bytes,
     write_json,
 )
-from mnemos.config import DataConfig, to_dict
-from mnemos.errors import TrainingFailed, say
+from mnemos.config import to_dict
+from mnemos.errors import say
+from mnemos.lab.errors import TrainingFailed
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos.errors import TrainingFailed
+from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.evaluate.scores import metrics_text
 from mnemos.lab.tasks.batch import each, row_count, to_device
 from mnemos.lab.tasks.metrics import sum_functions, values

@@ -17,7 +17,8 @@ import torch
 
 import mnemos
 from mnemos.atomic import check_file
-from mnemos.config import DataConfig, to_dict
+from mnemos.config import to_dict
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import JSON, InputError, JSONObject
 
 from .files import Provenance

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, overload
 
 from mnemos import registry
-from mnemos.config import DataConfig, ModelConfig, from_dict, mapped, to_dict
+from mnemos.config import ModelConfig, from_dict, mapped, to_dict
 from mnemos.errors import printable
 from mnemos.lab.run.written import stop_writing
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.types import JSON, InputError
 

@@ -82,7 +82,7 @@ def _plugin_files(value: object) -> Iterator[str]:
     """The files of classes of plug-ins in the JSON of a configuration, whose names are not known yet."""
     if not isinstance(value, dict):
         return
-    known = any(value.get("is") in registry.places(kind) for kind in registry.KINDS)
+    known = any(value.get("is") in registry.definitions(kind) for kind in registry.KINDS)
     if isinstance(file := value.get("plugin"), str) and Path(file).is_absolute() and not known:
         yield file
     for part in value.values():

@@ -29,7 +29,8 @@ from torch import nn
 from mnemos import generators
 from mnemos.atomic import replacing, write_json
 from mnemos.config import ModelConfig, to_dict
-from mnemos.errors import Interrupted, TrainingFailed, one_line, out_of_memory, say
+from mnemos.errors import say
+from mnemos.lab.errors import Interrupted, TrainingFailed, one_line, out_of_memory
 from mnemos.lab.evaluate.controls import control_names, controls
 from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.gates import measure_gates

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mnemos.config import DataConfig, to_dict
+from mnemos.config import to_dict
 from mnemos.errors import say
 from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
 from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.lab.tasks.task import HeldOut, Sampling, Task
+from mnemos.lab.tasks.task import DataConfig, HeldOut, Sampling, Task
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task, on_meta

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.config import DataConfig
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.lab.speech.audio import (
     Recordings,
@@ -28,7 +27,7 @@ from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
 from mnemos.lab.tasks.row_order import POOL
-from mnemos.lab.tasks.task import Split, Task
+from mnemos.lab.tasks.task import DataConfig, Split, Task
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject

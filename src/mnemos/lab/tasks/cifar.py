@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 

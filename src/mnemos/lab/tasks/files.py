@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple
 
 from mnemos import atomic
 from mnemos.atomic import check_file, replacing, special
-from mnemos.errors import InputError, SkippedFile
+from mnemos.errors import InputError
+from mnemos.lab.errors import SkippedFile
 
 UNPACKED = "MNEMOS_UNPACKED_GIB"
 _NAMED = 4  # names at most in a line

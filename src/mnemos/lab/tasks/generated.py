@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
 from .batch import IGNORE, Batch

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from mnemos.config import DataConfig
 from mnemos.errors import install_command
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 

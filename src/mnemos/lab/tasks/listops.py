@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from mnemos.atomic import check_file
-from mnemos.config import DataConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mnemos.config import DataConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 

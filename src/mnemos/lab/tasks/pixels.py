@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.atomic import replacing, write_json
-from mnemos.config import DataConfig
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 

@@ -1,13 +1,17 @@
-"""The base class of tasks, in three parts: what gives batches, what gives loss and metrics, what shows results."""
+"""The base classes of tasks and of their settings.
+
+A task has three parts: what gives batches, what gives loss and metrics, what shows results.
+"""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from mnemos.config import Config
 from mnemos.types import InputError, JSONObject, State, leaves
 
 from .batch import Batch, counted, each, pieces, row_count
@@ -16,6 +20,37 @@ from .preprocessing import Preprocessing
 
 HeldOut = Literal["valid", "test"]
 Split = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class DataConfig(Config):
+    """Base of the configurations of tasks: `build()` opens the data and returns a `mnemos.Task`."""
+
+    kind: ClassVar[str] = "data"
+    version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data
+
+    def files(self) -> Sequence[str | Path] | None:
+        """The files that `build` reads, in a fixed order; () if all data are generated, None if unknown.
+
+        A run's provenance holds their sizes and hashes (see `mnemos.lab.run.provenance.data_read`).
+        """
+        return None
+
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> Any:
+        """The task by which `mnemos eval` scores `split` of other data than those of the run.
+
+        trained: the run's `Task.preprocessing`, such as its vocabulary; None if it has none. Data without splits of
+        their own are scored whole. By default the task of `build`, whose splits are the data's.
+        """
+        return self.build()
+
+    def trained_on(self, updates: int) -> str:
+        """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""
+        return ""
+
+    def unscored(self) -> frozenset[str]:
+        """Fields that change neither the data that are scored nor the scores: reports rank runs that differ in them."""
+        return frozenset()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mnemos.config import DataConfig
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, RecurrentModel

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mnemos.config import DataConfig
 from mnemos.generators import ORDER, generator
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 

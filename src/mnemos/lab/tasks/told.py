@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.config import DataConfig, check_fields
+from mnemos.config import check_fields
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from mnemos.atomic import write_text
 from mnemos.attention.cross import CrossAttention
-from mnemos.config import DataConfig
 from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.batch import IGNORE, counted
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
-from mnemos.lab.tasks.task import Split, Task
+from mnemos.lab.tasks.task import DataConfig, Split, Task
 from mnemos.models.encoder_decoder import Pair
 from mnemos.modes import evaluating
 from mnemos.registry import register

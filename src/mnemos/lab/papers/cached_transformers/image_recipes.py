@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-from mnemos.config import DataConfig
 from mnemos.lab.recipes.family import family, variant
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.cifar import CIFARConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
 from mnemos.memory.gated_cache import GRC

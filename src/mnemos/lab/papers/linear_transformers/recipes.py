@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, DataConfig, ModelConfig
+from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.lab.recipes.family import family, variant
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig
@@ -14,6 +14,7 @@ from mnemos.lab.tasks.copying import CopyConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.task import DataConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
 from ..baselines.reformer.layer import ReformerConfig

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.atomic import read_bytes
-from mnemos.config import DataConfig
 from mnemos.lab.tasks.pictures import check_image_files, problem, read_image
 from mnemos.lab.tasks.row_order import held_out
-from mnemos.lab.tasks.task import Split
+from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
 from mnemos.types import InputError
 

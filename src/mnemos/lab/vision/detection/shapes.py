@@ -12,9 +12,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import DataConfig
 from mnemos.generators import TEST, TRAIN, VALID, generator
-from mnemos.lab.tasks.task import Split
+from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
 from mnemos.types import InputError
 
