@@ -46,6 +46,7 @@ LIBRARY = [
     "trainers",
 ]
 LABORATORY = [
+    "errors",
     "hosted",
     "tasks",
     "measure",

@@ -5,6 +5,7 @@ and NumPy; they are seeded, recorded and restored together.
 """
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,11 +51,9 @@ def accesses() -> dict[str, Access]:
         initialised = getattr(module, "is_initialized", lambda: True)()
         for index in range(torch.accelerator.device_count() if initialised else 0):
             # MPS has one device, and its functions take no device.
-            which = () if accelerator.type == "mps" else (torch.device(accelerator.type, index),)
-            every[f"{accelerator.type}:{index}"] = (
-                lambda which=which: module.get_rng_state(*which),
-                lambda state, which=which: module.set_rng_state(state, *which),
-            )
+            where = {} if accelerator.type == "mps" else {"device": torch.device(accelerator.type, index)}
+            access = functools.partial(module.get_rng_state, **where), functools.partial(module.set_rng_state, **where)
+            every[f"{accelerator.type}:{index}"] = access
     return every
 
 

@@ -304,7 +304,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer_of(made("linear"), tmp_path, **options).train()
     folder = str(tmp_path / "checkpoint-1")
-    with pytest.raises(InputError, match=r"documents: expected 8, with lengths.*found 8, with"):
+    with pytest.raises(InputError, match=r"documents: expected '8, with lengths.*found '8, with"):
         trainer_of(made("linear"), tmp_path, [*documents()[1:], [1] * 9], **options).train(folder)
     with pytest.raises(InputError, match=r"rows: expected 2.*found 1"):
         trainer_of(made("linear"), tmp_path, per_device_train_batch_size=1, **options).train(folder)

@@ -144,8 +144,8 @@ class RolloutBatches:
         """The number of a document's tokens, without its padding, whose positions are kept. Checks the document."""
         document = self.documents[number]
         named = document if isinstance(document, Mapping) else {"input_ids": document}
-        ids = named.get("input_ids")
-        shape = tuple(getattr(ids, "shape", (len(ids),) if hasattr(ids, "__len__") else ()))
+        ids: Any = named.get("input_ids")
+        shape = tuple(ids.shape) if hasattr(ids, "shape") else (len(ids),) if hasattr(ids, "__len__") else ()
         nested = len(shape) == 1 and shape[0] > 0 and hasattr(ids[0], "__len__") and not isinstance(ids[0], Tensor)
         if isinstance(ids, str) or len(shape) != 1 or nested:
             found = "a list of lists" if nested else list(shape) or type(document).__name__
