@@ -54,7 +54,7 @@ def test_prompts_with_one_beginning_are_read_once(kind):
     longer = [torch.cat([rows[1], ids(9, 30)]), rows[3]]
     same(tree.prefill(longer), longer)
     assert tree.read - before == len(longer[0]) - 32  # the prompt's 32 tokens were read before
-    stream = Stream(model).prefill(longer[0][None], tree=tree)
+    stream = tree.prefill(longer[0][None])
     assert torch.equal(stream.last, longer[0][None, -1:])
     assert tree.read - before <= len(longer[0]) - 32 + 8
 
@@ -87,7 +87,6 @@ def test_memory_is_bounded_and_the_oldest_go_first():
 def test_wrong_input_of_a_tree_is_one_line():
     model = built()
     tree = PrefixTree(model)
-    begun = Stream(model).prefill(ids(4, 0)[None])
     for words, call in (
         ("at least one", lambda: tree.prefill([])),
         ("found list of 1 list", lambda: tree.prefill([[1, 2]])),
@@ -97,8 +96,6 @@ def test_wrong_input_of_a_tree_is_one_line():
         ("'4' and 5", lambda: PrefixTree(model, "4", 5)),
         ("0 and 5", lambda: PrefixTree(model, 0, 5)),
         ("same_length", lambda: PrefixTree(Transformer(**SIZES, attention=mnemos.RelativeConfig(), position="none"))),
-        ("has read tokens", lambda: begun.prefill(ids(4, 0)[None], tree=tree)),
-        ("another model", lambda: Stream(built()).prefill(ids(4, 0)[None], tree=tree)),
     ):
         with pytest.raises(InputError, match=words) as found:
             call()

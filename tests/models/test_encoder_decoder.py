@@ -57,9 +57,9 @@ def oracle(model, source, target):
             return affine(f"{name}.attention.output", attention(q, k, v, memory is not None))
 
         def other(z):
-            k, v = affine(f"{name}.read.key_value", memory).chunk(2, -1)
-            found = attention(affine(f"{name}.read.query", z), k, v, False)
-            return affine(f"{name}.read.output", found)
+            k, v = affine(f"{name}.reads.0.key_value", memory).chunk(2, -1)
+            found = attention(affine(f"{name}.reads.0.query", z), k, v, False)
+            return affine(f"{name}.reads.0.output", found)
 
         def mlp(z):
             hidden = affine(f"{name}.mlp.expand", z)
@@ -68,7 +68,7 @@ def oracle(model, source, target):
 
         x = part(f"{name}.attention_norm", x, own)
         if memory is not None:
-            x = part(f"{name}.read_norm", x, other)
+            x = part(f"{name}.read_norms.0", x, other)
         return part(f"{name}.mlp_norm", x, mlp)
 
     def embedded(name, ids):

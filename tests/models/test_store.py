@@ -93,14 +93,14 @@ def test_dtypes_come_back_one_by_one(tmp_path):
         (
             "blocks.0.attention.output.bias",
             torch.zeros(16, dtype=torch.int64),
-            "blocks.0.attention.output.bias has dtype torch.int64 in the file",
+            r"blocks.0.attention.output.bias: torch.int64 \(16,\) in the file",
         ),
         (
             "blocks.0.attention.output.bias",
             torch.zeros(16, 1),
-            r"blocks.0.attention.output.bias has shape \(16, 1\) in the file and \(16,\)",
+            r"output.bias: torch.float32 \(16, 1\) in the file, torch.float32 \(16,\) in the model",
         ),
-        ("final_norm.other", torch.zeros(16), "the model has no final_norm.other"),
+        ("final_norm.other", torch.zeros(16), r"final_norm.other: .* in the file, none in the model"),
         ("blocks.0.attention.output.bias", None, "blocks.0.attention.output.bias"),
     ],
 )

@@ -6,7 +6,6 @@ hypotheses and when a sentence is done; and `DecoderStep`, which computes a toke
 
 import contextlib
 import functools
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,7 +18,7 @@ from mnemos._compat import is_plain, packed_products, with_children
 from mnemos.config import check_fields
 from mnemos.native import codes
 from mnemos.ops.checks import check_finite
-from mnemos.types import InputError, Likelihood, Output, Rows, State, likelihood_of, select, take_rows
+from mnemos.types import InputError, Output, Rows, State, likelihood_of, select, take_rows
 
 from .fused import ROWS, DecodeStep, fused_step
 from .sampling import checked_settings, draw
@@ -134,155 +133,143 @@ def beam_search(
     """
     c = config or BeamConfig()
     lengths, limits = _checked(model, prefix, limits, c)
-    with torch.no_grad():
-        outputs, state = _read(model, prefix[:, : int(lengths.min())], state)  # what every prefix has
+    likelihood, k, device = likelihood_of(model), c.beams, prefix.device
+    common, longest = int(lengths.min()), int(lengths.max())  # tokens that every prefix has, and the longest one
+    least, steps = int(limits.min()), int(limits.max()) + longest - common
+    often = 1 if device.type == "cpu" else WAIT
+    results: dict[int, list[Hypothesis]] = {}
+    with torch.no_grad(), contextlib.ExitStack() as mode:
+        # --- the common part of the prefixes, read once per sentence; then K rows of the state for each ---
+        returned = model(prefix[:, :common], state)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise InputError(
+                f"beam_search: expected a model that returns (outputs, state), found {type(returned).__name__} of "
+                f"{type(model).__name__}; return both"
+            )
+        outputs, state = returned
         branch: Any = getattr(model, "branch", None)
-        if c.beams > 1 and branch is not None:
-            state = branch(state, c.beams)
-        elif c.beams > 1:
-            state = select(state, torch.arange(len(prefix), device=prefix.device).repeat_interleave(c.beams))
-        likelihood = likelihood_of(model)
-        logp = log_probs(outputs[:, -1], likelihood)  # [B, V]: the hypotheses are still the same
+        if k > 1 and branch is not None:
+            state = branch(state, k)
+        elif k > 1:
+            state = select(state, torch.arange(len(prefix), device=device).repeat_interleave(k))
+        logp = log_probs(outputs[:, -1], likelihood)  # [B, V], of the next token: the hypotheses are still the same
         _check_tokens(c, logp.shape[-1])
         step = step or DecoderStep(model)
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
-        fast = isinstance(step, DecoderStep) and step.kernel.fused
-        with torch.inference_mode() if fast else contextlib.nullcontext():
-            results = _extend(c, step, state, logp, likelihood, prefix, lengths[:, None], limits[:, None], generator)
-        return [[h._replace(tokens=h.tokens.clone()) for h in hypotheses] for hypotheses in results]
+        if isinstance(step, DecoderStep) and step.kernel.fused:
+            mode.enter_context(torch.inference_mode())
 
+        lengths, limits = lengths[:, None], limits[:, None]  # [B, 1]
+        sentences = torch.arange(len(prefix), device=device)  # that are still in the batch
+        tokens = prefix[:, None, :common].expand(-1, k, -1)  # [B, K, T] of the hypotheses
+        scores = torch.zeros(len(prefix), 1, dtype=logp.dtype, device=device)  # [B, 1 or K]
+        finished = Finished.none(scores.expand(-1, k), tokens)
+        done, any_finished = scores > 0, False
+        for number in range(steps):
+            t = tokens.shape[2]  # with the prefix
+            count = t + 1 - lengths  # [B, 1]: tokens after the prefix, with the next one
 
-def _extend(
-    c: BeamConfig,
-    step: DecodeStep,
-    state: State,
-    logp: Tensor,
-    likelihood: Likelihood | None,
-    prefix: Tensor,
-    lengths: Tensor,
-    limits: Tensor,
-    generator: torch.Generator | None,
-) -> list[list[Hypothesis]]:
-    """The hypotheses of every sentence, extended token by token until all sentences are done.
+            # --- tokens that may not come next have a log-probability of −inf ---
+            beams = len(logp) // len(count)
+            if c.forbidden:
+                logp[:, list(c.forbidden)] = -torch.inf
+            if c.no_repeat_ngram:
+                forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
+            if c.eos is not None and c.min_length and t < longest + c.min_length:
+                early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
+                logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
+            forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
+            if forces_end and t >= common + least - 1:
+                end = logp[:, c.eos].clone()
+                logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
+                logp[:, c.eos] = end
 
-    state: of B·K rows after the common part of the prefixes; logp [B, V]: of the next token; lengths, limits [B, 1]: of
-    the prefixes, and the greatest ones after them.
-    """
-    k, device = c.beams, prefix.device
-    common, longest = int(lengths.min()), int(lengths.max())  # tokens that every prefix has, and the longest one
-    least, steps = int(limits.min()), int(limits.max()) + longest - common
-    often = 1 if device.type == "cpu" else WAIT
-    sentences = torch.arange(len(prefix), device=device)  # that are still in the batch
-    tokens = prefix[:, None, :common].expand(-1, k, -1)  # [B, K, T] of the hypotheses
-    scores = torch.zeros(len(prefix), 1, dtype=logp.dtype, device=device)  # [B, 1 or K]
-    finished = Finished.none(scores.expand(-1, k), tokens)
-    done, any_finished = scores > 0, False
-    results: dict[int, list[Hypothesis]] = {}
-
-    for number in range(steps):
-        t = tokens.shape[2]  # with the prefix
-        count = t + 1 - lengths  # [B, 1]: tokens after the prefix, with the next one
-
-        # --- tokens that may not come next have a log-probability of −inf ---
-        beams = len(logp) // len(count)
-        if c.forbidden:
-            logp[:, list(c.forbidden)] = -torch.inf
-        if c.no_repeat_ngram:
-            forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
-        if c.eos is not None and c.min_length and t < longest + c.min_length:
-            early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
-            logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
-        forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
-        if forces_end and t >= common + least - 1:
-            end = logp[:, c.eos].clone()
-            logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
-            logp[:, c.eos] = end
-
-        # --- candidates, the best first; those of a prefix that is not at its end are its next token ---
-        if c.temperature:
-            if scores.shape[1] < k:
-                logp, scores = logp.repeat_interleave(k, 0), scores.expand(-1, k)
-            candidates = draw_each(logp, scores, (c.temperature, c.top_k, c.top_p), generator)
-        else:
-            candidates = best(logp, scores, 2 * k)
-        if t < longest:
-            token = prefix.index_select(0, sentences)[:, t : t + 1]
-            free, zero = token == IGNORE, torch.zeros_like(candidates.scores)
-            if not c.temperature:
-                zero[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
-            candidates = Candidates(
-                torch.where(free, candidates.scores, zero),
-                torch.where(free, candidates.parents, 0),
-                torch.where(free, candidates.tokens, token),
-            )
-
-        # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
-        ends = candidates.tokens == (-1 if c.eos is None else c.eos)
-        near_end = t + 1 >= common + least  # where a sentence may first have its greatest length
-        stops = None
-        if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
-            ends, last = ends & (count > 0), count >= limits
-            stops = ends | last
-            hits = (ends if forces_end else stops)[:, :k] & (candidates.scores[:, :k] > -torch.inf)
-            hits = accept_hits(finished.scores, hits, done, c.stopping)
-            if hits.device.type != "cpu" or bool(hits.any()):
-                any_finished = True
-                penalised = candidates.scores[:, :k] / count.clamp(min=1).to(scores.dtype) ** c.length_penalty
-                new = Finished(
-                    penalised.masked_fill(~hits, -torch.inf),
-                    candidates.scores[:, :k],
-                    count.expand_as(hits),
-                    ends[:, :k],
-                    torch.cat([_of_parents(tokens, candidates.parents[:, :k]), candidates.tokens[:, :k, None]], 2),
+            # --- candidates, the best first; those of a prefix that is not at its end are its next token ---
+            if c.temperature:
+                if scores.shape[1] < k:
+                    logp, scores = logp.repeat_interleave(k, 0), scores.expand(-1, k)
+                candidates = draw_each(logp, scores, (c.temperature, c.top_k, c.top_p), generator)
+            else:
+                candidates = best(logp, scores, 2 * k)
+            if t < longest:
+                token = prefix.index_select(0, sentences)[:, t : t + 1]
+                free, zero = token == IGNORE, torch.zeros_like(candidates.scores)
+                if not c.temperature:
+                    zero[:, 1:] = -torch.inf  # one hypothesis, which the first free step continues
+                candidates = Candidates(
+                    torch.where(free, candidates.scores, zero),
+                    torch.where(free, candidates.parents, 0),
+                    torch.where(free, candidates.tokens, token),
                 )
-                finished = finished.merge(new)
 
-        # --- hypotheses that go on: the first K candidates that do not end, with their parents' rows of the state ---
-        if stops is not None:
-            candidates = candidates._replace(scores=candidates.scores.masked_fill(stops, -torch.inf))
-            if not c.temperature:
-                order = torch.arange(2 * k, device=device) + 2 * k * stops
-                chosen = order.topk(k, largest=False).indices
-                candidates = Candidates(*(x.gather(1, chosen) for x in candidates))
-        candidates = Candidates(*(x[:, :k] for x in candidates))
-        if not c.temperature and (scores.shape[1] > 1 or k == 1):  # at first the rows are the same
-            same = torch.arange(k, device=device)
-            if device.type != "cpu" or not torch.equal(candidates.parents, same.expand_as(candidates.parents)):
-                base = torch.arange(len(sentences), device=device)[:, None] * k
-                state = take_rows(state, Rows((candidates.parents + base).flatten()))
-        tokens = torch.cat([_of_parents(tokens, candidates.parents), candidates.tokens[..., None]], 2)
-        scores = candidates.scores
+            # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
+            ends = candidates.tokens == (-1 if c.eos is None else c.eos)
+            near_end = t + 1 >= common + least  # where a sentence may first have its greatest length
+            stops = None
+            if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
+                ends, last = ends & (count > 0), count >= limits
+                stops = ends | last
+                hits = (ends if forces_end else stops)[:, :k] & (candidates.scores[:, :k] > -torch.inf)
+                hits = accept_hits(finished.scores, hits, done, c.stopping)
+                if hits.device.type != "cpu" or bool(hits.any()):
+                    any_finished = True
+                    penalised = candidates.scores[:, :k] / count.clamp(min=1).to(scores.dtype) ** c.length_penalty
+                    new = Finished(
+                        penalised.masked_fill(~hits, -torch.inf),
+                        candidates.scores[:, :k],
+                        count.expand_as(hits),
+                        ends[:, :k],
+                        torch.cat([_of_parents(tokens, candidates.parents[:, :k]), candidates.tokens[:, :k, None]], 2),
+                    )
+                    finished = finished.merge(new)
 
-        # --- sentences that are done leave the batch, an eighth of it at a time ---
-        if c.temperature:
-            done = done | ((scores == -torch.inf).all(1, keepdim=True) & (count > 0))
-        elif any_finished:
-            spans = torch.cat([count.clamp(min=1), limits], 1)
-            full = is_done(finished.scores, scores[:, :1], spans, c.stopping, c.length_penalty)
-            done = done | (full & (count > 0))
-        if number + 1 == steps:
-            break
-        if (number + 1) % often == 0:
-            left = int(done.sum())
-            if left == len(done):
+            # --- hypotheses that go on: the first K candidates that do not end, with the rows of their parents ---
+            if stops is not None:
+                candidates = candidates._replace(scores=candidates.scores.masked_fill(stops, -torch.inf))
+                if not c.temperature:
+                    order = torch.arange(2 * k, device=device) + 2 * k * stops
+                    chosen = order.topk(k, largest=False).indices
+                    candidates = Candidates(*(x.gather(1, chosen) for x in candidates))
+            candidates = Candidates(*(x[:, :k] for x in candidates))
+            if not c.temperature and (scores.shape[1] > 1 or k == 1):  # at first the rows are the same
+                same = torch.arange(k, device=device)
+                if device.type != "cpu" or not torch.equal(candidates.parents, same.expand_as(candidates.parents)):
+                    base = torch.arange(len(sentences), device=device)[:, None] * k
+                    state = take_rows(state, Rows((candidates.parents + base).flatten()))
+            tokens = torch.cat([_of_parents(tokens, candidates.parents), candidates.tokens[..., None]], 2)
+            scores = candidates.scores
+
+            # --- sentences that are done leave the batch, an eighth of it at a time ---
+            if c.temperature:
+                done = done | ((scores == -torch.inf).all(1, keepdim=True) & (count > 0))
+            elif any_finished:
+                spans = torch.cat([count.clamp(min=1), limits], 1)
+                full = is_done(finished.scores, scores[:, :1], spans, c.stopping, c.length_penalty)
+                done = done | (full & (count > 0))
+            if number + 1 == steps:
                 break
-            if left >= max(1, len(done) // 8):
-                over, stay = done[:, 0].nonzero()[:, 0], (~done[:, 0]).nonzero()[:, 0]
-                hypotheses = finished.select(over).listed(lengths[over, 0].tolist(), c.n_best)
-                results.update(zip(sentences[over].tolist(), hypotheses, strict=True))
-                state = select(state, (stay[:, None] * k + torch.arange(k, device=device)).flatten())
-                finished = finished.select(stay)
-                tokens, scores, sentences, done, lengths, limits = (
-                    x.index_select(0, stay) for x in (tokens, scores, sentences, done, lengths, limits)
-                )
+            if (number + 1) % often == 0:
+                left = int(done.sum())
+                if left == len(done):
+                    break
+                if left >= max(1, len(done) // 8):
+                    over, stay = done[:, 0].nonzero()[:, 0], (~done[:, 0]).nonzero()[:, 0]
+                    hypotheses = finished.select(over).listed(lengths[over, 0].tolist(), c.n_best)
+                    results.update(zip(sentences[over].tolist(), hypotheses, strict=True))
+                    state = select(state, (stay[:, None] * k + torch.arange(k, device=device)).flatten())
+                    finished = finished.select(stay)
+                    tokens, scores, sentences, done, lengths, limits = (
+                        x.index_select(0, stay) for x in (tokens, scores, sentences, done, lengths, limits)
+                    )
 
-        # --- the model reads the tokens ---
-        outputs, state = step(tokens.flatten(0, 1)[:, -1:], state)
-        logp = log_probs(outputs[:, -1], likelihood)
+            # --- the model reads the tokens ---
+            outputs, state = step(tokens.flatten(0, 1)[:, -1:], state)
+            logp = log_probs(outputs[:, -1], likelihood)
 
-    results.update(zip(sentences.tolist(), finished.listed(lengths[:, 0].tolist(), c.n_best), strict=True))
-    return [results[i] for i in range(len(prefix))]
+        results.update(zip(sentences.tolist(), finished.listed(lengths[:, 0].tolist(), c.n_best), strict=True))
+    # Tokens of inference mode could not be trained on.
+    return [[h._replace(tokens=h.tokens.clone()) for h in results[i]] for i in range(len(prefix))]
 
 
 class Candidates(NamedTuple):
@@ -520,28 +507,6 @@ class PackedLinear(nn.Module):
         if self._copy is None:
             self._copy = pack(weight.detach())
         return product(x, self._copy, layer.bias)
-
-
-def _read(model: nn.Module, prefix: Tensor, state: State) -> Output:
-    """The model's outputs and state after the prefix. Raises InputError for a model that takes or returns no state."""
-    name, signature = type(model).__name__, None
-    with contextlib.suppress(TypeError, ValueError):  # a compiled forward may have none
-        signature = inspect.signature(model.forward)
-    if signature is not None:
-        try:
-            signature.bind(prefix, state)
-        except TypeError:
-            raise InputError(
-                f"beam_search: expected a model called as outputs, state = model(tokens, state), found "
-                f"{name}.forward{signature}; add a state"
-            ) from None
-    returned = model(prefix, state)
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise InputError(
-            f"beam_search: expected a model that returns (outputs, state), found {type(returned).__name__} of {name}; "
-            "return both"
-        )
-    return returned
 
 
 def _checked(model: nn.Module, prefix: object, limits: object, config: BeamConfig) -> tuple[Tensor, Tensor]:

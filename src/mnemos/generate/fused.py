@@ -4,7 +4,7 @@ Decoding a token by `model(x, state)` spends most of its time on starting operat
 times as long as reading the weights, which is the lower bound. The kernel (native/decoder/decode.cpp) computes all
 layers in one call. The state is the model's own.
 
-From top to bottom: `FusedStep`, which hands the kernel the addresses of weights (`_locate`) and of a state (`_step`);
+From top to bottom: `FusedStep`, which hands the kernel the addresses of weights (`_lay_out`) and of a state (`_step`);
 what each attention says of itself, by three classes: running sums, layers that forget, keys and values; and for which
 models there is a kernel.
 """
@@ -70,7 +70,6 @@ NO_SUMS, NO_KEYS, NO_WINDOW = [0] * 4, [0] * 5, [0] * 2  # `Sums`, `Keys` and `W
 NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 
 DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
-Slot = int | tuple[nn.Module, str, str]  # a number; or a weight of a module, its "address" or that of its "scale"
 
 
 def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
@@ -111,7 +110,11 @@ class FusedStep:
         self.most_rows = ROWS if weights == "float32" else sys.maxsize  # that the kernel computes
         self._pointers: list[Any] | None = None
         if not self.why:
-            self._lay_out(model)
+            blocks = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
+            self.layer = layer_of(blocks[0].attention)
+            parts = [parameters_of(part) for name, part in model.named_modules() if not _encodes(name)]
+            self._where = [(parameters, name) for parameters in parts for name in parameters]
+            self._shapes = [None if (p := parameters[name]) is None else p.shape for parameters, name in self._where]
             self._locate()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,21 +144,50 @@ class FusedStep:
                     return output
         return self.model(x, state)
 
+    def _locate(self) -> None:
+        """Read the addresses of the weights; check and lay them out again if one has changed."""
+        # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
+        pointers: list[Any] = [
+            0 if (p := parameters.get(name)) is None else p.data_ptr() if p.is_contiguous() else -1
+            for parameters, name in self._where
+        ]
+        if self.weights != "float32":  # copies of weights are old after a write
+            pointers += [_writes(parameters.get(name)) for parameters, name in self._where]
+        if pointers == self._pointers and None not in pointers:
+            return
+        # References keep the memory from reuse: another tensor at an old address would pass for the weight.
+        self._alive = [None if (p := parameters.get(n)) is None else p.detach() for parameters, n in self._where]
+        self._pointers = pointers
+        self.why = next((w for p, e in zip(self._alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
+        if not self.why:
+            self._lay_out(self.model)
+
     def _lay_out(self, model: Any) -> None:
-        """What stays as it is: sizes, and which weight stands where. Structs are those of native/decoder/decode.h."""
-        c, self._reads = model.config, isinstance(model, EncoderDecoder)
+        """Sizes and addresses, in the order of the structs of native/decoder/decode.h."""
+        c, self._reads, layer = model.config, isinstance(model, EncoderDecoder), self.layer
         blocks = model.decoder if self._reads else model.blocks
-        self.layer = layer = LAYERS[type(blocks[0].attention)](blocks[0].attention)
         self._count, self._drops = len(blocks), c.dropout > 0
         self._heads = c.num_heads, c.dim // c.num_heads
-        # --- `Stack` and `Numbers`: sizes, and what the model computes ---
+
+        def affine(*modules: nn.Module | None) -> list[int]:
+            """An `Affine` of each linear layer or norm: weight, bias, scale of the weight; zeros if it is not there."""
+            words: list[int] = []
+            for one in modules:
+                weight, scale = getattr(one, "weight", None), None
+                if isinstance(one, nn.Linear) and self.weights != "float32":
+                    weight, scale = _convert(one.weight.detach(), self.weights)
+                    self._alive += [weight, scale]
+                words += [_address(weight), _address(getattr(one, "bias", None)), _address(scale)]
+            return words
+
+        # --- `Stack` and `Numbers`: sizes, what the model computes, and weights outside the layers ---
         head = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
         outputs, hidden = head[-1].out_features, head[0].out_features if head[1:] else 0
         self._outputs = (1, outputs) if self._reads or not c.head.classes else (outputs,)
         gated = c.activation == "swiglu"
         activation = codes.ACTIVATIONS["silu" if gated else c.activation]
         position = c.position if self._reads else c.resolved_position
-        sizes: list[Slot] = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
+        sizes = [len(blocks), c.dim, c.num_heads, c.mlp, c.vocab_size, hidden, outputs]
         sizes += [int(c.norm == "post"), int(c.norm == "rms"), activation, int(gated), layer.map]
         sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]
         sizes += [int(self._reads), *layer.recurrent]
@@ -163,57 +195,21 @@ class FusedStep:
         self._numbers = (ctypes.c_double * 3)(blocks[0].mlp_norm.eps, layer.eps, scale)
         rotary = c.rotary.frequencies(self._heads[1], "cpu") if position == "rotary" else None
         self._frequencies = frequencies(c.dim, "cpu") if rotary is None else rotary
-        # --- words of `Stack` and `Layer`: numbers, and addresses of weights, which may move ---
         norm = model.decoder_norm if self._reads else model.final_norm
-        positions = model.positions if position == "learned" else None
-        self._stack_slots = [*sizes, *_slots(model.embedding)[:1], *_slots(positions)[:1]]
-        self._stack_slots += [self._frequencies.data_ptr(), _address(layer.turns)]
-        self._stack_slots += _slots(None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1])
-        self._layer_slots: list[Slot] = []
+        positions = model.positions.weight if position == "learned" else None
+        tables = [model.embedding.weight, positions, self._frequencies, layer.turns]
+        ends = affine(None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1])
+        self._stack = STACK.pack(*sizes, *map(_address, tables), *ends)
+        # --- a `Layer` of each block ---
+        self._layers = b""
         for block in blocks:
             attention, mlp = block.attention, block.mlp
             parts = [block.attention_norm, getattr(attention, "input", None) or attention.qkv, attention.output]
-            parts += [block.read_norm, block.read.query, block.read.output] if self._reads else [None] * 3
+            read = block.reads[0] if self._reads else None
+            parts += [None] * 3 if read is None else [block.read_norms[0], read.query, read.output]
             parts += [block.mlp_norm, getattr(mlp, "gate", None), mlp.expand, mlp.contract]
             parts += [getattr(attention, "to_decay", None), getattr(attention, "to_gate", None)]
-            self._layer_slots += [*_slots(*parts), *layer.vectors(attention)]
-        slots = [*self._stack_slots, *self._layer_slots]
-        self._parts = list(dict.fromkeys(slot[:2] for slot in slots if not isinstance(slot, int)))
-        self._where = [(parameters_of(module), name) for module, name in self._parts]
-        self._matrices = [isinstance(module, nn.Linear) and name == "weight" for module, name in self._parts]
-        self._shapes = [None if (p := weights.get(name)) is None else p.shape for weights, name in self._where]
-
-    def _locate(self) -> None:
-        """Read the addresses of the weights; check and store them again if one has changed."""
-        # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
-        pointers: list[Any] = [
-            0 if (p := weights.get(name)) is None else p.data_ptr() if p.is_contiguous() else -1
-            for weights, name in self._where
-        ]
-        if self.weights != "float32":  # copies of weights are old after a write
-            pointers += [
-                _writes(weights.get(name))
-                for (weights, name), is_matrix in zip(self._where, self._matrices, strict=True)
-                if is_matrix
-            ]
-        if pointers == self._pointers and None not in pointers:
-            return
-        # References keep the memory from reuse: another tensor at an old address would pass for the weight.
-        self._alive = [None if (p := weights.get(name)) is None else p.detach() for weights, name in self._where]
-        self._pointers = pointers
-        self.why = next((w for p, e in zip(self._alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
-        if self.why:
-            return
-        self._copies = [
-            _convert(p, self.weights) if is_matrix else (p, None)
-            for p, is_matrix in zip(self._alive, self._matrices, strict=True)
-        ]
-        words: dict[Slot, int] = {}
-        for part, (p, scale) in zip(self._parts, self._copies, strict=True):
-            words[(*part, "address")], words[(*part, "scale")] = _address(p), _address(scale)
-        self._stack = STACK.pack(*(slot if isinstance(slot, int) else words[slot] for slot in self._stack_slots))
-        layers = [slot if isinstance(slot, int) else words[slot] for slot in self._layer_slots]
-        self._layers = b"".join(LAYER.pack(*one) for one in zip(*[iter(layers)] * (LAYER.size // 8), strict=True))
+            self._layers += LAYER.pack(*affine(*parts), *map(_address, layer_of(attention).vectors()))
 
     def _step(self, x: Tensor, state: State) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
@@ -256,15 +252,6 @@ class FusedStep:
         return logits, TransformerState(seen, own.after)
 
 
-def _slots(*modules: nn.Module | None) -> list[Slot]:
-    """An `Affine` of each linear layer or norm: weight, bias, scale of the weight; zeros for one that is not there."""
-    slots: list[Slot] = []
-    for one in modules:
-        words = ("weight", "address"), ("bias", "address"), ("weight", "scale")
-        slots += [0] * len(words) if one is None else [(one, name, word) for name, word in words]
-    return slots
-
-
 def _address(p: Tensor | None) -> int:
     return 0 if p is None else p.data_ptr()
 
@@ -274,10 +261,8 @@ def _writes(p: Tensor | None) -> int | None:
     return -1 if p is None else None if p.is_inference() else write_count(p)
 
 
-def _convert(p: Tensor | None, weights: str) -> tuple[Tensor | None, Tensor | None]:
-    """A matrix [out, in] in the kernel's numbers, and its scale per row [out] or None."""
-    if p is None or weights == "float32":
-        return p, None
+def _convert(p: Tensor, weights: str) -> tuple[Tensor, Tensor | None]:
+    """A matrix [out, in] in the kernel's numbers of fewer bits, and its scale per row [out] or None."""
     if weights == "bfloat16":  # as native/decoder/matrix.h reads: of every 32 columns 0, 16, 1, 17…
         padded = F.pad(p.to(torch.bfloat16), (0, -p.shape[1] % codes.PAIRS))
         return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous(), None
@@ -314,19 +299,17 @@ class FusedLayer:
     def __init__(self, attention: Any) -> None:
         self.attention = attention
 
-    @staticmethod
-    def why_not(attention: Any) -> str:
+    def why_not(self) -> str:
         """Why the kernel cannot compute this one; empty if it can."""
         return ""
 
-    @staticmethod
-    def settings(attention: Any) -> tuple[Any, ...]:
+    def settings(self) -> tuple[Any, ...]:
         """What all layers must have in common."""
         raise NotImplementedError
 
-    def vectors(self, attention: Any) -> list[Slot]:
-        """The vectors of `Recurrent`, in its order; 0 for one that is not there."""
-        return [0] * 6
+    def vectors(self) -> list[Tensor | None]:
+        """The vectors of `Recurrent`, in its order; None for one that is not there."""
+        return [None] * 6
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         """The addresses; None where the kernel cannot read a state. seen [B]: of the model's state."""
@@ -340,19 +323,20 @@ class RunningSums(FusedLayer):
 
     def __init__(self, attention: Any) -> None:
         super().__init__(attention)
-        self.eps, self.map = attention.eps, _map(attention)
+        phi = attention.feature_map
+        self.eps = attention.eps
+        self.map = next((codes.FEATURE_MAPS[name] for name in MAPS if phi in (name, FEATURE_MAPS[name])), -1)
 
-    @staticmethod
-    def why_not(attention: Any) -> str:
-        if _map(attention) < 0:
-            return f"the kernel has the feature maps {' and '.join(MAPS)}, found {attention.feature_map!r}"
-        if attention.backend not in ("auto", "native"):
-            return f"its attention is computed by the backend {attention.backend!r}, and the kernel belongs to 'native'"
+    def why_not(self) -> str:
+        backend = self.attention.backend
+        if self.map < 0:
+            return f"the kernel has the feature maps {' and '.join(MAPS)}, found {self.attention.feature_map!r}"
+        if backend not in ("auto", "native"):
+            return f"its attention is computed by the backend {backend!r}, and the kernel belongs to 'native'"
         return ""
 
-    @staticmethod
-    def settings(attention: Any) -> tuple[Any, ...]:
-        return attention.num_heads, attention.eps, attention.rotary, _map(attention)
+    def settings(self) -> tuple[Any, ...]:
+        return self.attention.num_heads, self.eps, self.attention.rotary, self.map
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         heads, turned = self.attention.num_heads, self.attention.rotary is not None
@@ -391,30 +375,23 @@ class ForgettingSums(FusedLayer):
 
     def __init__(self, attention: Any) -> None:
         super().__init__(attention)
-        self.code, self.eps = self.classes[type(attention)][0], attention.norm.eps
-        self.recurrent = self.numbers(attention)
-        if type(attention) is Retention:
-            self.turns = attention.rotary.frequencies(attention.widths.key_width, "cpu")
-
-    @staticmethod
-    def numbers(attention: Any) -> list[int]:
-        """The numbers of `Stack` about such a layer, in its order."""
-        w, delta = attention.widths, isinstance(attention, DeltaAttention)
-        decay = codes.DECAYS[attention.decay if delta else ForgettingSums.classes[type(attention)][1]]
+        self.code, decay = self.classes[type(attention)]
+        self.eps, w, delta = attention.norm.eps, attention.widths, isinstance(attention, DeltaAttention)
         rank = RANK if isinstance(attention, GatedLinearAttention) else 0
-        return [w.key_heads, w.key_width, w.value_width, decay, int(delta and attention.doubled_beta), rank]
+        self.recurrent = [w.key_heads, w.key_width, w.value_width, codes.DECAYS[attention.decay if delta else decay]]
+        self.recurrent += [int(delta and attention.doubled_beta), rank]
+        if type(attention) is Retention:
+            self.turns = attention.rotary.frequencies(w.key_width, "cpu")
 
-    @staticmethod
-    def settings(attention: Any) -> tuple[Any, ...]:
-        rotary = getattr(attention, "rotary", None)
-        return attention.num_heads, attention.norm.eps, rotary, *ForgettingSums.numbers(attention)
+    def settings(self) -> tuple[Any, ...]:
+        return self.attention.num_heads, self.eps, getattr(self.attention, "rotary", None), *self.recurrent
 
-    def vectors(self, attention: Any) -> list[Slot]:
+    def vectors(self) -> list[Tensor | None]:
+        attention = self.attention
         convolution = getattr(attention, "convolution", None)
-        parts: list[tuple[Any, str]] = [(convolution, "weight"), (convolution, "bias")]
-        parts += [(attention, name) for name in ("A_log", "dt_bias", "skip")]
-        parts.append((attention, "norm_weight") if hasattr(attention, "norm_weight") else (attention.norm, "weight"))
-        return [(part, name, "address") if getattr(part, name, None) is not None else 0 for part, name in parts]
+        vectors = [getattr(convolution, name, None) for name in ("weight", "bias")]
+        vectors += [getattr(attention, name, None) for name in ("A_log", "dt_bias", "skip")]
+        return [*vectors, attention.norm_weight if hasattr(attention, "norm_weight") else attention.norm.weight]
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         shapes = self.attention.state_shapes(rows)
@@ -446,17 +423,15 @@ class Keys(FusedLayer):
 
     code, sums = codes.ATTENTIONS["softmax"], False
 
-    @staticmethod
-    def why_not(attention: Any) -> str:
-        if attention.kv_heads != attention.num_heads:
+    def why_not(self) -> str:
+        if self.attention.kv_heads != self.attention.num_heads:
             return "its heads share keys and values, for which there is no kernel"
-        if attention.query_norm is not None:
+        if self.attention.query_norm is not None:
             return "its queries and keys are normalised, for which there is no kernel"
         return ""
 
-    @staticmethod
-    def settings(attention: Any) -> tuple[Any, ...]:
-        return attention.num_heads, attention.rotary, attention.window
+    def settings(self) -> tuple[Any, ...]:
+        return self.attention.num_heads, self.attention.rotary, self.attention.window
 
     def read(self, layers: Sequence[Any], rows: int, seen: Tensor | None) -> StateAddresses | None:
         heads, window, first = self.attention.num_heads, self.attention.window, layers[0]
@@ -496,6 +471,11 @@ LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
     SoftmaxAttention: Keys,
     **dict.fromkeys(ForgettingSums.classes, ForgettingSums),
 }
+
+
+def layer_of(attention: Any) -> FusedLayer:
+    """What an attention of one of these classes says of itself."""
+    return LAYERS[type(attention)](attention)
 
 
 def read_source(source: Encoded, shape: tuple[int, int, int], layers: int) -> StateAddresses | None:
@@ -564,18 +544,19 @@ def why_not_fused(model: nn.Module) -> str:
         return f"its head is {type(model.head).__name__}, and the kernel has linear heads"
     # --- attentions that the kernel has, with the same settings in every layer ---
     blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
-    first = blocks[0].attention
+    first: Any = None
     for block in blocks:
         attention = block.attention
-        layer = LAYERS.get(type(attention))
-        if layer is None:
+        if type(attention) not in LAYERS:
             names = [cls.__name__ for cls in LAYERS]
             return f"the kernel has {', '.join(names[:-1])} and {names[-1]}, found {type(attention).__name__}"
         if not attention.causal:
             return "its attention is not causal, so it has no state"
-        if why := layer.why_not(attention):
+        layer = layer_of(attention)
+        if why := layer.why_not():
             return why
-        if type(attention) is not type(first) or layer.settings(attention) != layer.settings(first):
+        first = first or layer
+        if type(attention) is not type(first.attention) or layer.settings() != first.settings():
             return "its layers' attention differs in kind, heads, eps, feature map, rotary positions or window"
     # --- modules as the configuration builds them; the head may have another number of outputs ---
     parts = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
@@ -599,12 +580,6 @@ def _why_not_weight(p: Tensor | None, shape: torch.Size | None) -> str:
 def _encodes(name: str) -> bool:
     """Whether a module is of the encoder, which a step does not run."""
     return name.startswith(("encoder", "source_"))
-
-
-def _map(attention: LinearAttention) -> int:
-    """The kernel's code of a feature map, −1 if it has none."""
-    phi = attention.feature_map
-    return next((codes.FEATURE_MAPS[name] for name in MAPS if phi in (name, FEATURE_MAPS[name])), -1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -19,7 +19,6 @@ class PrefixTree:
 
         tree = mnemos.PrefixTree(model, block=64, memory=1 << 30)
         stream = tree.prefill(prompts)                # [B, T], or a list of prompts [T] of any lengths
-        stream = mnemos.Stream(model).prefill(prompt, tree=tree)
 
     `prefill` gives the stream that `Stream.prefill` gives. Of each prompt it takes the state of the longest stored
     beginning and reads the rest, block by block; a block that several prompts share is read once, and different blocks

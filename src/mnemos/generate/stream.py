@@ -5,7 +5,7 @@ From top to bottom: `Stream`; `Tokens`, the iterator that draws one token after 
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from mnemos.types import InputError, Recurrent, RecurrentModel, State, join, lik
 
 from .fused import DecodeStep, fused_step
 from .sampling import checked_settings, draw, is_whole
-
-if TYPE_CHECKING:
-    from .prefix import PrefixTree
 
 NO_TOKEN = -1  # after the end of a row that has no token for its end
 Ids = Sequence[int] | Tensor
@@ -76,22 +73,12 @@ class Stream:
         """B, the number of streams; 0 before the first `prefill`."""
         return 0 if self.last is None else len(self.last)
 
-    def prefill(self, tokens: Tensor, chunk: int = 1024, tree: "PrefixTree | None" = None) -> "Stream":
+    def prefill(self, tokens: Tensor, chunk: int = 1024) -> "Stream":
         """The stream after the tokens [B, T], which are read `chunk` at a time: memory O(B·chunk).
 
-        tree: of a new stream, a `mnemos.PrefixTree` of the same model, which has the states of beginnings that were
-        read before; it reads in its own blocks. Tokens may have any integer type. Cost: a forward of T tokens.
-        Raises InputError for tokens that do not fit, for a model without a state or in training mode, and for a tree of
-        another model, or for a stream that has begun.
+        Tokens may have any integer type. Cost: a forward of T tokens. Raises InputError for tokens that do not fit, and
+        for a model without a state or in training mode.
         """
-        if tree is not None:
-            if self.last is not None or tree.model is not self.model:
-                other = "one that has read tokens" if self.last is not None else "another model"
-                raise InputError(
-                    f"prefill: expected a new stream of the tree's model, found {other}; leave the tree out"
-                )
-            stream = tree.prefill(tokens)
-            return self._after(stream.state, stream.last)
         if chunk < 1:
             raise InputError(f"prefill: expected a chunk of at least 1 token, found {chunk}")
         tokens, state = check_tokens(self, tokens), self.state

@@ -1,7 +1,7 @@
 """An encoder-decoder for translation: a bidirectional encoder, with a gated cache if wanted, and a causal decoder.
 
-From top to bottom: the decoder's block, the settings, and the model: `encode` makes a state of a source, once, and
-`forward` reads tokens of the target after it.
+From top to bottom: the settings, and the model: `encode` makes a state of a source, once, and `forward` reads tokens of
+the target after it. Blocks and positions are those of the Transformer.
 """
 
 from dataclasses import dataclass, field
@@ -11,80 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import exportable
-from mnemos.attention.cross import CrossAttention, KeysValues
-from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import padded_state
 from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
-from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config
+from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.checks import check_dropout
 from mnemos.ops.padding import count_seen
 from mnemos.registry import register
-from mnemos.types import (
-    Attention,
-    Device,
-    HeadAttention,
-    InputError,
-    Splits,
-    State,
-    StateKind,
-    check_heads,
-    check_token_ids,
-    combined_splits,
-    combined_state_kind,
-)
+from mnemos.types import Attention, Device, InputError, State, StateKind, check_token_ids, combined_state_kind
 
-from .shared import branch_layers, check_mode, check_sizes, init_weights
-from .transformer import (
-    MLP,
-    Block,
-    LearnedPositions,
-    Norm,
-    SinusoidalPositions,
-    Ungated,
-    add_residual,
-    dropout_of,
-    module_list,
-)
-
-
-class DecoderBlock(nn.Module):
-    """Self-attention, attention to a source, MLP: each with a residual and a norm before ("pre") or after ("post").
-
-    x [R, T, D], state of the self-attention, mask [R, T], keys and values of the sources [G, S, H, D/H], and which of
-    them are visible, [G, 1, 1, S] bool or None -> y [R, T, D], state. The rows of a source are next to each other.
-    """
-
-    attention: Attention
-
-    def __init__(self, attention: Attention, mlp: MLP, dim: int, norm: Norm, dropout: float) -> None:
-        super().__init__()
-        self.attention, self.attention_norm = attention, nn.LayerNorm(dim)
-        self.read, self.read_norm = CrossAttention(dim, attention.num_heads, dropout), nn.LayerNorm(dim)
-        self.mlp, self.mlp_norm = mlp, nn.LayerNorm(dim)
-        self.norm, self.dropout = norm, dropout_of(dropout)
-
-    def forward(
-        self, x: Tensor, state: State, mask: Tensor | None, source: KeysValues, visible: Tensor | None
-    ) -> tuple[Tensor, State]:
-        # All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied.
-        together = source[0].shape[0], -1, x.shape[-1]
-        if self.norm == "pre":
-            y, state = self.attention(self.attention_norm(x), state, mask)
-            x = add_residual(self.dropout(y), x)
-            y = self.read(self.read_norm(x).reshape(together), source, visible).reshape(x.shape)
-            x = add_residual(self.dropout(y), x)
-            return add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x), state
-        y, state = self.attention(x, state, mask)
-        x = self.attention_norm(add_residual(self.dropout(y), x))
-        y = self.read(x.reshape(together), source, visible).reshape(x.shape)
-        x = self.read_norm(add_residual(self.dropout(y), x))
-        return self.mlp_norm(add_residual(self.dropout(self.mlp(x)), x)), state
-
-    if TYPE_CHECKING:
-        __call__ = forward
+from .shared import AttentionModel, check_mode, check_state, checked_config, init_weights
+from .transformer import Ungated, attentions_of, blocks_of, dropout_of, final_norm_of, positions_of
 
 
 @register
@@ -152,7 +89,7 @@ class EncoderDecoderState(NamedTuple):
     layers: tuple[State, ...]
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(AttentionModel):
     """A Transformer from a source to a target (Vaswani et al. 2017), with the memory of its attentions.
 
         logits, state = model(Pair(source, target, source_mask), mask=target_mask)     # training
@@ -178,13 +115,10 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = with_fields(config or EncoderDecoderConfig(), fields, "EncoderDecoder")
-        check_fields(c, "model")
+        least = {"vocab_size": 1, "encoder_layers": 1, "decoder_layers": 1, "mlp": 1, "max_length": 1}
+        self.config = c = checked_config(self, config or EncoderDecoderConfig(), fields, **least)
         check_fields(c.encoder, "model.encoder")
         check_fields(c.decoder, "model.decoder")
-        check_heads(c.dim, c.num_heads)
-        check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, max_length=1)
-        check_dropout(c.dropout)
         check_mode(c.decoder, True)
         if c.source_vocab_size < 0 or (c.share == "all" and c.source_vocab_size not in (0, c.vocab_size)):
             raise InputError(
@@ -196,66 +130,30 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = self.embedding
         if c.share != "all":
             self.source_embedding = nn.Embedding(c.source_vocab_size or c.vocab_size, c.dim)
-        self.positions, self.source_positions = _positions(c), _positions(c)
+        self.positions, self.source_positions = (positions_of(c.position, c.max_length, c.dim) for _ in range(2))
         self.dropout = dropout_of(c.dropout)
-        # --- encoder ---
-        encoder = []
+        # --- blocks ---
         causal = False not in c.encoder.causal_modes  # where the attention has no other mode
-        for number in range(c.encoder_layers):
-            attention = c.encoder.of_layer(number).build(c.dim, c.num_heads, causal=causal, dropout=c.dropout)
-            if c.cache is not None:
-                if not isinstance(attention, HeadAttention):
-                    raise InputError(
-                        f"model.cache: expected an attention with heads() and project(), found {c.encoder.name!r}; use "
-                        "another attention in the encoder, or cache=None"
-                    )
-                attention = gated(attention, c.cache, c.max_length)
-            mlp = MLP(c.dim, c.mlp, c.activation, c.dropout)
-            encoder.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
-        self.encoder = module_list(encoder)
-        # --- decoder ---
-        decoder = []
-        for number in range(c.decoder_layers):
-            attention = c.decoder.of_layer(number).build(c.dim, c.num_heads, causal=True, dropout=c.dropout)
-            mlp = MLP(c.dim, c.mlp, c.activation, c.dropout)
-            decoder.append(DecoderBlock(attention, mlp, c.dim, c.norm, c.dropout))
-        self.decoder = module_list(decoder)
-        pre = c.norm == "pre"
-        self.encoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(c.dim) if pre else nn.Identity()
+        self.encoder = blocks_of(c, attentions_of(c, c.encoder, c.encoder_layers, causal, c.max_length))
+        self.decoder = blocks_of(c, attentions_of(c, c.decoder, c.decoder_layers, True), reads=1)
+        self.encoder_norm, self.decoder_norm = final_norm_of(c.norm, c.dim), final_norm_of(c.norm, c.dim)
         self.head = nn.Linear(c.dim, c.vocab_size, bias=c.head_bias)
-        # --- first values ---
-        init_weights(self)
-        if c.share != "none":
-            self.head.weight = self.embedding.weight
-        # The model begins and ends a forward for all its caches; see memory/gated_cache.py.
-        self._caches = caches(self)
-        for cache in self._caches:
-            cache.owned = True
+        init_weights(self, tied=c.share != "none")
+        self.own_caches()
 
     @property
-    def _attentions(self) -> list[Attention]:
+    def attentions(self) -> list[Attention]:
+        """Those of the decoder, which say where a target may be cut; a source is always encoded as a whole."""
         return [block.attention for block in self.decoder]
-
-    @property
-    def splits(self) -> Splits:
-        """Where a target may be cut: that of the decoder's layers. A source is always encoded as a whole."""
-        return combined_splits(attention.splits for attention in self._attentions)
 
     @property
     def state_kind(self) -> StateKind:
         """That of the decoder's layers; the source's keys and values do not grow with the target."""
-        return combined_state_kind(["constant", *(attention.state_kind for attention in self._attentions)])
+        return combined_state_kind(["constant", super().state_kind])
 
     @property
     def rows_independent(self) -> bool:
-        blocks: list[Block | DecoderBlock] = [*self.encoder, *self.decoder]
-        return all(block.attention.rows_independent for block in blocks)
-
-    @property
-    def state_gradient(self) -> bool:
-        """Whether gradient flows through the incoming and outgoing state: in every layer of the decoder."""
-        return all(attention.state_gradient for attention in self._attentions)
+        return super().rows_independent and all(block.attention.rows_independent for block in self.encoder)
 
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
@@ -263,18 +161,14 @@ class EncoderDecoder(nn.Module):
         """The state of `batch_size` rows with an empty source, whose one token is padding; `reset` makes rows so."""
         c, weight = self.config, self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
-        shape = batch_size, 1, c.num_heads, c.dim // c.num_heads
-
-        def nothing() -> Tensor:
-            return torch.zeros(shape, device=device, dtype=dtype)
-
-        valid = torch.zeros(shape[:2], dtype=torch.bool, device=device)
-        return self._new_rows(Encoded(tuple((nothing(), nothing()) for _ in self.decoder), valid), device, dtype)
+        nothing = torch.zeros(batch_size, 1, c.num_heads, c.dim // c.num_heads, device=device, dtype=dtype)
+        valid = torch.zeros(batch_size, 1, dtype=torch.bool, device=device)
+        source = Encoded(tuple((nothing.clone(), nothing.clone()) for _ in self.decoder), valid)
+        return self._new_rows(source, device, dtype)
 
     def _new_rows(self, source: Encoded, device: Device, dtype: torch.dtype) -> EncoderDecoderState:
-        """The state of new rows of a source."""
-        layers = tuple(attention.initial_state(source.rows, device, dtype) for attention in self._attentions)
-        return EncoderDecoderState(torch.zeros(source.rows, dtype=torch.int64, device=device), source, layers)
+        seen = torch.zeros(source.rows, dtype=torch.int64, device=device)
+        return EncoderDecoderState(seen, source, self.layers_of_new_rows(source.rows, device, dtype))
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
         """The state of B new rows that translate source [B, S] int64; mask [B, S] bool, True = valid.
@@ -282,11 +176,8 @@ class EncoderDecoder(nn.Module):
         Each decoder layer projects its keys and values of the source here, and nowhere else. In training mode the call
         is one forward of the gated caches.
         """
-        return self.begin(self.hidden(source, mask), mask)
-
-    def hidden(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the encoder makes of a source, [B, S, D]: the first half of `encode`, which `begin` completes."""
         check_token_ids(source, self.source_embedding.num_embeddings, mask)
+        # --- what the encoder makes of the source ---
         began = self.training and begin_forward(self._caches)
         y = self._embed(self.source_embedding, self.source_positions, source, None, mask)
         for block in self.encoder:
@@ -294,15 +185,12 @@ class EncoderDecoder(nn.Module):
         y = self.encoder_norm(y)
         if began:
             end_forward(self._caches)
-        return y
-
-    def begin(self, hidden: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
-        """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
-        valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
-        layers = tuple(block.read.keys_values(hidden) for block in self.decoder)
+        # --- keys and values of it for each layer of the decoder ---
+        layers = tuple(block.keys_values([y])[0] for block in self.decoder)
         if not torch.is_grad_enabled():  # heads before tokens in memory, as each head reads them
             layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
-        return self._new_rows(Encoded(layers, valid), hidden.device, self.embedding.weight.dtype)
+        valid = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
+        return self._new_rows(Encoded(layers, valid), y.device, self.embedding.weight.dtype)
 
     def forward(
         self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None
@@ -323,7 +211,9 @@ class EncoderDecoder(nn.Module):
                 )
             state = self.encode(pair.source, pair.mask)
         # --- the target's tokens, after those that the state has read ---
-        state = self._checked(state, x)
+        start = "encode(source), or Pair(source, target)"
+        check_state(state, EncoderDecoderState, len(self.decoder), len(x), start=start)
+        assert state is not None
         y = self._embed(self.embedding, self.positions, x, state.seen, mask)
         valid, visible = state.source.valid, None
         # All are visible: faster. Checking it would make a device wait, and is no part of a compiled program.
@@ -331,7 +221,7 @@ class EncoderDecoder(nn.Module):
             visible = open_empty_rows(valid)[:, None, None]
         layers = []
         for block, before, source in zip(self.decoder, state.layers, state.source.layers, strict=True):
-            y, after = block(y, before, mask, source, visible)
+            y, after = block(y, before, mask, [source], [visible])
             layers.append(after)
         seen = count_seen(x, state.seen, mask)
         return self.head(self.decoder_norm(y)), state._replace(seen=seen, layers=tuple(layers))
@@ -347,38 +237,11 @@ class EncoderDecoder(nn.Module):
             y = y * self.config.dim**0.5
         return self.dropout(y if positions is None else positions(y, seen, mask))
 
-    def _checked(self, state: object, x: Tensor) -> EncoderDecoderState:
-        """The state. Raises InputError unless it is one of this model, of the rows of x."""
-        layers = len(self.decoder)
-        if not isinstance(state, EncoderDecoderState) or len(state.layers) != layers:
-            other = f"{len(state.layers)} layers" if isinstance(state, EncoderDecoderState) else type(state).__name__
-            raise InputError(
-                f"expected the state of a source for a decoder of {layers} layers, found one of {other}; use "
-                "encode(source), or Pair(source, target)"
-            )
-        if state.seen.shape[0] != x.shape[0]:
-            raise InputError(
-                f"expected a state of {len(x)} rows, as the tokens have, found {len(state.seen)}; use select or reset"
-            )
-        return state
-
-    def pad_to_capacity(self, state: EncoderDecoderState) -> EncoderDecoderState:
-        """The same state with those of the decoder's layers at their capacity."""
-        layers = zip(self._attentions, state.layers, strict=True)
-        return state._replace(layers=tuple(padded_state(attention, layer) for attention, layer in layers))
-
     def branch(self, state: EncoderDecoderState, copies: int) -> EncoderDecoderState:
         """The state of `copies` rows for every row, next to each other: they share their source and their tokens."""
-        rows, source = len(state.seen), state.source
-        layers = branch_layers(self._attentions, state.layers, rows, copies)
-        shared = Encoded(source.layers, source.valid, source.copies * copies)
-        return EncoderDecoderState(state.seen.repeat_interleave(copies), shared, layers)
-
-
-def _positions(c: EncoderDecoderConfig) -> LearnedPositions | SinusoidalPositions | None:
-    if c.position == "none":
-        return None
-    return LearnedPositions(c.max_length, c.dim) if c.position == "learned" else SinusoidalPositions()
+        source = state.source
+        branched: EncoderDecoderState = super().branch(state, copies)
+        return branched._replace(source=Encoded(source.layers, source.valid, source.copies * copies))
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos._compat import exportable
-from mnemos.config import ModelConfig, check_fields, with_fields
-from mnemos.ops.checks import check_dropout
+from mnemos.config import ModelConfig
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError, check_token_ids
 
-from .shared import LanguageModel, check_sizes, init_weights, language_head
+from .shared import LanguageModel, checked_config, init_weights, language_head
 from .transformer import dropout_of
 
 # Under autocast torch calls oneDNN's LSTM in bfloat16, which fails on processors without AVX-512.
@@ -67,18 +66,13 @@ class LSTM(LanguageModel):
 
     def __init__(self, config: LSTMConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = with_fields(config or LSTMConfig(), fields, "LSTM")
-        check_fields(c, "model")
-        check_sizes(c, vocab_size=1, dim=1, layers=1)
-        check_dropout(c.dropout)
+        self.config = c = checked_config(self, config or LSTMConfig(), fields, vocab_size=1, dim=1, layers=1)
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.dropout = dropout_of(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
-        init_weights(self)
-        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
-            self.head.weight = self.embedding.weight
+        init_weights(self, tied=c.tied)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""

@@ -1,12 +1,11 @@
 """Memformer (Wu et al. 2022): an encoder writes each segment into slots, and a decoder predicts the next segment.
 
-From top to bottom: the settings; the block of both halves, the encoder, which reads the slots, and the decoder, which
-reads the previous encoding and caches what it needs within a segment; the model, which cuts the tokens of every row
-into segments, encodes and writes them one after the other, and decodes them.
+From top to bottom: the settings; the encoder, which reads the slots, and the decoder, which reads the previous encoding
+and caches what it needs within a segment; the model, which encodes and writes the segments of every row one after the
+other, and decodes them. What it shares with the other models of segments is in segments.py.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -15,21 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import exportable
-from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.relative import PositionBias
 from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
-from mnemos.config import ModelConfig, check_fields, with_fields, with_signature
+from mnemos.config import ModelConfig, with_signature
 from mnemos.memory.grid import Stretch, Unfinished, stretches
-from mnemos.memory.key_values import BranchedKeyValues, KeyValues, pad_front
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
-from mnemos.ops.checks import check_dropout
 from mnemos.ops.padding import PackedRows, count_seen
 from mnemos.registry import register
-from mnemos.types import Device, InputError, check_heads, check_token_ids
+from mnemos.types import Device, InputError
 
-from .segments import check_state_fits, rows_of, with_rows, without_rows
-from .shared import LanguageModel, check_sizes, init_weights, language_head, shrink_residuals
-from .transformer import Activation, add_residual, dropout_of, mlp_of, module_list, norm_of
+from .segments import SegmentCache, SegmentedModel, change_rows
+from .shared import checked_config, init_weights, language_head
+from .transformer import Activation, blocks_of, dropout_of, norm_of
 
 
 @register
@@ -95,44 +91,7 @@ class MemformerConfig(ModelConfig):
         return dataclasses.replace(self, memory=memory, cls=cls if self.cls is None else self.cls)
 
 
-class ReadingBlock(nn.Module):
-    """Self-attention, an attention to each of several sources, MLP: each with a norm before it and a residual.
-
-    x [B, T, D], state of the self-attention, mask [B, T], bias of its scores, keys and values of each source, and the
-    `visible` argument of each attention to a source -> y [B, T, D], state.
-    """
-
-    def __init__(self, c: MemformerConfig, causal: bool, sources: int) -> None:
-        super().__init__()
-        self.attention = SoftmaxAttention(c.dim, c.num_heads, causal, c.dropout)
-        self.attention_norm = norm_of(c.norm, c.dim)
-        self.reads = module_list(CrossAttention(c.dim, c.num_heads, c.dropout) for _ in range(sources))
-        self.read_norms = module_list(norm_of(c.norm, c.dim) for _ in range(sources))
-        self.mlp, self.mlp_norm = mlp_of(c.dim, c.mlp, c.activation, c.dropout), norm_of(c.norm, c.dim)
-        self.dropout = dropout_of(c.dropout)
-
-    def keys_values(self, sources: Sequence[Tensor]) -> tuple[KeysValues, ...]:
-        """The keys and values of sources [B, N, D], for `forward`."""
-        return tuple(read.keys_values(source) for read, source in zip(self.reads, sources, strict=True))
-
-    def forward(
-        self,
-        x: Tensor,
-        state: KeyValues | None,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        sources: Sequence[KeysValues],
-        visible: Sequence[Tensor | None],
-    ) -> tuple[Tensor, KeyValues | None]:
-        y, after = self.attention(self.attention_norm(x), state, mask, bias)
-        assert not isinstance(after, BranchedKeyValues)
-        x = add_residual(self.dropout(y), x)
-        for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
-            x = add_residual(self.dropout(read(norm(x), source, seen)), x)
-        return add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x), after
-
-    if TYPE_CHECKING:
-        __call__ = forward
+Past = tuple[Tensor, Tensor, SlotState | None]  # of the segments before: encoded, valid and memory of a state
 
 
 class MemformerEncoder(nn.Module):
@@ -146,7 +105,8 @@ class MemformerEncoder(nn.Module):
         super().__init__()
         self.cls = nn.Parameter(torch.randn(c.cls, c.dim) * c.dim**-0.5) if c.cls else None
         self.bias = PositionBias(c.num_heads, c.buckets, c.max_distance, both=True)
-        self.blocks = module_list(ReadingBlock(c, False, int(c.memory.slots > 0)) for _ in range(c.encoder_layers))
+        own = (SoftmaxAttention(c.dim, c.num_heads, False, c.dropout) for _ in range(c.encoder_layers))
+        self.blocks = blocks_of(c, own, reads=int(c.memory.slots > 0))
         self.norm = norm_of(c.norm, c.dim)
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
@@ -156,7 +116,7 @@ class MemformerEncoder(nn.Module):
         bias = self.bias(index - index[:, None])[None]
         sources = () if slots is None else (slots,)
         for block in self.blocks:
-            x, _ = block(x, None, None, bias, block.keys_values(sources), [None] * len(sources))
+            x, _ = block(x, None, None, block.keys_values(sources), [None] * len(sources), bias)
         return self.norm(x)
 
     if TYPE_CHECKING:
@@ -179,23 +139,6 @@ class Read(NamedTuple):
         return [self.encoded] if self.slots is None else [self.encoded, self.slots]
 
 
-@exportable
-class DecoderCache(NamedTuple):
-    """A decoder block's cache within a segment: its own keys and values so far, and those of its sources.
-
-    Rows may be at different places; the tokens of a row are the last columns, and the other columns are not valid. If
-    all rows are at the start of a segment, all tensors are empty: [B, 0, ..].
-    """
-
-    own: KeyValues
-    sources: tuple[KeysValues, ...]
-
-    @property
-    def memory_name(self) -> None:
-        """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
-        return None
-
-
 class MemformerDecoder(nn.Module):
     """A causal decoder of the present segment that attends to the previous encoding and, with `memory`, to the slots.
 
@@ -206,26 +149,10 @@ class MemformerDecoder(nn.Module):
     def __init__(self, c: MemformerConfig) -> None:
         super().__init__()
         self.memory = c.memory.slots > 0 and c.decoder_reads
-        self.heads, self.width = c.num_heads, c.dim // c.num_heads
         self.own_bias, self.read_bias = (PositionBias(c.num_heads, c.buckets, c.max_distance) for _ in range(2))
-        self.blocks = module_list(ReadingBlock(c, True, 1 + self.memory) for _ in range(c.decoder_layers))
+        own = (SoftmaxAttention(c.dim, c.num_heads, True, c.dropout) for _ in range(c.decoder_layers))
+        self.blocks = blocks_of(c, own, reads=1 + self.memory)
         self.norm = norm_of(c.norm, c.dim)
-
-    def empty(
-        self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> tuple[DecoderCache, ...]:
-        """The caches at the start of a segment."""
-
-        def none() -> Tensor:
-            return torch.zeros(batch_size, 0, self.heads, self.width, device=device, dtype=dtype)
-
-        return tuple(
-            DecoderCache(
-                KeyValues.empty(batch_size, self.heads, self.width, device, dtype),
-                tuple((none(), none()) for _ in range(1 + self.memory)),
-            )
-            for _ in self.blocks
-        )
 
     def forward(
         self,
@@ -233,8 +160,8 @@ class MemformerDecoder(nn.Module):
         mask: Tensor | None,
         start: list[int] | Tensor,
         read: Read,
-        caches: tuple[DecoderCache, ...] | None,
-    ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
+        caches: tuple[SegmentCache, ...] | None,
+    ) -> tuple[Tensor, tuple[SegmentCache, ...]]:
         t, device = x.shape[1], x.device
         # --- biases of the scores, by distances to its own keys and to the encoded tokens before ---
         before = caches[0].own.k.shape[1] if caches else 0
@@ -253,10 +180,9 @@ class MemformerDecoder(nn.Module):
             cache = caches[i] if caches else None
             # A row at the start of a segment reads a new encoding; for the other rows the result is the same again.
             begins = cache is None or (isinstance(start, list) and 0 in start)
-            sources = block.keys_values(read.sources) if cache is None or begins else cache.sources
-            x, state = block(x, None if cache is None else cache.own, mask, own, sources, visible)
-            assert state is not None  # the block is causal
-            after.append(DecoderCache(state, sources))
+            sources = block.keys_values(read.sources) if cache is None or begins else cache.others
+            x, state = block(x, None if cache is None else cache.own, mask, sources, visible, own)
+            after.append(SegmentCache(state, sources))
         return self.norm(x), tuple(after)
 
     if TYPE_CHECKING:
@@ -280,11 +206,11 @@ class MemformerState(NamedTuple):
     valid: Tensor
     pending: Tensor
     pending_valid: Tensor
-    layers: tuple[DecoderCache, ...]
+    layers: tuple[SegmentCache, ...]
 
 
 @with_signature(MemformerConfig)
-class Memformer(LanguageModel):
+class Memformer(SegmentedModel):
     """`logits, state = model(x, state=None, mask=None)`: a language model with a memory of slots and constant cost.
 
     x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
@@ -308,11 +234,8 @@ class Memformer(LanguageModel):
 
     def __init__(self, config: MemformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        c = with_fields(config or MemformerConfig(), fields, "Memformer")
-        check_fields(c, "model")
-        check_heads(c.dim, c.num_heads)
-        check_sizes(c, vocab_size=1, encoder_layers=1, decoder_layers=1, mlp=1, segment=1)
-        check_dropout(c.dropout)
+        least = {"vocab_size": 1, "encoder_layers": 1, "decoder_layers": 1, "mlp": 1, "segment": 1}
+        c = checked_config(self, config or MemformerConfig(), fields, **least)
         if c.cls is not None and c.cls < 0:
             raise InputError(f"cls: expected at least 0, or None for the preset's, found {c.cls}; use 0 for none")
         if c.bos is not None and not 0 <= c.bos < c.vocab_size:
@@ -329,26 +252,23 @@ class Memformer(LanguageModel):
         self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if c.memory.slots else None
         self.decoder = MemformerDecoder(c)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
-        init_weights(self)
-        if c.norm == "rms":
-            shrink_residuals(self.encoder.blocks)
-            shrink_residuals(self.decoder.blocks)
-        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
-            self.head.weight = self.embedding.weight
+        init_weights(self, [self.encoder.blocks, self.decoder.blocks] if c.norm == "rms" else [], c.tied)
+        self.attends_to = (c.segment, c.memory.slots)[: 1 + self.decoder.memory]
+        self.cached_blocks = c.decoder_layers
+        self.finish()
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> MemformerState:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         c, weight = self.config, self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
-        marks = torch.zeros(batch_size, c.segment, device=device, dtype=torch.bool)
+        tokens = torch.zeros(batch_size, c.segment, device=device, dtype=torch.int64)
         return MemformerState(
             torch.zeros(batch_size, device=device, dtype=torch.int64),
             None if self.memory is None else self.memory.initial_state(batch_size, device, dtype),
             torch.zeros(batch_size, c.segment, c.dim, device=device, dtype=dtype),
-            marks,
-            torch.zeros(batch_size, c.segment, device=device, dtype=torch.int64),
-            marks.clone(),
-            self.decoder.empty(batch_size, device, dtype),
+            torch.zeros_like(tokens, dtype=torch.bool),
+            tokens,
+            torch.zeros_like(tokens, dtype=torch.bool),
+            self.empty_caches(batch_size, device, dtype),
         )
 
     def forward(
@@ -356,8 +276,29 @@ class Memformer(LanguageModel):
     ) -> tuple[Tensor, MemformerState]:
         """See the class. only [B, T] bool: the outputs at these positions alone, [n, V]."""
         rows, steps, after, caches = self._encode(x, state, mask)
-        y, caches = self._decode(rows, steps, caches)
-        y = rows.in_place(y, x.shape[1])
+        b, length, i = len(x), self.config.segment, 0
+        outputs = [] if steps else [self.embedding(rows.x)]  # of padding alone, which `in_place` makes zeros
+        whole = [all(one.done) and one.stop - one.start == length for one, _ in steps] + [False]
+        while i < len(steps):
+            n = whole[i:].index(False)
+            span = slice(steps[i][0].start, steps[i + max(n - 1, 0)][0].stop)
+            tokens, mask = rows.x[:, span], rows.valid(span)
+            if n:
+                # --- segments that are whole in the call are rows of one batch: none reads what another one says ---
+                encoded, valid, slots = zip(*(read for _, read in steps[i : i + n]), strict=True)
+                read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
+                tokens = tokens.unflatten(1, (n, length)).transpose(0, 1).flatten(0, 1)  # [n·B, L]
+                y, _ = self.decoder(self.dropout(self.embedding(tokens)), None, [0] * (n * b), read, None)
+                outputs.append(y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2))
+                caches = self.empty_caches(b)  # not empty before, in rows that were reset
+            else:
+                # --- a part of a segment, after what is cached of it ---
+                stretch, read = steps[i]
+                y, caches = self.decoder(self.dropout(self.embedding(tokens)), mask, stretch.place, read, caches)
+                outputs.append(y)
+                caches = self.caches_after(stretch, caches, mask)
+            i += max(n, 1)
+        y = rows.in_place(torch.cat(outputs, 1), x.shape[1])
         return self.head(y if only is None else y[only]), after._replace(layers=caches)
 
     if TYPE_CHECKING:
@@ -376,41 +317,30 @@ class Memformer(LanguageModel):
 
     def _encode(
         self, x: Tensor, state: MemformerState | None, mask: Tensor | None
-    ) -> tuple[PackedRows, list[tuple[Stretch, Read]], MemformerState, tuple[DecoderCache, ...]]:
+    ) -> tuple[PackedRows, list[tuple[Stretch, Read]], MemformerState, tuple[SegmentCache, ...]]:
         """Encoder and writer: the rows' tokens, what the decoder reads in each stretch, the state after, caches before.
 
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
-        check_token_ids(x, self.config.vocab_size, mask)
-        b, length = len(x), self.config.segment
-        if state is None:
-            state, seen = self.initial_state(b), [0] * b
-        else:
-            self._check_state(state, b)
-            seen = state.seen.tolist()
-        encoded, valid, memory, caches = state.encoded, state.valid, state.memory, state.layers
+        before, seen = self.checked_state(x, state, mask)
+        length, memory, past = self.config.segment, before.memory, (before.encoded, before.valid)
         if 0 in seen:
-            encoded, valid = self.encode_start(encoded, valid, None if all(n == 0 for n in seen) else state.seen == 0)
-        unfinished = Unfinished(state.pending, state.pending_valid)
+            past = self.encode_start(*past, None if all(n == 0 for n in seen) else before.seen == 0)
+        unfinished = Unfinished(before.pending, before.pending_valid)
         rows = PackedRows.of(
             x.long(), mask
-        )  # segments count valid tokens; the state keeps those of one that is not complete
+        )  # segments count valid tokens; the state has those of one that is not complete
         steps = []
         for stretch in stretches([n % length for n in seen], rows.counts, length):
-            steps.append((stretch, Read(encoded, valid, self.slots(memory) if self.decoder.memory else None)))
+            steps.append((stretch, Read(*past, self.slots(memory) if self.decoder.memory else None)))
             span = slice(stretch.start, stretch.stop)
             unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.place)
-            if all(stretch.done):
-                encoded, valid, memory = self.write(unfinished.tokens, memory)
-            elif any(stretch.done):
-                some = torch.tensor([i for i, done in enumerate(stretch.done) if done], device=x.device)
-                new = self.write(unfinished.tokens[some], rows_of(memory, some))
-                encoded, valid, memory = with_rows((encoded, valid, memory), some, new)
+            *past, memory = change_rows(stretch.done, self.write, (*past, memory), unfinished.tokens)
             if any(stretch.done):
                 unfinished = unfinished.emptied(torch.tensor(stretch.done, device=x.device))
-        ends = self.decoder.empty(b, x.device, self.embedding.weight.dtype)
-        after = MemformerState(count_seen(x, state.seen, mask), memory, encoded, valid, *unfinished, ends)
-        return rows, steps, after, caches
+        ends = self.empty_caches(len(x))
+        after = MemformerState(count_seen(x, before.seen, mask), memory, *past, *unfinished, ends)
+        return rows, steps, after, before.layers
 
     def encode_start(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         """E_0 in the rows that are `fresh` [B] bool (None: all): BOS at the last position, before the first token."""
@@ -426,8 +356,9 @@ class Memformer(LanguageModel):
         encoded = torch.where(fresh[:, None, None], start.to(encoded.dtype), encoded)
         return encoded, torch.where(fresh[:, None], last, valid)
 
-    def write(self, segment: Tensor, memory: SlotState | None) -> tuple[Tensor, Tensor, SlotState | None]:
-        """E_t, which of its tokens are valid (all), and M_t of segments [B, L] that are complete."""
+    def write(self, past: Past, segment: Tensor) -> Past:
+        """E_t, which of its tokens are valid (all), and M_t of segments [B, L] that are complete, after `past` ones."""
+        memory = past[2]
         y = self.encoder(self.dropout(self.embedding(segment)), self.slots(memory))
         if self.memory is not None and memory is not None:
             memory = self.memory(memory, y)
@@ -436,63 +367,3 @@ class Memformer(LanguageModel):
     def slots(self, memory: SlotState | None) -> Tensor | None:
         """[B, K, D], or None for a model without a memory."""
         return None if self.memory is None or memory is None else self.memory.contents(memory)
-
-    def _decode(
-        self, rows: PackedRows, steps: list[tuple[Stretch, Read]], caches: tuple[DecoderCache, ...]
-    ) -> tuple[Tensor, tuple[DecoderCache, ...]]:
-        """The decoder over all stretches: outputs [B, t, D] and the caches after them."""
-        x, b, length, like, i = rows.x, len(rows.x), self.config.segment, self.embedding.weight, 0
-        outputs = [] if steps else [self.embedding(x)]  # of padding alone, which `in_place` makes zeros
-        whole = [all(one.done) and one.stop - one.start == length for one, _ in steps] + [False]
-        while i < len(steps):
-            # --- segments that are whole in the call are rows of one batch: none reads what another one says ---
-            n = whole[i:].index(False)
-            if n:
-                span = slice(steps[i][0].start, steps[i + n - 1][0].stop)
-                encoded, valid, slots = zip(*(read for _, read in steps[i : i + n]), strict=True)
-                read = Read(torch.cat(encoded), torch.cat(valid), None if slots[0] is None else torch.cat(slots))
-                tokens = x[:, span].unflatten(1, (n, length)).transpose(0, 1).flatten(0, 1)  # [n·B, L]
-                y, _ = self.decoder(self.dropout(self.embedding(tokens)), None, [0] * (n * b), read, None)
-                outputs.append(y.unflatten(0, (n, b)).transpose(0, 1).flatten(1, 2))
-                caches = self.decoder.empty(b, x.device, like.dtype)  # not empty before, in rows that were reset
-                i += n
-                continue
-            # --- a part of a segment, after what is cached of it ---
-            stretch, read = steps[i]
-            span = slice(stretch.start, stretch.stop)
-            mask = rows.valid(span)
-            y, caches = self.decoder(self.dropout(self.embedding(x[:, span])), mask, stretch.place, read, caches)
-            outputs.append(y)
-            if not any(stretch.after) and (any(stretch.done) or mask is not None):
-                caches = self.decoder.empty(b, x.device, like.dtype)
-            elif any(stretch.done) or mask is not None:  # without padding and the tokens of rows that are done
-                done, longest = torch.tensor(stretch.done, device=x.device), max(stretch.after)
-                caches = tuple(
-                    cache._replace(
-                        own=without_rows((cache.own if mask is None else cache.own.packed()).last(longest), done)
-                    )
-                    for cache in caches
-                )
-            i += 1
-        return torch.cat(outputs, 1), caches
-
-    def pad_to_capacity(self, state: MemformerState) -> MemformerState:
-        """The same state with the decoder's caches as long as they become, so that its size is constant."""
-        c = self.config
-        lengths = [c.segment, c.memory.slots] if self.decoder.memory else [c.segment]
-        layers = tuple(
-            DecoderCache(
-                cache.own.pad_to(c.segment - 1),
-                tuple((pad_front(k, n), pad_front(v, n)) for (k, v), n in zip(cache.sources, lengths, strict=True)),
-            )
-            for cache in state.layers
-        )
-        return state._replace(layers=layers)
-
-    def _check_state(self, state: object, rows: int) -> None:
-        c, fits = self.config, isinstance(state, MemformerState)
-        if isinstance(state, MemformerState):
-            slots = None if self.memory is None else self.memory.bias.shape
-            fits = state.encoded.shape[1:] == (c.segment, c.dim) and len(state.layers) == c.decoder_layers
-            fits = fits and (None if state.memory is None else state.memory.slots.shape[1:]) == slots
-        check_state_fits(state, fits, rows)

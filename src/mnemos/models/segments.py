@@ -1,45 +1,150 @@
 """Language models that read in segments, each with memory tokens in front, behind or both.
 
-From top to bottom: the attention within a segment, and what it keeps between calls; `SegmentModel`, which cuts the
-tokens of every row into segments and reads them; and the three models, which differ in their memory alone: the Memory
-Transformer (Burtsev et al. 2020), the Recurrent Memory Transformer (RMT, Bulatov et al. 2022), and the Associative
-Recurrent Memory Transformer (ARMT, Rodkin et al. 2024).
+From top to bottom: what every model of segments shares, with what its blocks keep within a segment; the attention with
+memory tokens; `SegmentModel`, which reads segments with memory tokens around them; and the three models, which differ
+in their memory alone: the Memory Transformer (Burtsev et al. 2020), the Recurrent Memory Transformer (RMT, Bulatov et
+al. 2022), and the Associative Recurrent Memory Transformer (ARMT, Rodkin et al. 2024).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import exportable, pytree
+from mnemos._compat import exportable
+from mnemos.attention.cross import KeysValues
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.attention.softmax import attend, project_qkv
-from mnemos.config import ModelConfig, check_fields, with_fields
+from mnemos.config import ModelConfig
 from mnemos.memory.associations import AssociationsConfig, AssociationState, AssociativeMemory
 from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.checks import check_dropout
 from mnemos.ops.padding import PackedRows, count_seen
-from mnemos.ops.rotary import Rotary
+from mnemos.ops.rotary import Rotary, rotary_of
 from mnemos.ops.sinusoids import sinusoids
 from mnemos.registry import register
-from mnemos.types import (
-    Device,
-    InputError,
-    S,
-    State,
-    check_heads,
-    check_token_ids,
-    leaves,
-    map_state,
-    select,
-)
+from mnemos.types import Device, InputError, S, State, check_token_ids, leaves, map_state
 
-from .shared import LanguageModel, check_sizes, init_weights, language_head, shrink_residuals
-from .transformer import Activation, Block, Norm, dropout_of, final_norm_of, mlp_of, module_list
+from .shared import LanguageModel, check_state, checked_config, init_weights, language_head
+from .transformer import Activation, Norm, blocks_of, dropout_of, final_norm_of, module_list
+
+# --- What models of segments share ---
+
+
+@exportable
+class SegmentCache(NamedTuple):
+    """A block's keys and values within an unfinished segment: of its tokens so far, and of what else they attend to.
+
+    own: a `KeyValues` of at most L tokens. others: [B, N, H, D/H] each, of the memory tokens in front, or of sources.
+    Rows may be anywhere in their segments; the tokens of a row are the last columns, and the other columns are not
+    valid. If all rows are at the start of a segment, all tensors are empty: [B, 0, ..].
+    """
+
+    own: KeyValues
+    others: tuple[KeysValues, ...]
+
+    @property
+    def memory_name(self) -> None:
+        """None: the cache belongs to a position within the segment, which the state counts elsewhere."""
+        return None
+
+
+class SegmentedModel(LanguageModel):
+    """Base of the models that read each row in segments of L tokens from its start, wherever calls end.
+
+    Padding is no token of a segment. The state is a named tuple that counts the tokens of each row, `seen`, and has a
+    `SegmentCache` for each of its `layers`.
+    """
+
+    config: Any
+    embedding: nn.Embedding
+    attends_to: tuple[int, ...]  # the lengths of what the tokens of each cached block attend to beside themselves
+    cached_blocks: int
+
+    def finish(self) -> None:
+        """What a model does at the end of its construction: see `checked_state`."""
+        new: Any = self.initial_state(0)
+        self._state_class, self._shapes = type(new), _shapes(new)
+
+    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> State:
+        """The state of `batch_size` new rows, by default like the weights; passing None to `forward` means the same."""
+        raise NotImplementedError
+
+    def empty_caches(
+        self, rows: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> tuple[SegmentCache, ...]:
+        """The caches at the start of a segment, by default like the weights."""
+        c, like = self.config, self.embedding.weight
+        device, dtype = like.device if device is None else device, dtype or like.dtype
+        own = [
+            [KeyValues.empty(rows, c.num_heads, c.dim // c.num_heads, device, dtype) for _ in range(1 + n)]
+            for n in [len(self.attends_to)] * self.cached_blocks
+        ]
+        return tuple(SegmentCache(first, tuple((one.k, one.v) for one in others)) for first, *others in own)
+
+    def checked_state(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Any, list[int]]:
+        """The state before tokens [B, T], a new one for None, and the number of tokens that each row has read.
+
+        Raises InputError for tokens outside the vocabulary, and for a state of another model or batch.
+        """
+        check_token_ids(x, self.config.vocab_size, mask)
+        if state is None:
+            return self.initial_state(len(x)), [0] * len(x)
+        check_state(state, self._state_class, self.cached_blocks, len(x), lambda state: _shapes(state) == self._shapes)
+        return state, state.seen.tolist()
+
+    def caches_after(
+        self, stretch: Stretch, caches: tuple[SegmentCache, ...], mask: Tensor | None
+    ) -> tuple[SegmentCache, ...]:
+        """What later tokens of a segment read of the caches: nothing of padding, nor of rows whose segment ended."""
+        if not any(stretch.after):
+            return self.empty_caches(len(stretch.after))
+        if mask is None and not any(stretch.done):
+            return caches
+        longest, done = max(stretch.after), torch.tensor(stretch.done, device=self.embedding.weight.device)
+
+        def trimmed(own: KeyValues) -> KeyValues:  # and without the buffer, in which tokens of ended rows are valid
+            own = (own if mask is None else own.packed()).last(longest)
+            return KeyValues(own.k, own.v, own.valid & ~done[:, None], own.seen.masked_fill(done, 0))
+
+        return tuple(cache._replace(own=trimmed(cache.own)) for cache in caches)
+
+    def pad_to_capacity(self, state: Any) -> Any:
+        """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
+        layers = tuple(
+            SegmentCache(
+                cache.own.pad_to(self.config.segment - 1),
+                tuple(
+                    (pad_front(k, n), pad_front(v, n)) for (k, v), n in zip(cache.others, self.attends_to, strict=True)
+                ),
+            )
+            for cache in state.layers
+        )
+        return state._replace(layers=layers)
+
+
+def _shapes(state: Any) -> list[torch.Size]:
+    """What must be the same in all states of a model: all shapes but for rows and the numbers of cached tokens."""
+    rest = [x.shape[1:] for x in leaves(state._replace(layers=()))]
+    return rest + [x.shape[2:] for x in leaves(state.layers[:1])]
+
+
+def change_rows(rows: list[bool], change: Callable[..., S], state: S, *others: State) -> S:
+    """`change(state, *others)` in some rows of a state, computed for those alone; `change` gets their parts."""
+    if all(rows):
+        return change(state, *others)
+    if not any(rows):
+        return state
+    index = torch.tensor([i for i, one in enumerate(rows) if one], device=leaves(state)[0].device)
+    new = change(*map_state(lambda x: x[index], (state, *others)))
+    return map_state(lambda old, one: old.index_copy(0, index, one.to(old.dtype)), state, new)
+
+
+# --- The attention with memory tokens around a segment ---
 
 
 class Layout(NamedTuple):
@@ -75,13 +180,8 @@ class SegmentAttention(MultiHeadAttention[Context]):
 
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0, rotary: bool = False) -> None:
         super().__init__(dim, num_heads, True, dropout, splits="segments", state_kind="constant")
-        if rotary and dim // num_heads % 2:
-            raise InputError(
-                f"rotary positions: expected an even width per head, found {dim // num_heads}; change dim or "
-                'num_heads, or use position="learned"'
-            )
-        self.qkv = torch.nn.Linear(dim, 3 * dim)
-        self.output = torch.nn.Linear(dim, dim)
+        rotary_of(rotary, dim // num_heads)  # raises for an odd width
+        self.qkv, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Context:
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
@@ -102,30 +202,11 @@ class SegmentAttention(MultiHeadAttention[Context]):
         return heads, Context(k, v)
 
 
-@exportable
-class SegmentCache(NamedTuple):
-    """A block's keys and values within an unfinished segment: of the memory tokens in front, and of its tokens so far.
-
-    front_k, front_v [B, f, H, D/H], own: a `KeyValues` of at most L tokens. Rows may be at different places; the tokens
-    of a row are the last columns, and the other columns are not valid. If all rows are at the start of a segment, all
-    tensors are empty: [B, 0, ..].
-    """
-
-    front_k: Tensor
-    front_v: Tensor
-    own: KeyValues
-
-    @property
-    def memory_name(self) -> None:
-        """None: the cache belongs to a place within the segment, which the state counts elsewhere."""
-        return None
-
-    def with_pass(self, new: Context, layout: Layout, mask: Tensor | None = None) -> "SegmentCache":
-        """With the keys and values of a pass's front, if it had one, and of its tokens; mask [B, tokens] bool."""
-        f, end = layout.front, layout.front + layout.tokens
-        cache = self._replace(front_k=new.k[:, :f], front_v=new.v[:, :f]) if f else self
-        own = cache.own.append(new.k[:, f:end], new.v[:, f:end], mask)
-        return cache._replace(own=own if mask is None else own.packed())
+def with_pass(cache: SegmentCache, new: Context, layout: Layout, mask: Tensor | None = None) -> SegmentCache:
+    """The cache with the keys and values of a pass's front, if it had one, and of its tokens; mask [B, tokens] bool."""
+    f, end = layout.front, layout.front + layout.tokens
+    others = ((new.k[:, :f], new.v[:, :f]),) if f else cache.others
+    return SegmentCache(cache.own.append(new.k[:, f:end], new.v[:, f:end], mask), others)
 
 
 def visible(layout: Layout, causal: bool, before: SegmentCache, mask: Tensor | None, device: Device) -> Tensor | None:
@@ -134,7 +215,7 @@ def visible(layout: Layout, causal: bool, before: SegmentCache, mask: Tensor | N
     Front: the front only. A token: the front, and tokens not after it. Back: everything. Within the front and within
     the back: all, or with `causal` those not after. Every token attends to itself.
     """
-    n, f, old = sum(layout), before.front_k.shape[1], before.own.valid
+    n, f, old = sum(layout), before.others[0][0].shape[1], before.own.valid
     valid = torch.cat([old.new_ones(old.shape[0], f), old], 1) if f else old if old.shape[1] else None  # of the cache
     if valid is None and mask is None and (causal or max(layout.front, layout.back) < 2):
         return None  # the plain causal mask
@@ -190,7 +271,7 @@ class SegmentState(NamedTuple):
     layers: tuple[SegmentCache, ...]
 
 
-class SegmentModel(LanguageModel):
+class SegmentModel(SegmentedModel):
     """`logits, state = model(x, state=None, mask=None)`: a language model with memory tokens around every segment.
 
     x [B, T] int64 token ids, T at least 1 in any call; mask [B, T] bool, True = valid; logits [B, T, V], logits[:, i]
@@ -206,88 +287,66 @@ class SegmentModel(LanguageModel):
     The state is a `SegmentState`; gradient flows through it: `mnemos.replay` over segments trains with all of it, or
     with that of the last k segments (`truncate_every`), at the activations of one segment.
 
-    A subclass sets `front` and `back`, builds its memory in `_build_memory`, and defines `new_memory`, `front_tokens`,
-    `back_tokens`, `recall` and `write_memory`. It is made of its configuration, or with its fields.
+    A subclass is a memory, with its configuration as `settings`. It builds its modules and sets `front`, `back` and
+    `causal_memory` in `build_memory`. It defines the memory of new rows; the memory tokens in front of a segment
+    [B, f, D] and behind it [B, b, D]; `recall`, the inputs [B, n, D] of a layer with what the memory adds; and
+    `write_memory`, the memory after a segment, from each layer's outputs [B, b, D] behind it, in the rows that are
+    `active` [B] bool (None: all).
     Raises InputError for impossible shapes, tokens outside the vocabulary, and a state of another model or batch.
     """
 
+    settings: type[SegmentConfig]
     config: SegmentConfig
     front = 0
     back = 0
     causal_memory = False
 
-    def __init__(self, config: SegmentConfig) -> None:
+    def __init__(self, config: SegmentConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = config
-        check_fields(c, "model")
-        check_heads(c.dim, c.num_heads)
-        check_sizes(c, vocab_size=1, layers=1, mlp=0, segment=1)
-        check_dropout(c.dropout)
-        self._build_memory()
+        least = {"vocab_size": 1, "layers": 1, "mlp": 0, "segment": 1}
+        self.config = c = checked_config(self, config or self.settings(), fields, **least)
+        self.build_memory()
+        self.attends_to, self.cached_blocks = (self.front,), c.layers
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.length = self.front + c.segment + self.back  # of a segment with its memory tokens
         self.positions = nn.Embedding(self.length, c.dim) if c.position == "learned" else None
         self._table: Tensor | None = None  # of sinusoids or rotations, kept between calls
         self.dropout = dropout_of(c.dropout)
-        blocks = []
-        for _ in range(c.layers):
-            attention = SegmentAttention(c.dim, c.num_heads, c.dropout, c.position == "rotary")
-            mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
-            blocks.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
-        self.blocks = module_list(blocks)
+        rotary = c.position == "rotary"
+        self.blocks = blocks_of(c, (SegmentAttention(c.dim, c.num_heads, c.dropout, rotary) for _ in range(c.layers)))
         self.final_norm = final_norm_of(c.norm, c.dim)
         self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
-        init_weights(self)
-        if c.norm == "rms":
-            shrink_residuals(self.blocks)
-        if c.tied and isinstance(self.head, nn.Linear):  # an adaptive softmax shares them from the start
-            self.head.weight = self.embedding.weight
+        init_weights(self, [self.blocks] if c.norm == "rms" else [], c.tied)
+        self.finish()
 
     # --- What a memory is: defined by each model ---
 
-    def _build_memory(self) -> None:
-        """Create the memory's modules, and set `front`, `back` and `causal_memory`."""
+    def build_memory(self) -> None:
         raise NotImplementedError
 
     def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> State:
-        """The memory of `batch_size` new rows; None: there is none."""
         raise NotImplementedError
 
     def front_tokens(self, memory: State, rows: int) -> Tensor:
-        """The memory tokens in front of a segment, [rows, f, D]."""
         raise NotImplementedError
 
     def back_tokens(self, memory: State, rows: int) -> Tensor:
-        """The memory tokens behind a segment, [rows, b, D]."""
         raise NotImplementedError
 
     def recall(self, memory: State, layer: int, x: Tensor) -> Tensor:
-        """The inputs [B, n, D] of a layer with what the memory adds; by default as they are."""
         return x
 
-    def write_memory(self, memory: State, outputs: list[Tensor], active: Tensor | None) -> State:
-        """The memory after a segment, from each layer's outputs [B, b, D] behind it, in the rows that are `active`."""
+    def write_memory(self, memory: State, outputs: list[Tensor], active: Tensor | None = None) -> State:
         raise NotImplementedError
 
     # --- From tokens to logits ---
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SegmentState:
-        """The state of `batch_size` new rows; passing None to `forward` means the same."""
         weight = self.embedding.weight
         device, dtype = weight.device if device is None else device, dtype or weight.dtype
         seen = torch.zeros(batch_size, device=device, dtype=torch.int64)
         memory = self.new_memory(batch_size, device, dtype)
         return SegmentState(seen, memory, self.empty_caches(batch_size, device, dtype))
-
-    def empty_caches(self, batch_size: int, device: Device, dtype: torch.dtype) -> tuple[SegmentCache, ...]:
-        """The caches of the blocks at the start of a segment."""
-        heads, width = self.config.num_heads, self.config.dim // self.config.num_heads
-
-        def empty() -> SegmentCache:
-            own = KeyValues.empty(batch_size, heads, width, device, dtype)
-            return SegmentCache(own.k, own.v.clone(), own)
-
-        return tuple(empty() for _ in self.blocks)
 
     def forward(
         self, x: Tensor, state: SegmentState | None = None, mask: Tensor | None = None, only: Tensor | None = None
@@ -305,16 +364,11 @@ class SegmentModel(LanguageModel):
 
     def read(self, x: Tensor, state: SegmentState | None, mask: Tensor | None) -> tuple[Tensor, SegmentState]:
         """The last block's outputs [B, T, D] for the tokens, and the new state."""
-        check_token_ids(x, self.config.vocab_size, mask)
-        b, length, dtype = len(x), self.config.segment, self.embedding.weight.dtype
-        if state is None:
-            state, seen = self.initial_state(b), [0] * b
-        else:
-            self._check_state(state, b)
-            seen = state.seen.tolist()
-        after = count_seen(x, state.seen, mask)
+        before, seen = self.checked_state(x, state, mask)
+        b, length = len(x), self.config.segment
+        after = count_seen(x, before.seen, mask)
         rows = PackedRows.of(x, mask)  # segments count valid tokens
-        memory, caches = state.memory, state.layers
+        memory, caches = before.memory, before.layers
         position, whole = [n % length for n in seen], min(rows.counts) // length
         start, outputs = 0, []
         # --- segments that are whole in the call, as rows of one batch, where none writes what the next one reads ---
@@ -322,10 +376,9 @@ class SegmentModel(LanguageModel):
             start, count = whole * length, whole * b
             all_whole = Stretch(0, length, [0] * count, [0] * count, [True] * count)
             copied = map_state(lambda leaf: leaf.repeat_interleave(whole, 0), memory)
-            tokens = rows.x[:, :start].reshape(count, length)
-            y, _, _ = self._stretch(all_whole, tokens, None, self.empty_caches(count, x.device, dtype), copied)
+            y, _, _ = self._stretch(all_whole, rows.x[:, :start].reshape(count, length), None, (), copied)
             outputs.append(y.reshape(b, start, -1))
-            caches = self.empty_caches(b, x.device, dtype)
+            caches = self.empty_caches(b)
         # --- the others one after the other, cut wherever a segment of some row ends ---
         for stretch in stretches(position, [n - start for n in rows.counts], length):
             span = slice(start + stretch.start, start + stretch.stop)
@@ -342,20 +395,12 @@ class SegmentModel(LanguageModel):
         """Tokens [B, t] within one segment of each row: outputs, caches and memory after them."""
         rows, t = x.shape
         begins, ends = [place == 0 for place in stretch.place], stretch.done
-        like = self.embedding.weight
         # --- rows that begin a segment read the front: with their tokens if all begin, else alone ---
         if all(begins):
-            caches = self.empty_caches(rows, x.device, like.dtype)
-        elif self.front and any(begins):
-            some = torch.tensor([i for i, one in enumerate(begins) if one], device=x.device)
-            part = rows_of(memory, some)
-            empty = self.empty_caches(len(some), x.device, caches[0].own.k.dtype)
-            front = self.front_tokens(part, len(some))
-            _, new, _ = self.run_blocks(front, Layout(self.front, 0, 0), [0] * len(some), None, empty, part)
-            fronts = [
-                with_rows((old.front_k, old.front_v), some, one[:2]) for old, one in zip(caches, new, strict=True)
-            ]
-            caches = tuple(cache._replace(front_k=k, front_v=v) for cache, (k, v) in zip(caches, fronts, strict=True))
+            caches = self.empty_caches(rows)
+        elif self.front:
+            fronts = change_rows(begins, self.read_front, tuple(cache.others for cache in caches), memory)
+            caches = tuple(cache._replace(others=front) for cache, front in zip(caches, fronts, strict=True))
         # --- the tokens ---
         layout = Layout(self.front if all(begins) else 0, t, self.back if all(ends) else 0)
         parts = [self.front_tokens(memory, rows)] if layout.front else []
@@ -364,24 +409,28 @@ class SegmentModel(LanguageModel):
         tokens = torch.cat(parts, 1) if parts[1:] else parts[0]
         y, new, behind = self.run_blocks(tokens, layout, start, mask, caches, memory)
         # --- rows that end a segment write the memory: from the same pass if all end, else from one of their own ---
-        if all(ends):
-            memory = self.write_memory(memory, behind, None) if layout.back else memory
-        else:
-            caches = tuple(cache.with_pass(one, layout, mask) for cache, one in zip(caches, new, strict=True))
-            if any(ends) and self.back:
-                some = torch.tensor([i for i, one in enumerate(ends) if one], device=x.device)
-                part = rows_of(memory, some)
-                back, start_of_back = self.back_tokens(part, len(some)), [self.front + self.config.segment] * len(some)
-                own = tuple(select(cache, some) for cache in caches)
-                _, _, behind = self.run_blocks(back, Layout(0, 0, self.back), start_of_back, None, own, part)
-                memory = with_rows(memory, some, self.write_memory(part, behind, None))
-        # --- what the next call reads of this segment ---
-        if not any(stretch.after):
-            caches = self.empty_caches(rows, x.device, like.dtype)
-        elif any(ends) or mask is not None:
-            done, longest = torch.tensor(ends, device=x.device), max(stretch.after)
-            caches = tuple(cache._replace(own=without_rows(cache.own.last(longest), done)) for cache in caches)
-        return y[:, layout.front : layout.front + t], caches, memory
+        if all(ends) and self.back:
+            memory = self.write_memory(memory, behind)
+        elif not all(ends):
+            caches = tuple(with_pass(cache, one, layout, mask) for cache, one in zip(caches, new, strict=True))
+            if self.back:
+                memory = change_rows(ends, self.read_back, memory, caches)
+        y = y[:, layout.front : layout.front + t]
+        return y, self.caches_after(stretch, caches, mask), memory
+
+    def read_front(self, fronts: tuple[tuple[KeysValues, ...], ...], memory: State) -> Any:
+        """The keys and values of the memory tokens in front of new segments, in place of those in caches."""
+        rows = fronts[0][0][0].shape[0]
+        tokens, layout = self.front_tokens(memory, rows), Layout(self.front, 0, 0)
+        _, new, _ = self.run_blocks(tokens, layout, [0], None, self.empty_caches(rows), memory)
+        return tuple(((one.k, one.v),) for one in new)
+
+    def read_back(self, memory: State, caches: tuple[SegmentCache, ...], active: Tensor | None = None) -> State:
+        """The memory after segments that are in the caches, by a pass of the memory tokens behind them."""
+        tokens, layout = self.back_tokens(memory, caches[0].own.k.shape[0]), Layout(0, 0, self.back)
+        start = [self.front + self.config.segment]
+        _, _, behind = self.run_blocks(tokens, layout, start, None, caches, memory)
+        return self.write_memory(memory, behind, active)
 
     def run_blocks(
         self,
@@ -413,9 +462,9 @@ class SegmentModel(LanguageModel):
         new: list[Context] = []
         behind = []
         for i, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-            k, v = cache.own.k, cache.own.v
-            if cache.front_k.shape[1]:
-                k, v = torch.cat([cache.front_k, k], 1), torch.cat([cache.front_v, v], 1)
+            k, v, ((front_k, front_v),) = cache.own.k, cache.own.v, cache.others
+            if front_k.shape[1]:
+                k, v = torch.cat([front_k, k], 1), torch.cat([front_v, v], 1)
             y, context = block(self.recall(memory, i, y), Context(k, v, seen, turn))
             new.append(context)
             behind.append(y[:, layout.front + layout.tokens :])
@@ -437,58 +486,6 @@ class SegmentModel(LanguageModel):
             if not torch.compiler.is_compiling():
                 self._table = table
         return table
-
-    def pad_to_capacity(self, state: SegmentState) -> SegmentState:
-        """The same state with its caches as long as they become, so that its size is constant; see `mnemos.export`."""
-        layers = tuple(
-            SegmentCache(
-                pad_front(cache.front_k, self.front),
-                pad_front(cache.front_v, self.front),
-                cache.own.pad_to(self.config.segment - 1),
-            )
-            for cache in state.layers
-        )
-        return state._replace(layers=layers)
-
-    def _check_state(self, state: object, rows: int) -> None:
-        c, width = self.config, self.config.dim // self.config.num_heads
-        fits = isinstance(state, SegmentState) and len(state.layers) == c.layers
-        if isinstance(state, SegmentState) and fits:
-            wanted = self.new_memory(0, self.embedding.weight.device, self.embedding.weight.dtype)
-            fits = all(cache.own.k.shape[2:] == (c.num_heads, width) for cache in state.layers)
-            fits = fits and pytree.tree_structure(state.memory) == pytree.tree_structure(wanted)
-            fits = fits and [x.shape[1:] for x in leaves(state.memory)] == [x.shape[1:] for x in leaves(wanted)]
-        check_state_fits(state, fits, rows)
-
-
-def rows_of(state: S, rows: Tensor) -> S:
-    """The state of some rows (indices); also where there is none."""
-    return map_state(lambda leaf: leaf[rows], state)
-
-
-def with_rows(state: S, rows: Tensor, new: S) -> S:
-    """The state with a new one of some rows (indices)."""
-    return map_state(lambda old, one: old.index_copy(0, rows, one.to(old.dtype)), state, new)
-
-
-def without_rows(own: KeyValues, rows: Tensor) -> KeyValues:
-    """Keys and values without the tokens of some rows [B] bool; and without the buffer, in which these are valid."""
-    return KeyValues(own.k, own.v, own.valid & ~rows[:, None], own.seen.masked_fill(rows, 0))
-
-
-def check_state_fits(state: object, fits: bool, rows: int) -> None:
-    """Raise InputError for a state that does not fit a model, or has other rows than its tokens."""
-    if not fits:
-        raise InputError(
-            f"expected the state that this model returned, found {type(state).__name__}, or one of a model of another "
-            "configuration; start with state=None"
-        )
-    counts = {leaf.shape[0] for leaf in leaves(state)}
-    if counts != {rows}:
-        raise InputError(
-            f"expected a state of {rows} rows, as the tokens have, found {' and '.join(map(str, sorted(counts)))}; use "
-            "select or reset"
-        )
 
 
 @register
@@ -518,12 +515,10 @@ class MemoryTransformer(SegmentModel):
     O(T·(m + L)·D + T·D²) time. Segments that are whole in a call run side by side.
     """
 
+    settings = MemoryTransformerConfig
     config: MemoryTransformerConfig
 
-    def __init__(self, config: MemoryTransformerConfig | None = None, **fields: Any) -> None:
-        super().__init__(with_fields(config or MemoryTransformerConfig(), fields, "MemoryTransformer"))
-
-    def _build_memory(self) -> None:
+    def build_memory(self) -> None:
         c = self.config
         if c.memory_tokens < 0:
             raise InputError(f"memory_tokens: expected at least 0, found {c.memory_tokens}; use 0 for none")
@@ -531,11 +526,9 @@ class MemoryTransformer(SegmentModel):
         self.front, self.causal_memory = c.memory_tokens, c.causal_memory
 
     def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> None:
-        """None: the memory tokens are weights."""
         return None
 
     def front_tokens(self, memory: State, rows: int) -> Tensor:
-        """[mem], the same for every row and segment."""
         assert self.memory is not None
         return self.memory.start.expand(rows, -1, -1)
 
@@ -565,30 +558,25 @@ class RMT(SegmentModel):
     2·(m + L)·D per layer and row. Cost: O(T·(2m + L)·D) for attention and O(T·(1 + 2m/L)·D²) for the rest.
     """
 
+    settings = RMTConfig
     config: RMTConfig
 
-    def __init__(self, config: RMTConfig | None = None, **fields: Any) -> None:
-        super().__init__(with_fields(config or RMTConfig(), fields, "RMT"))
-
-    def _build_memory(self) -> None:
+    def build_memory(self) -> None:
         c = self.config
         self.memory = TokenMemory(c.memory.tokens, c.dim) if c.memory.tokens else None
         self.front, self.back = c.memory.tokens, c.memory.tokens * c.memory.write
         self.causal_memory = c.memory.causal
 
     def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> TokenState | None:
-        """No writes; None without memory tokens."""
         return None if self.memory is None else self.memory.initial_state(batch_size, device, dtype)
 
     def front_tokens(self, memory: TokenState, rows: int) -> Tensor:
-        """M_{t−1} [B, m, D]."""
         assert self.memory is not None
         return self.memory.contents(memory)
 
     back_tokens = front_tokens
 
-    def write_memory(self, memory: TokenState, outputs: list[Tensor], active: Tensor | None) -> TokenState:
-        """M_t: the last layer's outputs."""
+    def write_memory(self, memory: TokenState, outputs: list[Tensor], active: Tensor | None = None) -> TokenState:
         return TokenMemory.written(memory, self.final_norm(outputs[-1]), active)
 
 
@@ -622,14 +610,15 @@ class ARMT(SegmentModel):
     for the memory and O(T·(1 + m/L)·D²) for the rest.
     """
 
+    settings = ARMTConfig
     config: ARMTConfig
 
     def __init__(self, config: ARMTConfig | None = None, **fields: Any) -> None:
-        super().__init__(with_fields(config or ARMTConfig(), fields, "ARMT"))
+        super().__init__(config, **fields)
         for association in self.associations:
             association.reset_parameters()  # after the initialisation of all weights
 
-    def _build_memory(self) -> None:
+    def build_memory(self) -> None:
         c = self.config
         self.back = c.memory.tokens * c.memory.write
         self.causal_memory = c.memory.causal
@@ -637,19 +626,15 @@ class ARMT(SegmentModel):
         self.associations = module_list(AssociativeMemory(c.dim, c.memory) for _ in range(c.layers if self.back else 0))
 
     def new_memory(self, batch_size: int, device: Device, dtype: torch.dtype) -> Associations:
-        """Empty matrices; none without memory tokens."""
         return tuple(memory.initial_state(batch_size, device, dtype) for memory in self.associations)
 
     def back_tokens(self, memory: State, rows: int) -> Tensor:
-        """The learned memory tokens, the same for every row and segment."""
         assert self.memory_tokens is not None
         return self.memory_tokens.expand(rows, -1, -1)
 
     def recall(self, memory: Associations, layer: int, x: Tensor) -> Tensor:
-        """x and what the layer's matrix holds for it."""
         return self.associations[layer].read(memory[layer], x) if memory else x
 
-    def write_memory(self, memory: Associations, outputs: list[Tensor], active: Tensor | None) -> Associations:
-        """Every layer's matrix after a write from its memory tokens."""
+    def write_memory(self, memory: Associations, outputs: list[Tensor], active: Tensor | None = None) -> Associations:
         of_layers = zip(self.associations, memory, outputs, strict=True)
         return tuple(layer.write(state, tokens, active) for layer, state, tokens in of_layers)

@@ -23,24 +23,6 @@ from mnemos.types import InputError
 
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
 LONGEST_CONFIG = 2**24  # bytes
-_DTYPES = {  # by the names of safetensors
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "BOOL": torch.bool,
-}
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -96,8 +78,8 @@ def load(folder: str | Path) -> Any:
     Raises InputError for a missing, damaged or other folder, for settings and weights that do not fit together, and
     for a run that is not finished.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_model
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, load_model
 
     folder = _folder_of_model(Path(folder))
     settings, weights = folder / "config.json", folder / "model.safetensors"
@@ -118,42 +100,29 @@ def load(folder: str | Path) -> Any:
         raise InputError(f"{settings}: {error}; save the model again") from None
     if _digest(weights) != about["sha256"]:
         raise InputError(f"{weights}: expected the bytes that were saved, found others; save the model again")
-    # --- shapes and dtypes, from the header of the weights alone ---
-    saved = {}
     try:
-        with safe_open(str(weights), "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
-                one = file.get_slice(name)
-                if one.get_dtype() not in _DTYPES:
-                    raise InputError(
-                        f"{weights}: {name}: expected one of the dtypes {', '.join(_DTYPES)}, found "
-                        f"{one.get_dtype()}; save again"
-                    )
-                saved[name] = tuple(one.get_shape()), _DTYPES[one.get_dtype()]
+        saved = load_file(weights)  # mapped into memory: no value is read before the model is built
     except (SafetensorError, OSError) as error:
         raise other(error) from None
     # --- the model, within these sizes ---
     try:
-        model = build_within(config, len(saved), sum(math.prod(shape) for shape, _ in saved.values()))
+        model = build_within(config, len(saved), sum(x.numel() for x in saved.values()))
     except InputError as error:
         raise InputError(f"{settings}: {error}; save the model again") from error.__cause__
     # --- its dtypes; of tensors that share memory one is saved, and `load_model` checks that no other is missing ---
     own = model.state_dict(keep_vars=True)
-    for name, (shape, dtype) in saved.items():
-        if name not in own:
-            raise other(f"the model has no {name}")
-        if tuple(own[name].shape) != shape:
-            raise other(f"{name} has shape {shape} in the file and {tuple(own[name].shape)} in the model")
-        if dtype != own[name].dtype and not (dtype.is_floating_point and own[name].is_floating_point()):
-            raise other(f"{name} has dtype {dtype} in the file and {own[name].dtype} in the model")
-    floating = {dtype for _, dtype in saved.values() if dtype.is_floating_point}
-    if len(floating) == 1:  # moved as a whole, so that the buffers that are not saved follow
-        wanted = floating.pop()
-        if any(own[name].dtype != wanted for name in saved if own[name].is_floating_point()):
-            model.to(wanted)
+    for name, x in saved.items():
+        mine = own.get(name)
+        alike = mine is not None and (x.dtype == mine.dtype or (x.is_floating_point() and mine.is_floating_point()))
+        if mine is None or not alike or x.shape != mine.shape:
+            wanted = "none in the model" if mine is None else f"{mine.dtype} {tuple(mine.shape)} in the model"
+            raise other(f"{name}: {x.dtype} {tuple(x.shape)} in the file, {wanted}")
+    others = {x.dtype for name, x in saved.items() if x.dtype != own[name].dtype}
+    if len(others) == 1 and others == {x.dtype for x in saved.values() if x.is_floating_point()}:
+        model.to(others.pop())  # as a whole, so that the buffers that are not saved follow
     for name, value in model.state_dict(keep_vars=True).items():
-        if name in saved and value.dtype != saved[name][1]:
-            value.data = value.data.to(saved[name][1])
+        if name in saved and value.dtype != saved[name].dtype:
+            value.data = value.data.to(saved[name].dtype)
     # --- its values ---
     try:
         load_model(model, str(weights))

@@ -5,7 +5,7 @@ whole computation. What it shares with the other models of this room is in share
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import exportable
+from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
-from mnemos.attention.multi_head import padded_state
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields, with_signature
-from mnemos.memory.gated_cache import GRC, begin_forward, caches, end_forward
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_signature
+from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.checks import check_dropout
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import count_seen, positions, zero_invalid
 from mnemos.ops.rotary import Rotary
@@ -34,16 +33,11 @@ from mnemos.types import (
     Output,
     Splits,
     State,
-    StateKind,
-    check_heads,
     check_token_ids,
     check_vectors,
-    combined_splits,
-    combined_state_kind,
-    leaves,
 )
 
-from .shared import branch_layers, check_mode, check_sizes, init_weights, language_head, shrink_residuals
+from .shared import AttentionModel, check_mode, check_state, checked_config, init_weights, language_head
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
@@ -112,11 +106,6 @@ def dropout_of(rate: float) -> nn.Module:
     return Dropout(rate) if rate else nn.Identity()
 
 
-def mlp_of(dim: int, hidden: int, activation: Activation, dropout: float) -> MLP | GatedMLP:
-    """The MLP of a block."""
-    return GatedMLP(dim, hidden, dropout) if activation == "swiglu" else MLP(dim, hidden, activation, dropout)
-
-
 def norm_of(norm: Norm, dim: int) -> nn.RMSNorm | nn.LayerNorm:
     """The norm of a block: RMSNorm ("rms", eps 1e-6) or LayerNorm."""
     return nn.RMSNorm(dim, eps=1e-6) if norm == "rms" else nn.LayerNorm(dim)
@@ -133,36 +122,95 @@ def add_residual(y: Tensor, x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a residual and a norm: before it ("rms", "pre") or after the sum ("post").
+    """Self-attention, an attention to each of several sources, MLP: each with a residual and a norm.
 
-    x [B, T, D], state of the attention, mask [B, T] -> y [B, T, D], state. mlp None: attention alone.
+    The norm is before each ("rms", "pre"), or after the sum ("post"). x [B, T, D], state of the self-attention, mask
+    [B, T], and for each of `reads` sources its keys and values [G, N, H, D/H] and the `visible` of `CrossAttention` ->
+    y [B, T, D], state. The B/G rows of a source are next to each other. bias: of the self-attention's scores, if it is
+    softmax. mlp None: no MLP.
     """
 
     attention: Attention
 
     def __init__(
-        self, attention: Attention, mlp: MLP | GatedMLP | None, dim: int, norm: Norm = "pre", dropout: float = 0.0
+        self,
+        attention: Attention,
+        mlp: MLP | GatedMLP | None,
+        dim: int,
+        norm: Norm = "pre",
+        dropout: float = 0.0,
+        reads: int = 0,
     ) -> None:
         super().__init__()
-        self.attention, self.mlp = attention, mlp
+        self.attention = attention
+        self.reads = module_list(CrossAttention(dim, attention.num_heads, dropout) for _ in range(reads))
+        self.mlp = mlp
         self.attention_norm, self.mlp_norm = norm_of(norm, dim), norm_of(norm, dim) if mlp else nn.Identity()
+        self.read_norms = module_list(norm_of(norm, dim) for _ in range(reads))
         self.norm, self.dropout = norm, dropout_of(dropout)
 
-    def forward(self, x: Tensor, state: State = None, mask: Tensor | None = None) -> Output:
-        if self.norm == "post":
-            y, state = self.attention(x, state, mask)
-            x = self.attention_norm(add_residual(self.dropout(y), x))
-            if self.mlp is not None:
-                x = self.mlp_norm(add_residual(self.dropout(self.mlp(x)), x))
-        else:
-            y, state = self.attention(self.attention_norm(x), state, mask)
+    def keys_values(self, sources: Iterable[Tensor]) -> tuple[KeysValues, ...]:
+        """The keys and values of sources [G, N, D], for `forward`."""
+        return tuple(read.keys_values(source) for read, source in zip(self.reads, sources, strict=True))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State = None,
+        mask: Tensor | None = None,
+        sources: Sequence[KeysValues] = (),
+        visible: Sequence[Tensor | None] = (),
+        bias: Tensor | None = None,
+    ) -> Output:
+        post, more = self.norm == "post", () if bias is None else (bias,)
+        y, state = self.attention(x if post else self.attention_norm(x), state, mask, *more)
+        x = add_residual(self.dropout(y), x)
+        x = self.attention_norm(x) if post else x
+        for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
+            # All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied.
+            together = source[0].shape[0], -1, x.shape[-1]
+            y = read((x if post else norm(x)).reshape(together), source, seen).reshape(x.shape)
             x = add_residual(self.dropout(y), x)
-            if self.mlp is not None:
-                x = add_residual(self.dropout(self.mlp(self.mlp_norm(x))), x)
+            x = norm(x) if post else x
+        if self.mlp is not None:
+            x = add_residual(self.dropout(self.mlp(x if post else self.mlp_norm(x))), x)
+            x = self.mlp_norm(x) if post else x
         return x, state
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+def blocks_of(c: Any, attentions: Iterable[Attention], reads: int = 0) -> Sequence[Block]:
+    """Blocks around attentions, with the sizes of a model's configuration: dim, mlp, activation, norm and dropout."""
+    blocks = []
+    for attention in attentions:
+        mlp: MLP | GatedMLP | None = None
+        if c.mlp and c.activation == "swiglu":
+            mlp = GatedMLP(c.dim, c.mlp, c.dropout)
+        elif c.mlp:
+            mlp = MLP(c.dim, c.mlp, c.activation, c.dropout)
+        blocks.append(Block(attention, mlp, c.dim, c.norm, c.dropout, reads))
+    return module_list(blocks)
+
+
+def attentions_of(
+    c: Any, attention: AttentionConfig, layers: int, causal: bool, length: int = 0, prefix: int = 0, **more: Any
+) -> Iterator[Attention]:
+    """The self-attentions of a model's layers, with a gated cache around each if its configuration has one.
+
+    length: of a cache of length "auto"; 0: without caches. prefix: tokens in front, which no cache reads.
+    """
+    for number in range(layers):
+        layer = attention.of_layer(number).build(c.dim, c.num_heads, causal=causal, dropout=c.dropout, **more)
+        if length and c.cache is not None:
+            if not isinstance(layer, HeadAttention):
+                raise InputError(
+                    "model.cache: expected an attention of heads to which a gated cache can be added (softmax, linear, "
+                    f"relative and others), found {attention.name!r}; use another attention, or cache=None"
+                )
+            layer = gated(layer, c.cache, length, prefix=prefix)
+        yield layer
 
 
 class LearnedPositions(nn.Embedding):
@@ -214,6 +262,13 @@ class SinusoidalPositions(nn.Module):
             longest = end if seen is None else min(TABLE, 2 * end)
             table = self._table = sinusoids(torch.arange(longest, device=y.device), dim).to(y.dtype)
         return y + (table[:t] if seen is None and mask is None else table[positions(t, seen, mask, y.device)])
+
+
+def positions_of(position: str, limit: int, dim: int) -> LearnedPositions | SinusoidalPositions | None:
+    """What adds positions to embeddings; None where nothing does. limit: of learned ones."""
+    if position == "learned":
+        return LearnedPositions(limit, dim)
+    return SinusoidalPositions() if position == "sinusoidal" else None
 
 
 @dataclass(frozen=True)
@@ -322,7 +377,7 @@ class TransformerState(NamedTuple):
 
 
 @with_signature(TransformerConfig)
-class Transformer(nn.Module):
+class Transformer(AttentionModel):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
     x [B, T] integer token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of
@@ -342,39 +397,23 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = with_fields(config or TransformerConfig(), fields, "Transformer")
+        least = {"vocab_size": 1, "layers": 1, "mlp": 0, "max_length": 1}
+        self.config = c = checked_config(self, config or TransformerConfig(), fields, **least)
         _check(c)
         # --- from tokens or vectors to hidden states ---
         self.embedding: nn.Embedding | nn.Linear
         self.embedding = nn.Linear(c.features, c.dim) if c.features else nn.Embedding(c.vocab_size, c.dim)
         prefix = int(bool(c.head.classes) and c.head.pool == "cls")  # a learned token in front
         self.cls = nn.Parameter(torch.zeros(c.dim)) if prefix else None
-        self.positions: LearnedPositions | SinusoidalPositions | None = None
-        if c.resolved_position == "learned":
-            self.positions = LearnedPositions(c.max_length + prefix, c.dim)
-        elif c.resolved_position == "sinusoidal":
-            self.positions = SinusoidalPositions()
+        self.positions = positions_of(c.resolved_position, c.max_length + prefix, c.dim)
         self.scale = c.embedding_scale
         self.dropout = dropout_of(c.dropout)
         # --- blocks ---
-        blocks = []
+        # A causal cache as long as the sequence would be updated once, at its end, and never read.
+        length = max(1, c.max_length // 8) if c.causal else c.max_length
         rotary = {"rotary": c.rotary} if c.resolved_position == "rotary" else {}
-        for number in range(c.layers):
-            settings = c.attention.of_layer(number)
-            attention = settings.build(c.dim, c.num_heads, causal=c.causal, dropout=c.dropout, **rotary)
-            if c.cache is not None:
-                if not isinstance(attention, HeadAttention):
-                    raise InputError(
-                        "model.cache: expected an attention of heads to which a gated cache can be added (softmax, "
-                        f"linear, relative and others), found {c.attention.name!r}; use another attention, or "
-                        "cache=None"
-                    )
-                # A causal cache as long as the sequence would be updated once, at its end, and never read.
-                length = max(1, c.max_length // 8) if c.causal else c.max_length
-                attention = gated(attention, c.cache, length, prefix=prefix)
-            mlp = mlp_of(c.dim, c.mlp, c.activation, c.dropout) if c.mlp else None
-            blocks.append(Block(attention, mlp, c.dim, c.norm, c.dropout))
-        self.blocks = module_list(blocks)
+        attentions = attentions_of(c, c.attention, c.layers, c.causal, length, prefix, **rotary)
+        self.blocks = blocks_of(c, attentions)
         # --- from hidden states to outputs ---
         self.final_norm = final_norm_of(c.norm, c.dim)
         if c.head.mixture:
@@ -387,18 +426,12 @@ class Transformer(nn.Module):
         else:
             self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
         # --- first values ---
-        init_weights(self)
-        if c.norm == "rms":
-            shrink_residuals(self.blocks)
-        if isinstance(self.head, nn.Linear) and c.head.mixture:
+        init_weights(self, [self.blocks] if c.norm == "rms" else [], tied=c.head.tied and not c.head.classes)
+        if c.head.mixture:
             load_baseline("mixture of logistics").space_means(self.head)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=c.dim**-0.5)
-        if c.head.tied and not c.head.classes and isinstance(self.head, nn.Linear):
-            self.head.weight = self.embedding.weight
-        self._caches = caches(self)
-        for cache in self._caches:
-            cache.owned = True  # this model calls begin_forward and end_forward for it
+        self.own_caches()
 
     @property
     def likelihood(self) -> Likelihood | None:
@@ -415,30 +448,22 @@ class Transformer(nn.Module):
         return not self.config.head.classes and not self.config.features
 
     @property
+    def attentions(self) -> list[Attention]:
+        return [block.attention for block in self.blocks]
+
+    @property
     def splits(self) -> Splits:
         """Where a sequence may be cut: that of the layers; a classifier's logits are always those of one segment."""
-        splits = combined_splits(block.attention.splits for block in self.blocks)
+        splits = super().splits
         return "segments" if splits == "anywhere" and self.config.head.classes else splits
-
-    @property
-    def state_kind(self) -> StateKind:
-        return combined_state_kind(block.attention.state_kind for block in self.blocks)
-
-    @property
-    def rows_independent(self) -> bool:
-        return all(block.attention.rows_independent for block in self.blocks)
-
-    @property
-    def state_gradient(self) -> bool:
-        return all(block.attention.state_gradient for block in self.blocks)
 
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> TransformerState | None:
         """The state of `batch_size` new rows; passing None to `forward` means the same."""
         device = self.embedding.weight.device if device is None else device
-        layers = tuple(block.attention.initial_state(batch_size, device, dtype) for block in self.blocks)
-        return self._state(torch.zeros(batch_size, dtype=torch.int64, device=device), layers)
+        seen = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return self._state(seen, self.layers_of_new_rows(batch_size, device, dtype))
 
     def _state(self, seen: Tensor, layers: tuple[State, ...]) -> TransformerState | None:
         if all(layer is None for layer in layers):
@@ -460,7 +485,7 @@ class Transformer(nn.Module):
             check_token_ids(x, c.vocab_size, mask)
         b = x.shape[0]  # len() would fix the number of rows of an exported program
         if state is not None:
-            self._check_state(state, b)
+            check_state(state, TransformerState, len(self.blocks), b)
         began = self.training and begin_forward(self._caches)
         # --- embeddings and positions ---
         seen = None if state is None else state.seen
@@ -497,39 +522,10 @@ class Transformer(nn.Module):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _check_state(self, state: object, rows: int) -> None:
-        layers = len(self.blocks)
-        if not isinstance(state, TransformerState) or len(state.layers) != layers:
-            other = f"{len(state.layers)} layers" if isinstance(state, TransformerState) else type(state).__name__
-            raise InputError(
-                f"expected the state that a model of {layers} layers returned, found one of {other}; start with "
-                "state=None"
-            )
-        if (count := leaves(state)[0].shape[0]) != rows:
-            raise InputError(f"expected a state of {rows} rows, as the tokens have, found {count}; use select or reset")
-
-    def pad_to_capacity(self, state: TransformerState) -> TransformerState:
-        """The same state with those of its layers at their capacity."""
-        layers = zip(self.blocks, state.layers, strict=True)
-        return state._replace(layers=tuple(padded_state(block.attention, layer) for block, layer in layers))
-
-    def branch(self, state: TransformerState | None, copies: int) -> TransformerState | None:
-        """The state of `copies` rows for every row, next to each other; softmax attention shares their tokens' keys."""
-        if state is None:
-            return None
-        seen = None if state.seen is None else state.seen.repeat_interleave(copies)
-        attentions = [block.attention for block in self.blocks]
-        layers = branch_layers(attentions, state.layers, leaves(state)[0].shape[0], copies)
-        return TransformerState(seen, layers)
-
 
 def _check(c: TransformerConfig) -> None:
-    check_fields(c, "model")
     check_fields(c.head, "model.head")
     check_fields(c.attention, "model.attention")
-    check_heads(c.dim, c.num_heads)
-    check_sizes(c, vocab_size=1, layers=1, mlp=0, max_length=1)
-    check_dropout(c.dropout)
     head = c.head
     if head.classes < 0 or head.hidden < 0:
         raise InputError(

@@ -23,10 +23,9 @@ from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.memory.key_values import KeyValues
-from mnemos.memory.slots import SlotState
 from mnemos.models.lstm import LSTM, LSTMState
-from mnemos.models.memformer import DecoderCache, Memformer, MemformerState, Read
-from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState
+from mnemos.models.memformer import Memformer, MemformerState, Past, Read
+from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, with_pass
 from mnemos.models.transformer import LearnedPositions
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu
@@ -447,21 +446,11 @@ def _segments_read(
     assert state is not None
 
     def read_front(caches: tuple[SegmentCache, ...], memory: State, rows: Tensor) -> tuple[SegmentCache, ...]:
-        own = caches[0].own.k
-        empty = self.empty_caches(len(own), own.device, own.dtype)
-        _, new, _ = self.run_blocks(
-            self.front_tokens(memory, rows.shape[0]), Layout(front, 0, 0), [0], None, empty, memory
+        fronts = tuple(cache.others for cache in caches)
+        new = map_state(
+            lambda old, x: torch.where(rows[:, None, None, None], x, old), fronts, self.read_front(fronts, memory)
         )
-        at = rows[:, None, None, None]
-        return tuple(
-            cache._replace(front_k=torch.where(at, one.k, cache.front_k), front_v=torch.where(at, one.v, cache.front_v))
-            for cache, one in zip(caches, new, strict=True)
-        )
-
-    def read_back(memory: State, caches: tuple[SegmentCache, ...], rows: Tensor) -> State:
-        tokens, layout = self.back_tokens(memory, rows.shape[0]), Layout(0, 0, self.back)
-        _, _, behind = self.run_blocks(tokens, layout, [front + length], None, caches, memory)
-        return self.write_memory(memory, behind, rows)
+        return tuple(cache._replace(others=front) for cache, front in zip(caches, new, strict=True))
 
     def token(before: SegmentState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, SegmentState]:
         (x,), (seen, memory, caches) = inputs, before
@@ -471,9 +460,9 @@ def _segments_read(
             caches = changed_if_any(begins, read_front, caches, memory, begins)
         layout = Layout(0, 1, 0)
         y, new, _ = self.run_blocks(self.embedding(x), layout, front + position, None, caches, memory)
-        caches = tuple(cache.with_pass(one, layout) for cache, one in zip(caches, new, strict=True))
+        caches = tuple(with_pass(cache, one, layout) for cache, one in zip(caches, new, strict=True))
         if self.back:
-            memory = changed_if_any(ends, read_back, memory, caches, ends)
+            memory = changed_if_any(ends, self.read_back, memory, caches, ends)
         caches = tuple(cache._replace(own=_after(cache.own, ends)) for cache in caches)
         return y, SegmentState(seen + 1, memory, caches)
 
@@ -497,17 +486,17 @@ def _memformer(
     assert state is not None
     length = self.config.segment
 
-    def sources(caches: tuple[DecoderCache, ...], read: Read) -> tuple[DecoderCache, ...]:
+    def sources(caches: tuple[SegmentCache, ...], read: Read) -> tuple[SegmentCache, ...]:
         # For rows within a segment the result is the same again.
         pairs = zip(self.decoder.blocks, caches, strict=True)
-        return tuple(cache._replace(sources=block.keys_values(read.sources)) for block, cache in pairs)
+        return tuple(cache._replace(others=block.keys_values(read.sources)) for block, cache in pairs)
 
     def write(past: Past, segment: Tensor, ends: Tensor) -> Past:
         # The segments of the other rows are written too, and that is dropped.
         def choose(old: Tensor, x: Tensor) -> Tensor:
             return torch.where(ends.view(-1, *[1] * (x.dim() - 1)), x.to(old.dtype), old)
 
-        after: Past = map_state(choose, past, self.write(segment, past[2]))
+        after: Past = map_state(choose, past, self.write(past, segment))
         return after
 
     def token(before: MemformerState, inputs: tuple[Tensor, ...]) -> tuple[Tensor, MemformerState]:
@@ -534,9 +523,6 @@ def _memformer(
 
     y, after = token_by_token(token, state, [x])
     return self.head(y), after
-
-
-Past = tuple[Tensor, Tensor, SlotState | None]  # of the segments before: encoded, valid and memory of a state
 
 
 def _after(own: KeyValues, ends: Tensor) -> KeyValues:

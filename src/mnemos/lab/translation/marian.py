@@ -93,7 +93,7 @@ def _copy(model: EncoderDecoder, host: Any, order: Tensor) -> None:
     for one, other in zip(model.decoder, body.decoder.layers, strict=True):
         block(one, other)
         attention = other.encoder_attn
-        reads(one.read.query, attention.q_proj)
-        reads(one.read.key_value, attention.k_proj, attention.v_proj)
-        writes(one.read.output, attention.out_proj)
-        writes(one.read_norm, other.encoder_attn_layer_norm)
+        reads(one.reads[0].query, attention.q_proj)
+        reads(one.reads[0].key_value, attention.k_proj, attention.v_proj)
+        writes(one.reads[0].output, attention.out_proj)
+        writes(one.read_norms[0], other.encoder_attn_layer_norm)
