@@ -219,8 +219,8 @@ def test_wrong_inputs_are_refused_in_one_line():
     model = build(share="target", source_vocab_size=5, position="learned", max_length=4)
     state = model.encode(tokens(2, 4) % 5)
     refused = {
-        "expected the state of a source": lambda: model(tokens(2, 2)),
-        "of 2 layers, found one of 1": lambda: model(
+        "found NoneType; use encode": lambda: model(tokens(2, 2)),
+        "of 2 layers returned, found one of 1": lambda: model(
             tokens(2, 2), EncoderDecoder(**SMALL | {"decoder_layers": 1}).encode(tokens(2, 2))
         ),
         "expected a state of 3 rows": lambda: model(tokens(3, 2), state),

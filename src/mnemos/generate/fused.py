@@ -110,7 +110,7 @@ class FusedStep:
         self.most_rows = ROWS if weights == "float32" else sys.maxsize  # that the kernel computes
         self._pointers: list[Any] | None = None
         if not self.why:
-            blocks = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
+            blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
             self.layer = layer_of(blocks[0].attention)
             parts = [parameters_of(part) for name, part in model.named_modules() if not _encodes(name)]
             self._where = [(parameters, name) for parameters in parts for name in parameters]

@@ -323,23 +323,22 @@ class Memformer(SegmentedModel):
         They run before the decoder, so that `advance` draws a prefix of the random numbers that `forward` draws.
         """
         before, seen = self.checked_state(x, state, mask)
-        length, memory, past = self.config.segment, before.memory, (before.encoded, before.valid)
+        length, past = self.config.segment, (before.encoded, before.valid, before.memory)
         if 0 in seen:
-            past = self.encode_start(*past, None if all(n == 0 for n in seen) else before.seen == 0)
+            fresh = None if all(n == 0 for n in seen) else before.seen == 0
+            past = (*self.encode_start(*past[:2], fresh), before.memory)
         unfinished = Unfinished(before.pending, before.pending_valid)
-        rows = PackedRows.of(
-            x.long(), mask
-        )  # segments count valid tokens; the state has those of one that is not complete
+        rows = PackedRows.of(x.long(), mask)  # segments count valid tokens; the state has those of an incomplete one
         steps = []
         for stretch in stretches([n % length for n in seen], rows.counts, length):
-            steps.append((stretch, Read(*past, self.slots(memory) if self.decoder.memory else None)))
+            steps.append((stretch, Read(*past[:2], self.slots(past[2]) if self.decoder.memory else None)))
             span = slice(stretch.start, stretch.stop)
             unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.place)
-            *past, memory = change_rows(stretch.done, self.write, (*past, memory), unfinished.tokens)
+            past = change_rows(stretch.done, self.write, past, unfinished.tokens)
             if any(stretch.done):
                 unfinished = unfinished.emptied(torch.tensor(stretch.done, device=x.device))
         ends = self.empty_caches(len(x))
-        after = MemformerState(count_seen(x, before.seen, mask), memory, *past, *unfinished, ends)
+        after = MemformerState(count_seen(x, before.seen, mask), past[2], *past[:2], *unfinished, ends)
         return rows, steps, after, before.layers
 
     def encode_start(self, encoded: Tensor, valid: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -56,8 +56,8 @@ class SegmentCache(NamedTuple):
 class SegmentedModel(LanguageModel):
     """Base of the models that read each row in segments of L tokens from its start, wherever calls end.
 
-    Padding is no token of a segment. The state is a named tuple that counts the tokens of each row, `seen`, and has a
-    `SegmentCache` for each of its `layers`.
+    Padding is no token of a segment. The state is a named tuple that counts the tokens of each row, `seen`, and whose
+    last field, `layers`, is a `SegmentCache` for each block that caches.
     """
 
     config: Any
@@ -129,8 +129,7 @@ class SegmentedModel(LanguageModel):
 
 def _shapes(state: Any) -> list[torch.Size]:
     """What must be the same in all states of a model: all shapes but for rows and the numbers of cached tokens."""
-    rest = [x.shape[1:] for x in leaves(state._replace(layers=()))]
-    return rest + [x.shape[2:] for x in leaves(state.layers[:1])]
+    return [*(x.shape[1:] for x in leaves(state[:-1])), state.layers[0].own.k.shape[2:]]
 
 
 def change_rows(rows: list[bool], change: Callable[..., S], state: S, *others: State) -> S:

@@ -47,7 +47,8 @@ def checked_config(model: nn.Module, config: C, fields: dict[str, Any], **least:
     """
     c: Any = with_fields(config, fields, type(model).__name__)
     check_fields(c, "model")
-    check_heads(c.dim, getattr(c, "num_heads", 1))
+    if hasattr(c, "num_heads"):
+        check_heads(c.dim, c.num_heads)
     check_sizes(c, **least)
     check_dropout(c.dropout)
     checked: C = c
@@ -84,7 +85,8 @@ def check_state(
         other = "one of a model of another configuration"
     if other:
         raise InputError(f"expected the state that this model of {layers} layers returned, found {other}; use {start}")
-    if (count := leaves(state)[0].shape[0]) != rows:
+    first = leaves(state)[0] if state.seen is None else state.seen
+    if (count := first.shape[0]) != rows:
         raise InputError(f"expected a state of {rows} rows, as the tokens have, found {count}; use select or reset")
 
 

@@ -166,10 +166,11 @@ class Block(nn.Module):
         y, state = self.attention(x if post else self.attention_norm(x), state, mask, *more)
         x = add_residual(self.dropout(y), x)
         x = self.attention_norm(x) if post else x
-        for read, norm, source, seen in zip(self.reads, self.read_norms, sources, visible, strict=True):
+        for i, source in enumerate(sources):
             # All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied.
             together = source[0].shape[0], -1, x.shape[-1]
-            y = read((x if post else norm(x)).reshape(together), source, seen).reshape(x.shape)
+            norm = self.read_norms[i]
+            y = self.reads[i]((x if post else norm(x)).reshape(together), source, visible[i]).reshape(x.shape)
             x = add_residual(self.dropout(y), x)
             x = norm(x) if post else x
         if self.mlp is not None:

@@ -255,7 +255,7 @@ def test_the_attention_to_the_source_is_what_the_layer_mixes():
     model = EncoderDecoder(vocab_size=20, dim=16, encoder_layers=1, decoder_layers=2, num_heads=1, mlp=16).eval()
     source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 5))
     seen = []
-    last = model.decoder[-1].read
+    last = model.decoder[-1].reads[0]
     hook = last.register_forward_hook(lambda layer, given, out: seen.append((given[1][1], out.clone())))
     weights = source_attention(model, source, target)
     hook.remove()
