@@ -176,8 +176,11 @@ class EncoderDecoder(AttentionModel):
         Each decoder layer projects its keys and values of the source here, and nowhere else. In training mode the call
         is one forward of the gated caches.
         """
+        return self.begin(self.hidden(source, mask), mask)
+
+    def hidden(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the encoder makes of a source, [B, S, D]: the first half of `encode`, which `begin` completes."""
         check_token_ids(source, self.source_embedding.num_embeddings, mask)
-        # --- what the encoder makes of the source ---
         began = self.training and begin_forward(self._caches)
         y = self._embed(self.source_embedding, self.source_positions, source, None, mask)
         for block in self.encoder:
@@ -185,12 +188,15 @@ class EncoderDecoder(AttentionModel):
         y = self.encoder_norm(y)
         if began:
             end_forward(self._caches)
-        # --- keys and values of it for each layer of the decoder ---
-        layers = tuple(block.keys_values([y])[0] for block in self.decoder)
+        return y
+
+    def begin(self, hidden: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
+        """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
+        layers = tuple(block.keys_values([hidden])[0] for block in self.decoder)
         if not torch.is_grad_enabled():  # heads before tokens in memory, as each head reads them
             layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
-        valid = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
-        return self._new_rows(Encoded(layers, valid), y.device, self.embedding.weight.dtype)
+        valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
+        return self._new_rows(Encoded(layers, valid), hidden.device, self.embedding.weight.dtype)
 
     def forward(
         self, x: Tensor | Pair, state: EncoderDecoderState | None = None, mask: Tensor | None = None
