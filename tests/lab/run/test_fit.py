@@ -17,10 +17,10 @@ from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.report.read import read
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.recipe import OptimConfig, TrainConfig
+from mnemos.lab.run.recipe import OptimConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.metrics import LOSS, CorpusMetric, SumMetric
-from mnemos.lab.tasks.own import BatchSource, source
+from mnemos.lab.tasks.user_data import BatchSource, source
 from mnemos.types import InputError
 
 SETTINGS = TrainConfig(log_every=1, eval_every=4, checkpoint_every=2, keep=9, accelerator="cpu")
@@ -402,3 +402,46 @@ def test_what_does_not_fit_is_refused(tmp_path):
         mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
     with pytest.raises(InputError, match=r"fit\(\.\.\., resume=True\)"):
         open_run(tmp_path / "other")
+
+
+def test_more_updates_of_a_finished_run(tmp_path):
+    """With a constant rate, 4 and then 4 more are 8."""
+    constant = OptimConfig(schedule=ScheduleConfig(name="constant"))
+    whole, parts = classifier(), classifier()
+    expected = mnemos.fit(whole, rows(), rows(9), tmp_path / "whole", 8, optim=constant, train=SETTINGS)
+    mnemos.fit(parts, rows(), rows(9), tmp_path / "run", 4, optim=constant, train=SETTINGS)
+    again = classifier()
+    result = mnemos.fit(again, rows(), rows(9), tmp_path / "run", 8, optim=constant, train=SETTINGS, resume=True)
+    assert (result["steps"], result["valid"]) == (8, expected["valid"])
+    torch.testing.assert_close(again.state_dict(), whole.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
+    """Batches of a tokeniser: the loss is the model's, and a classifier has its accuracy."""
+    library = mnemos.libraries.transformers()
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    if kind == "Llama":
+        model = library.LlamaForCausalLM(library.LlamaConfig(**sizes, intermediate_size=16))
+    else:
+        config = library.BertConfig(**sizes, intermediate_size=16, num_labels=3, hidden_dropout_prob=0.0)
+        model = library.BertForSequenceClassification(config)
+    ids = torch.randint(1, 11, (12, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < torch.randint(3, 7, (12, 1), generator=torch.Generator().manual_seed(1))
+    labels = ids.masked_fill(~mask, -100) if kind == "Llama" else ids[:, 0] % 3
+    data = [
+        {"input_ids": i, "attention_mask": m, "labels": y} for i, m, y in zip(ids, mask.long(), labels, strict=True)
+    ]
+    with torch.no_grad():
+        before = model.eval()(input_ids=ids[:4], attention_mask=mask[:4].long(), labels=labels[:4]).loss.item()
+    loader = DataLoader(data, 4)
+    result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
+    dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
+    assert lines(tmp_path / "run")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)
+    assert lines(tmp_path / "run")[-1]["loss"] < 0.9 * before
+    assert result["metric"] == ("loss" if kind == "Llama" else "accuracy")
+    if kind == "Bert":
+        with torch.no_grad():
+            logits = model.eval()(input_ids=ids, attention_mask=mask.long()).logits
+        assert result["valid"]["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())

@@ -9,12 +9,13 @@ from torch import nn
 
 from mnemos.config import ModelConfig
 from mnemos.lab.tasks.metrics import Metric, find_metrics
-from mnemos.lab.tasks.own import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.lab.tasks.task import DataConfig, Task
+from mnemos.lab.tasks.user_data import Loss, OwnTask, described, rows_in_a_batch, source
 from mnemos.modes import in_mode, plain_module
 from mnemos.types import InputError, JSONObject
 
 from .checks import ANY
+from .files import read_object
 from .recipe import OWN, OptimConfig, Recipe, TrainConfig
 from .run import Run
 from .session import carry_out, run_name
@@ -60,7 +61,8 @@ def fit(
         result = mnemos.fit(model, train_loader, valid_loader, out="runs/mine", steps=1000, lr=1e-3)
 
     train_data, valid_data: a DataLoader, a map-style data set, or an iterable of batches; a batch is (inputs, targets),
-    {"inputs", "targets", "mask", "reset"} or a `Batch`. For batches of any other kind pass a `Task` as train_data.
+    {"inputs", "targets", "mask", "reset"}, a `Batch`, or {"input_ids", "labels", …} for a model of Transformers, whose
+    own loss is trained. For batches of any other kind pass a `Task` as train_data.
     model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
@@ -69,7 +71,8 @@ def fit(
     trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the
     end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
 
-    resume: continue the run in `out` from its newest checkpoint. Pass the same model class, data and settings. For a
+    resume: continue the run in `out` from its newest checkpoint, up to `steps`, which may be more than before: the rate
+    of the further updates is the schedule's over all of them. Pass the same model class, data and settings. For a
     map-style data set (also inside a DataLoader, shuffled or not) the order is a function of the seed, so resuming is
     exact, bit for bit, and has no cost. Any other iterable is read again up to the position of the run, from its start,
     or from the start of the current pass if it has a `len`; this is exact if the iterable repeats the same batches.
@@ -110,6 +113,10 @@ def fit(
         about="a model trained by mnemos.fit",
     )
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
+    longer = False
+    if resume and (folder / "recipe.json").is_file():
+        before = read_object(folder / "recipe.json", {"train": dict})["train"].get("steps")
+        longer = isinstance(before, int) and before < steps
     with in_mode(model, training=True):  # restores the mode of every module
-        opened = Run.open(recipe, folder, resume, task=task, model=model, quiet=quiet)
+        opened = Run.open(recipe, folder, resume, steps=steps if longer else None, task=task, model=model, quiet=quiet)
         return carry_out(opened, count_flops=False).to_json()  # the data are read for updates alone

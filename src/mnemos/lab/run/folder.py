@@ -51,7 +51,6 @@ from .provenance import (
     versions,
 )
 from .recipe import Recipe, as_json, as_written, differing
-from .recipe_files import read_recipe
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints"}
 
@@ -353,7 +352,7 @@ def extend(folder: Path, steps: int) -> None:
     is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
     for a run that stopped early (`TrainConfig.patience`).
     """
-    recipe = read_recipe(folder)
+    recipe = read_object(folder / "recipe.json", {"train": dict})
     done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
     run = RunFolder(folder)
     try:
@@ -366,7 +365,7 @@ def extend(folder: Path, steps: int) -> None:
         if steps < done or (result is not None and steps == done):
             raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
         (folder / Result.FILE).unlink(missing_ok=True)
-        write_json(folder / "recipe.json", to_dict(replace(recipe, train=replace(recipe.train, steps=steps))))
+        write_json(folder / "recipe.json", recipe | {"train": recipe["train"] | {"steps": steps}})
     finally:
         run.close()
 

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,26 +25,37 @@ from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .ahead import Asked, BatchesAhead, Loader, ahead
 from .batch import IGNORE, Batch, row_count
-from .metrics import ACCURACY, LOSS, Metric
+from .metrics import ACCURACY, LOSS, CorpusMetric, Metric, SumMetric
 from .row_order import Order
 from .task import Split, Task
 
 Loss = Callable[[Any, Any], Tensor]
 
 
-def as_batch(found: object) -> Batch:
-    """A `Batch` of (inputs, targets) or {"inputs", "targets", "mask", "reset"}, with arrays as tensors."""
-    if isinstance(found, Mapping) and {"inputs", "targets"} <= set(found) <= set(Batch._fields):
-        found = Batch(**found)
-    elif not isinstance(found, Batch) and isinstance(found, (tuple, list)) and len(found) == 2:
-        found = Batch(*found)
-    if not isinstance(found, Batch):
-        what = f"a mapping with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+def as_batch(read: object) -> Batch:
+    """A `Batch` of what a loader gives, with arrays as tensors.
+
+    That is a pair (inputs, targets); a mapping {"inputs", "targets", "mask", "reset"}; or one with "labels", as models
+    of Transformers take it: its targets are the labels, and its inputs all other entries by name.
+    """
+    batch = read
+    if isinstance(read, Mapping) and "labels" in read:
+        batch = Batch({name: _as_tensor(x) for name, x in read.items() if name != "labels"}, read["labels"])
+    elif isinstance(read, Mapping) and {"inputs", "targets"} <= set(read) <= set(Batch._fields):
+        batch = Batch(**read)
+    elif not isinstance(read, Batch) and isinstance(read, (tuple, list)) and len(read) == 2:
+        batch = Batch(*read)
+    if not isinstance(batch, Batch):
+        what = f"a mapping with {', '.join(map(str, read))}" if isinstance(read, Mapping) else type(read).__name__
         raise InputError(
-            f"expected batches (inputs, targets) or {{'inputs', 'targets'}}, found {what}; make such batches, for "
-            "example by the collate_fn of a DataLoader, or give fit a Task"
+            "expected batches (inputs, targets), {'inputs', 'targets'} or a mapping with 'labels', found "
+            f"{what}; make such batches, for example by the collate_fn of a DataLoader, or give fit a Task"
         )
-    return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in found))
+    return Batch(*map(_as_tensor, batch))
+
+
+def _as_tensor(x: Any) -> Any:
+    return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
 
 def _rows(batch: Batch) -> int:
@@ -61,8 +73,10 @@ class OwnTask(Task):
     `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
-    or a value per row [B]; None means cross-entropy of logits. Batches that have a `reset` carry the state from one to
-    the next. seed: that of the training, whose first batch the task reads to learn what the data hold.
+    or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
+    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch.
+    Batches that have a `reset` carry the state from one to the next. seed: that of the training, whose first batch the
+    task reads to learn what the data hold.
     Raises InputError for data that are not batches, or can be iterated only once.
     """
 
@@ -80,13 +94,17 @@ class OwnTask(Task):
         seed: int = 0,
     ) -> None:
         self._loss = loss
-        self.metrics = tuple(metrics) or ((ACCURACY,) if loss is None else (LOSS,))
         self._classes = 0  # of the logits; 0 before the first forward
         arguments = inspect.signature(model.forward).parameters
-        self._accepts = {name for name in ("state", "mask") if name in arguments}
+        self._accepts = {name for name in ("state", "mask", "use_cache") if name in arguments}
         self._train, self._valid = train, valid
         first = self._train.batch(0, batch_size, seed)
         _rows(first)
+        self._own_loss = loss is None and "labels" in arguments and isinstance(first.inputs, Mapping)
+        classes = first.targets.dim() == 1 and not first.targets.is_floating_point() if self._own_loss else loss is None
+        self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
+        if self._own_loss:
+            self.metrics = tuple(map(_of_logits, self.metrics))
         self.carries_state = first.reset is not None
         inputs, targets = first.inputs, first.targets
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -114,6 +132,8 @@ class OwnTask(Task):
         options: dict[str, object] = {"mask": batch.mask} if "mask" in self._accepts else {}
         if "state" in self._accepts:
             options["state"] = state
+        if self._own_loss:
+            options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
         inputs = batch.inputs
         if isinstance(inputs, Mapping):
             found = model(**inputs, **options)
@@ -130,6 +150,14 @@ class OwnTask(Task):
 
     def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
         """The caller's loss summed over rows, or the cross-entropy summed over targets."""
+        if self._own_loss:
+            mean = getattr(outputs, "loss", None)
+            if not isinstance(mean, Tensor) or mean.dim():
+                raise InputError(
+                    "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
+                    f"found {_kind(outputs)}; return one as models of Transformers do, or give fit a loss"
+                )
+            return mean * row_count(batch)
         if self._loss is None:
             if likelihood_of(model) is None:
                 self._check_logits(outputs, batch.targets)
@@ -171,11 +199,13 @@ class OwnTask(Task):
             )
 
     def count(self, batch: Batch) -> int:
-        """Rows, with the caller's loss; otherwise targets that are not IGNORE."""
-        return super().count(batch) if self._loss is None else row_count(batch)
+        """Rows, with the caller's or the model's loss; otherwise targets that are not IGNORE."""
+        return super().count(batch) if self._loss is None and not self._own_loss else row_count(batch)
 
     def check(self, batch: Batch, where: str) -> None:
         """Raise InputError for targets that need a `loss` or more classes, or a mask that the model does not take."""
+        if self._own_loss:
+            return
         if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
             found = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
             raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {found}; give fit a loss")
@@ -189,6 +219,15 @@ class OwnTask(Task):
     def close(self) -> None:
         """End the worker processes."""
         self._train.close()
+
+
+def _of_logits(metric: Metric) -> Metric:
+    """The metric of a model whose outputs hold logits beside the loss."""
+    if isinstance(metric, SumMetric) and (sums := metric.sums) is not None:  # None: the loss itself
+        return replace(metric, sums=lambda model, outputs, batch: sums(model, outputs.logits, batch))
+    if isinstance(metric, CorpusMetric) and (collect := metric.collect) is not None:
+        return replace(metric, collect=lambda model, outputs, batch: collect(model, outputs.logits, batch))
+    return metric
 
 
 def _kind(found: object) -> str:
