@@ -208,6 +208,7 @@ def test_crop_returns_to_any_length():
             place -= back
         cache.reorder_cache(torch.tensor([1, 0]))
         new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), cache=cache)
+        assert cache.get_seq_length() == place + 2
         text = torch.cat([ids[:, :place].flip(0), ids[:, place : place + 2]], 1)
         whole = model(text, mask[:, : place + 2].flip(0))
         early = StateCache()
