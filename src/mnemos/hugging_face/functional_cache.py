@@ -221,8 +221,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             now = past.append(k, v)
         else:
             valid = self.valid.to(k.device)
-            parts = (self.join(*pair) for pair in ((past.k, k), (past.v, v), (past.valid, valid)))
-            now = KeyValues(*parts, self.seen_after.to(k.device))
+            seen = self.seen_after.to(k.device)
+            now = KeyValues(self.join(past.k, k), self.join(past.v, v), self.join(past.valid, valid), seen)
         window = self.layout.window(layer_idx)
         kept = now if window is None else now.last(window - 1)
         if self.valid is not None:

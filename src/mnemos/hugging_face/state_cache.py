@@ -183,12 +183,11 @@ class StateCache(Cache):
 
 def _joined(first: tuple[Tensor, Tensor | None], second: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """Tokens and their masks, one after the other."""
-    tokens, masks = zip(first, second, strict=True)
-    valid = None
-    if any(mask is not None for mask in masks):
-        both = zip(tokens, masks, strict=True)
-        valid = torch.cat([torch.ones_like(x, dtype=torch.bool) if mask is None else mask for x, mask in both], 1)
-    return torch.cat(tokens, 1), valid
+    parts, valid = (first, second), None
+    if first[1] is not None or second[1] is not None:
+        masks = [torch.ones_like(x, dtype=torch.bool) if mask is None else mask for x, mask in parts]
+        valid = torch.cat(masks, 1)
+    return torch.cat([x for x, _ in parts], 1), valid
 
 
 def check_cache(cache: object, past_key_values: object) -> StateCache | None:

@@ -43,8 +43,9 @@ class Reader:
         """The loss, a scalar, and the state after the segment."""
         with collect_auxiliary_losses() as auxiliary:
             outputs, state = self.read(segment.input_ids, state, self._mask(segment))
-        auxiliary, smoothing = (auxiliary, self._smoothing) if self.model.training else ((), 0.0)
-        return mean_loss(outputs, segment.targets, self._likelihood, count, auxiliary, smoothing), state
+        if not self.model.training:
+            return mean_loss(outputs, segment.targets, self._likelihood, count), state
+        return mean_loss(outputs, segment.targets, self._likelihood, count, auxiliary, self._smoothing), state
 
     def advance(self, segment: Segment, state: State) -> State:
         """The state after the segment."""
