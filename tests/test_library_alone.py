@@ -1,5 +1,6 @@
 """The library needs PyTorch, NumPy and safetensors alone: it is used here where nothing else is installed."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,38 +52,44 @@ def installed(folder: Path, names: Sequence[str]) -> Callable[..., subprocess.Co
 
 LIBRARY = ("torch", "numpy", "safetensors")
 LABORATORY = ("lightning-fabric", "matplotlib", "rich", "scipy", "tyro")
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return installed(tmp_path_factory.mktemp("library"), LIBRARY)
+# One process, because most of its seconds are imports. Its lines are the names of the laboratory that are imported,
+# what `mnemos list` gives, and what names of the laboratory are.
+PROGRAM = """
+import os; os.chdir({folder!r})
+for code in {examples!r}: exec(code, {{'__name__': '__main__'}})
+import contextlib, io, json, sys
+print(json.dumps(sorted({{'tyro', 'rich', 'scipy', 'mnemos.lab'}} & set(sys.modules))))
+from mnemos.__main__ import main
+sys.argv[1:] = ['list']
+with contextlib.redirect_stderr(io.TextIOWrapper(io.BytesIO(), write_through=True)) as said: code = main()
+print(json.dumps([code, said.buffer.getvalue().decode()]))
+from mnemos import *
+import mnemos
+print(json.dumps(['fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__]))
+for name in ('fit', 'Recipe', 'detect'):
+    try: getattr(mnemos, name)
+    except mnemos.InputError as error: print(json.dumps('tyro' in str(error)))
+"""
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_library_run(alone, tmp_path):
+def test_the_library_needs_three_distributions(tmp_path_factory, tmp_path):
+    """The pages' examples run; the laboratory names the extra that it needs, and its names are not listed.
+
+    help() and tools get every name of a list, so they would load the laboratory for each.
+    """
+    alone = installed(tmp_path_factory.mktemp("library"), LIBRARY)
     chosen = [code for code in EXAMPLES if not re.search(OTHERS, code)]
     assert len(chosen) >= 3
-    code = f"import os; os.chdir({str(tmp_path)!r})\nfor code in {chosen!r}: exec(code, {{'__name__': '__main__'}})\n"
-    code += "import sys; print(sorted({'tyro', 'rich', 'scipy', 'mnemos.lab'} & set(sys.modules)))"
-    done = alone("-c", code)
+    done = alone("-c", PROGRAM.format(folder=str(tmp_path), examples=chosen))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_what_needs_the_laboratory_names_the_extra(alone):
-    done = alone("-m", "mnemos", "list")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "tyro" in done.stderr
-
-
-def test_names_of_the_laboratory_are_not_listed_and_name_the_extra(alone):
-    """help() and tools get every name of a list, so without the laboratory its names are not listed."""
-    code = "from mnemos import *\nimport mnemos\nprint('fit' in dir(mnemos), 'lab' in mnemos.__all__, cache.__name__)\n"
-    code += "for name in ('fit', 'Recipe', 'detect'):\n try: getattr(mnemos, name)\n"
-    code += " except mnemos.InputError as error: print('tyro' in str(error))"
-    done = alone("-c", code)
-    assert done.stdout.split() == ["False", "False", "cache", *["True"] * 3], done.stderr
+    imported, (code, said), names, *named = map(json.loads, done.stdout.splitlines()[-6:])
+    assert imported == []
+    assert code == 2
+    assert len(said.splitlines()) == 1
+    assert "tyro" in said
+    assert names == [False, False, "cache"]
+    assert named == [True] * 3
 
 
 @pytest.mark.slow

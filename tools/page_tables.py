@@ -38,10 +38,9 @@ def what_helped() -> str:
         ("540 photos, ViT", "photos-vit", "photos_vit"),
         ("short ListOps", "demo", "demo_unwritten"),
     ):
-        whole = _load(file)
-        found = {row["name"]: row for row in whole["rows"]}
+        found = {row["name"]: row for row in _load(file)["rows"]}
         arms = {end: found[f"{stem}{end}"] for end in ("", "-wider", "-cached")}
-        control = found.get(f"{stem}-cached-unwritten", whole.get("never_written"))
+        control = found[f"{stem}-cached-unwritten"]
         rows.append((title, *arms.values(), control))
     (recall,) = (entry for entry in _load("bench_memory")["benchmarks"] if entry["name"] == "mqar")
     window, cached, control = _cache_per_stream(recall)
@@ -58,9 +57,8 @@ def other_tasks() -> str:
     cached, constant = _load("multi30k_paper")["rows"]
     rows.append(("Multi30k, `paper`: BLEU", None, None, cached, constant))
     mnist = {row["name"]: _in_percent(row) for row in _load("mnist_vit")["rows"]}
-    if "mnist-vit-paper" in mnist:
-        arms = (mnist[f"mnist-vit{end}"] for end in ("", "-wider", "-paper", "-paper-constant"))
-        rows.append(("MNIST, ViT, `paper`: accuracy, %", *arms))
+    arms = (mnist[f"mnist-vit{end}"] for end in ("", "-wider", "-paper", "-paper-constant"))
+    rows.append(("MNIST, ViT, `paper`: accuracy, %", *arms))
     for name, entry in _load("listops_128")["comparisons"].items():
         plain, cached, control, wider = map(_in_percent, entry["rows"])
         rows.append((f"ListOps of 64 to 128 symbols, {name}, `paper`: accuracy, %", plain, wider, cached, control))
@@ -206,7 +204,7 @@ def text_state(file: str = "text_state") -> str:
     """The tables of docs/memories.md: memories of one size on books, the best first."""
     lines = ["| memory | bits per byte | minus Transformer-XL | updates | state, KiB |\n", "|---|---|---|---|---|\n"]
     for row in sorted(_load(file)["rows"], key=lambda row: row["mean"]):
-        against = row.get("against")
+        against = row["against"]
         gain = ""
         if against is not None:
             ends = (against["difference"], *against["interval"])
@@ -563,11 +561,8 @@ def rollout_cost() -> str:
     ways = {
         "back-propagation": "back-propagation",
         "torch.utils.checkpoint": "`torch.utils.checkpoint`",
-        "checkpoint": "checkpointing of mamba.py",  # of measurements before torch.utils.checkpoint was among the ways
-        "RolloutTrainer": "replay",
         "replay": "replay",
     }
-    ways = {way: title for way, title in ways.items() if all(way in row for row in found["segments"].values())}
     heads = [f"{way}: {unit}" for way in ways.values() for unit in ("MiB", "s")]
     lines = [
         f"| segments of {found['segment']} ({_processor(found)}) | " + " | ".join(heads) + " |\n",

@@ -156,6 +156,7 @@ def unmeasured(monkeypatch):
         "state_bytes": 1,
         "segment_state_bytes": 1,
         "beyond": [{"at": 16, "mean": 0.5, "std": None}],
+        "beside": {},
         "controls": {"left": "no state"},
     }
     monkeypatch.setattr(run, "measure_runs", lambda runs, benchmark: empty)

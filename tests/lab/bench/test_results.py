@@ -95,7 +95,7 @@ def test_memories_that_did_not_learn_are_named(rows, said):
 
 def test_a_score_that_needs_no_key_is_not_learned():
     rows = [{"name": name, "mean": mean, "std": 0.0} for name, mean in (("a", 0.36), ("b", 0.9), ("c", 0.2))]
-    entry = {"chance": 0.125, "rows": rows}
+    entry = {"keyless": 0.0, "chance": 0.125, "rows": rows}
     assert unlearned(entry) == ""
     known = unlearned(entry | {"keyless": 0.355})
     assert known.startswith("Not learned: a and c. ")

@@ -285,12 +285,8 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
 
 
 @pytest.mark.slow
-def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch, capsys, forked_comparisons):
-    monkeypatch.setattr(budgets, "SECONDS", 0.0)
-    recipes = [
-        plain(text, steps=40, eval_every=40),
-        rmt(text, batch_size=4),
-    ]  # time for an update of RMT on a busy machine too
+def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, forked_comparisons):
+    recipes = [plain(text), rmt(text)]
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out
@@ -309,8 +305,8 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, monkeypatch,
         scores = dict(row["rates"])
         assert row["rate"] == min(scores, key=scores.get)
         assert all(f"{row['rate']:.1e}" in place for place in found["runs"][row["name"]])
-    assert found["rows"][0]["steps"] == 40
-    monkeypatch.setattr(budgets, "update_seconds", None)  # nothing is measured again
+    assert [row["steps"] for row in found["rows"]] == [8, 2]
+    # `measured` has no cost any more: nothing is measured again
     again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), of_claim=True)
     assert again["rows"] == found["rows"]
     assert completed(recipes)[1].model.vocab_size == 256

@@ -159,7 +159,9 @@ def _result(name, seed, steps, end, cached, random):
         "steps": steps,
         "test": {"loss": 1.07, "accuracy": end},
         "metric": "accuracy",
-        "metrics": {"accuracy": {"higher_is_better": True, "about": "The share of right answers."}},
+        "metrics": {
+            "accuracy": {"higher_is_better": True, "about": "The share of right answers.", "bounds": [0.0, 1.0]}
+        },
         "valid": {"loss": 1.06, "accuracy": end + 0.004},
         "majority": 0.106,
         "parameters": VARIANTS.get(name, VARIANTS["demo"])["parameters"],
@@ -188,14 +190,15 @@ def write_comparison(folder, seeds=(0, 1, 2), variants=tuple(VARIANTS), with_con
         cost = {
             key: float(np.mean([r[key] for r in results])) for key in ("parameters", "flops", "seconds", "peak_bytes")
         }
-        rows.append({"name": name, **_spread(tested), "seeds": len(seeds), **cost})
+        role = {"baseline_of": None, "memory": "cache" if "cached" in name else None}
+        rows.append({"name": name, **_spread(tested), "seeds": len(seeds), **cost, **role})
         for kind in results[0].get("controls", {}):
             values = [r["controls"][kind]["accuracy"] for r in results]
             listed.append({"name": name, "control": kind, **_spread(values), "seeds": len(seeds)})
-    comparison = {"metric": "accuracy", "higher_is_better": True, "majority": 0.106, "rows": rows}
+    comparison = {"metric": "accuracy", "higher_is_better": True, "bounds": [0.0, 1.0], "majority": 0.106, "rows": rows}
     comparison |= {"controls": listed} if with_controls else {}
     comparison |= {"runs": places} if with_runs else {}
-    comparison |= {"provenance": {"command": f"mnemos compare {' '.join(variants)}", "commit": COMMIT}}
+    comparison |= {"provenance": {"command": ["mnemos", "compare", *variants], "commit": COMMIT}}
     (folder / "comparison.json").write_text(json.dumps(comparison | fields, indent=2))
     return folder
 

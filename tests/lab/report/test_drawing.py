@@ -92,7 +92,6 @@ def test_numbers_as_a_paper_prints_them():
 
 def test_commands_read_as_one_types_them():
     assert command(["mnemos", "train", "a b"]) == "mnemos train 'a b'"
-    assert command("mnemos train demo") == "mnemos train demo"
     assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 

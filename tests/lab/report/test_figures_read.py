@@ -40,6 +40,7 @@ def refused(folder, *words):
         ('{"kind": "train", "loss": 1.0}', "step"),
         ('{"kind": "train", "step": -1}', "step"),
         ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
+        (f'{{"kind": "train", "step": 60, "loss": {10**30}}}', '"loss"'),
         ('{"kind": "valid", "step": 60, "accuracy": true}', '"accuracy"'),
         ('{"kind": "gates", "step": 60}', "layers"),
         ('{"kind": "gates", "step": 60, "layers": [{"mix": [0.5]}]}', "name"),
@@ -121,6 +122,8 @@ def test_two_comparisons_are_refused(tmp_path):
         ({"rows": []}, '"rows"'),
         ({"rows": [{"mean": 1.0}]}, "rows[0].name"),
         ({"rows": [{"name": "a", "mean": "x"}]}, '"rows[0].mean"'),
+        ({"rows": [{"name": "a", "mean": 10**30}]}, '"rows[0].mean"'),
+        ({"rows": [{"name": "a", "mean": 1.0, "seeds": 10**30}]}, '"rows[0].seeds"'),
         ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"rows[0].seeds"'),
         ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"rows[0].baseline_of"'),
         ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "controls[0].control"),
@@ -236,28 +239,20 @@ def test_settings_that_change_no_score_make_no_other_task(tmp_path):
     assert [[run.label for run in one.all_runs()] for one in read_tasks(runs)] == [["a", "b"], ["c"]]
 
 
-def test_the_baselines_of_single_runs_and_older_comparisons_are_read_from_recipes(tmp_path):
+def test_the_baselines_of_single_runs_are_read_from_recipes(tmp_path):
     recipe = registry.load("recipe", "short-listops-cached")()
     never = unwritten(recipe)
-    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
-    for place, one in {"demo-0": never, "demo-cached-0": recipe}.items():
-        (folder / place / "recipe.json").write_text(json.dumps(to_dict(one)))
-    assert [row.baseline_of for row in read([folder]).rows] == [("demo-cached",), ()]
-    runs = read([folder / "demo-0", folder / "demo-cached-0"])
-    assert [row.baseline_of for row in runs.rows] == [(recipe.name,), ()]
+    runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+
+    def owners(*recipes):
+        for run, one in zip(runs, recipes, strict=True):
+            (run / "recipe.json").write_text(json.dumps(one))
+        return [row.baseline_of for row in read(runs).rows]
+
+    assert owners(to_dict(never), to_dict(recipe)) == [(recipe.name,), ()]
     longer = replace(never, train=replace(never.train, steps=never.train.steps + 1))  # of a budget
-    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(longer)))
-    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
-    (folder / "demo-0/recipe.json").write_text(json.dumps(to_dict(never) | {"model": {"is": "of-a-plug-in"}}))
-    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
-
-
-def test_a_comparison_without_runs_has_no_known_baselines(tmp_path):
-    folder = write_comparison(tmp_path / "old", seeds=(0,), variants=("demo", "demo-cached"))
-    found = json.loads((folder / "comparison.json").read_text())
-    found["runs"] = {name: [] for name in found["runs"]}
-    (folder / "comparison.json").write_text(json.dumps(found))
-    assert [row.baseline_of for row in read([folder]).rows] == [None, None]
+    assert owners(to_dict(longer), to_dict(recipe)) == [(), ()]
+    assert owners(to_dict(never) | {"model": {"is": "of-a-plug-in"}}, to_dict(recipe)) == [(), ()]
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):
@@ -268,27 +263,17 @@ def test_runs_without_accuracy_are_compared_by_loss(run):
     assert (comparison.metric, comparison.higher_is_better, comparison.majority) == ("loss", False, None)
 
 
-def test_results_of_before_metrics_were_described(tmp_path):
-    """The direction of a metric of this library is known; of any other, it must not be guessed."""
-    runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
-    for metric, result in (("accuracy", True), ("mine", None)):
-        for one in runs:
-            written = json.loads((one / "result.json").read_text())
-            written.pop("metrics", None)
-            written["test"] = {"loss": 1.0, metric: 0.5}
-            (one / "result.json").write_text(json.dumps(written | {"metric": metric}))
-        if result is None:
-            refused(runs[0], f"{runs[0]}/result.json: expected", "'mine'", "train the run again")
-            with pytest.raises(InputError, match="'mine'"):
-                summarise({"demo": runs[:1]}, tmp_path)
-        else:
-            assert read(runs).higher_is_better is result
-            assert summarise({"demo": runs[:1]}, tmp_path).higher_is_better is result
-    old = write_comparison(tmp_path / "cmp", variants=("demo",))
-    found = json.loads((old / "comparison.json").read_text())
-    del found["higher_is_better"]
-    (old / "comparison.json").write_text(json.dumps(found | {"metric": "perplexity"}))
-    assert read([old]).higher_is_better is False
+def test_the_direction_of_a_metric_is_never_guessed(run, tmp_path):
+    """That of a metric of this library is known, where a result does not describe it."""
+    path = run / "result.json"
+    written = json.loads(path.read_text()) | {"metrics": {}}
+    path.write_text(json.dumps(written))
+    assert read([run]).higher_is_better is True
+    assert summarise({"demo": [run]}, tmp_path).higher_is_better is True
+    path.write_text(json.dumps(written | {"metric": "mine", "test": {"loss": 1.0, "mine": 0.5}}))
+    refused(run, f"{path}: expected", "'mine'", "train the run again")
+    with pytest.raises(InputError, match="'mine'"):
+        summarise({"demo": [run]}, tmp_path)
 
 
 def test_caches_come_in_the_order_of_the_layers(run):

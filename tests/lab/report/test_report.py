@@ -52,7 +52,7 @@ def test_report_holds_every_section_and_number(page):
     text = re.sub(r"\s+", " ", " ".join(Parsed(page).text))
     for section in (
         "Test accuracy: demo-cached 0.559, demo-wider 0.552, demo 0.512; 0 of 2 differences to demo shown.",
-        "It is not recorded which variant is the never-written baseline of which",
+        "No never-written baseline shows what the memory adds: demo-cached.",
         "Results",
         "Difference: Welch’s test, its 95% interval and p, both corrected for 2 comparisons by Holm",
         "Quality against cost",
@@ -262,7 +262,7 @@ def test_all_text_is_escaped(tmp_path):
     bad = '<script>alert("1")</script>&\'\n\u202ertl'
     for file, change in {
         "recipe.json": lambda d: {**d, "name": bad, "about": bad, bad: bad},
-        "run.json": lambda d: {**d, "command": bad, "device": bad, "started": bad, "versions": {bad: bad}},
+        "run.json": lambda d: {**d, "command": [bad], "device": bad, "started": bad, "versions": {bad: bad}},
     }.items():
         (run / file).write_text(json.dumps(change(json.loads((run / file).read_text()))))
     lines = (run / "metrics.jsonl").read_text().replace(LAYERS[0], "<i>layer</i>")

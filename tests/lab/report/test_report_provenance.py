@@ -36,7 +36,7 @@ def test_the_report_says_whether_updates_overlap(slide, said):
 @pytest.mark.slow
 def test_each_run_has_the_commit_that_trained_it(tmp_path):
     folder = write_comparison(
-        tmp_path / "c", seeds=(0, 1), provenance={"command": "mnemos compare a b", "commit": OTHER}
+        tmp_path / "c", seeds=(0, 1), provenance={"command": ["mnemos", "compare", "a", "b"], "commit": OTHER}
     )
     files = [{"name": "train.tsv", "bytes": 1234567, "sha256": "a" * 64}]
     for run in ("demo-0", "demo-1"):
@@ -57,7 +57,7 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
 
 @pytest.mark.slow
 def test_what_reports_is_not_what_trained(tmp_path):
-    folder = write_comparison(tmp_path / "c", provenance={"command": "mnemos compare a b", "commit": OTHER})
+    folder = write_comparison(tmp_path / "c", provenance={"command": ["mnemos", "compare", "a", "b"], "commit": OTHER})
     page = report([folder]).read_text()
     assert f"git checkout {COMMIT}" in page
     assert OTHER[:10] not in page

@@ -16,8 +16,8 @@ from mnemos.lab.report.run_records import RunRecord
 from mnemos.lab.report.verdict import arms, caveats, differences_of, headline
 from mnemos.lab.run.files import Result
 
-PLAIN = Row("north", 0.500, 0.010, 5, 70_000, baseline_of=())
-CACHED = Row("east", 0.600, 0.010, 5, 91_400, baseline_of=(), memory="cache")
+PLAIN = Row("north", 0.500, 0.010, 5, 70_000)
+CACHED = Row("east", 0.600, 0.010, 5, 91_400, memory="cache")
 UNWRITTEN = Row("west", 0.550, 0.010, 5, 91_400, baseline_of=("east",))
 FAR = replace(CACHED, name="far", mean=0.56), replace(UNWRITTEN, name="of far", mean=0.55, baseline_of=("far",))
 ONE_SEED = [replace(row, seeds=1, std=math.nan) for row in (PLAIN, CACHED, UNWRITTEN)]
@@ -90,13 +90,6 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
         "finite test accuracy: north",
         made(CACHED, DIVERGED),
         made(CACHED, replace(DIVERGED, seeds=0)),
-    ),
-    "unknown": (caveats, "no memory is judged", made(PLAIN, replace(CACHED, baseline_of=None)), made(PLAIN, *WHOLE)),
-    "partly known": (
-        caveats,
-        "whether north is a never-written",
-        made(*WHOLE, replace(PLAIN, baseline_of=None)),
-        made(*WHOLE),
     ),
     "no better": (
         caveats,

@@ -67,8 +67,8 @@ def test_files_have_the_classes_that_evaluation_finds(finished, capsys):
 def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     for run_folder, file, code, words in (
-        (finished, tmp_path / "nowhere.png", 1, "nowhere.png: expected an image"),
-        (finished, tmp_path / "broken.png", 1, "broken.png: expected an image, but it cannot be decoded"),
+        (finished, tmp_path / "nowhere.png", 2, "nowhere.png: expected an image"),
+        (finished, tmp_path / "broken.png", 2, "broken.png: expected an image, but it cannot be decoded"),
         (tmp_path, tmp_path / "broken.png", 2, "expected config.json and model.safetensors"),
     ):
         assert main(["predict", str(run_folder), str(file)]) == code
@@ -151,7 +151,7 @@ def test_photos_say_what_their_splits_hold_and_others_are_scored_whole(finished,
     assert f"6 per class: {splits}/test\n" in said(splits)
     assert main(["eval", str(finished), "--data.folder", str(splits), "--split", "valid"]) == 2
     assert "expected a folder for the valid split, found test; choose" in capsys.readouterr().err
-    shutil.copytree(other, splits / "train")
+    shutil.copytree(photos(tmp_path / "third", ("cat", "dog", "emu"), seed=2), splits / "train")
     (splits / "train/dog/0.png").unlink()
     assert PhotosConfig(str(splits), size=16).build().about == (
         "train  14 photos of 3 classes, 4 to 5 per class: cat, dog, emu",

@@ -237,7 +237,6 @@ def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, ca
     result = json.loads((run / "result.json").read_text())
     assert main(["eval", str(averaged)]) == 0
     assert f"loss {result['test']['loss']:.4f}  BLEU {result['test']['BLEU']:.2f}" in capsys.readouterr().out
-    (averaged / "model_recipe.json").unlink()  # as an older version wrote it
     written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
     assert main(["score", str(run), str(averaged), str(written), "--samples", "20"]) == 0
     said = capsys.readouterr().out

@@ -282,14 +282,3 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
     again = run(None, tmp_path / "killed", resume=True, quiet=True)
     assert all(again[key] == result[key] for key in ("best_step", "steps", "test", "stopped_early"))
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
-
-
-@pytest.mark.slow
-def test_a_recipe_of_an_older_version_is_resumed(finished, tmp_path):
-    """Its file lacks the fields that were added since."""
-    shutil.copytree(finished, tmp_path / "old")
-    (tmp_path / "old/result.json").unlink()
-    saved = json.loads((tmp_path / "old/recipe.json").read_text())
-    del saved["train"]["keep_best"], saved["data"]["pattern"]
-    (tmp_path / "old/recipe.json").write_text(json.dumps(saved))
-    assert run(None, tmp_path / "old", resume=True, quiet=True)["steps"] == 4

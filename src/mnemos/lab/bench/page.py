@@ -25,7 +25,7 @@ from mnemos.lab.report.markup import (
 )
 from mnemos.lab.report.shell import chart_library, html_page, script
 from mnemos.lab.report.style import variant_name
-from mnemos.lab.tasks.metrics import bounds_of, known_bounds
+from mnemos.lab.tasks.metrics import bounds_of
 from mnemos.types import JSONObject
 
 _SECONDS = Axis("seconds of training", ",~f")
@@ -81,13 +81,13 @@ def unlearned(entry: JSONObject) -> str:
 
 def _references(entry: JSONObject) -> list[tuple[str, float]]:
     """What the scores are compared with: guessing and, where it is known, an answer that ignores what is asked."""
-    keyless = entry.get("keyless", 0.0)
+    keyless = entry["keyless"]
     return [("guessing", entry["chance"]), *([("ignoring what is asked", keyless)] if keyless else [])]
 
 
 def failed_seeds(entry: JSONObject) -> str:
     """A sentence that names the memories of which seeds failed at the chosen rate; empty if there is none."""
-    found = [(row["name"], failed, row["seeds"]) for row in entry["rows"] if (failed := row.get("failed_seeds", 0))]
+    found = [(row["name"], failed, row["seeds"]) for row in entry["rows"] if (failed := row["failed_seeds"])]
     if not found:
         return ""
     names = listed([f"{name} ({failed} of {failed + seeds})" for name, failed, seeds in found])
@@ -117,13 +117,13 @@ def _cells(row: JSONObject) -> list[str]:
         duration(row["seconds"]),
         "–" if emptied is None else decimal(emptied),
         f"{decimal(beyond[-1]['mean'])} at {beyond[-1]['at']:g}" if beyond[1:] else "–",
-        *(_spread(one["mean"], one["std"]) for one in row.get("beside", {}).values()),
+        *(_spread(one["mean"], one["std"]) for one in row["beside"].values()),
     ]
 
 
 def _head(entry: JSONObject) -> list[str]:
     """The columns of a table of one benchmark: all have `HEAD`, and some further scores."""
-    return [*HEAD, *entry["rows"][0].get("beside", {})]
+    return [*HEAD, *entry["rows"][0]["beside"]]
 
 
 def _spread(mean: float, std: float | None) -> str:
@@ -205,7 +205,7 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
 
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
     metric, rows = entry["metric"], entry["rows"]
-    bounds = bounds_of(entry.get("bounds", known_bounds(metric)))  # not in files of older versions
+    bounds = bounds_of(entry["bounds"])
     arms = [arm(row["name"], names.index(row["name"])) for row in rows]
     references = [(name, value) for name, value in _references(entry) if math.isfinite(value)]
     charts = []

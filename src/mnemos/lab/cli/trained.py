@@ -37,7 +37,7 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def predict(arguments: list[str]) -> int:
-    """Print what a run's model says about files; 1 if one could not be read."""
+    """Print what a run's model says about files."""
     from mnemos.lab.evaluate.predict import predict
 
     about = "Print what a run's model says about files: the most probable classes of images, the words of recordings, "
@@ -48,18 +48,24 @@ def predict(arguments: list[str]) -> int:
     parser.add_argument("--top", type=int, metavar="N", help="classes per image (3)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens that continue a text (200)")
     options = parser.parse_args(arguments)
-    failed = False
+    done = unread = 0
     for found in predict(options.run, options.files, top=options.top, length=options.length):
-        failed |= bool(found.problem)
+        done += 1
+        unread += bool(found.problem)
         if found.problem:
             say(f"mnemos: {found.problem}", file=sys.stderr, flush=True)
         else:
             say(f"{found.file}: {found.text}", flush=True)
-    return int(failed)
+    return _unread_code(unread, done)
+
+
+def _unread_code(unread: int, of: int) -> int:
+    """The exit code where some files could not be read: 1, or 2 for wrong input where none could."""
+    return 2 if 0 < unread == of else int(unread > 0)
 
 
 def detect(arguments: list[str]) -> int:
-    """Find objects in photos; 1 if one could not be read."""
+    """Find objects in photos."""
     from mnemos.lab.vision.detect import TrainedDetector
     from mnemos.lab.vision.detection.detections import DETECTIONS
 
@@ -94,7 +100,7 @@ def detect(arguments: list[str]) -> int:
         say(json.dumps(every))
     left = f"; {unread:,} of {done:,} photos could not be read" if unread else ""
     say(f"{out / DETECTIONS}: {len(every):,} objects in {_pictures(every):,} photos{left}", file=sys.stderr)
-    return int(unread > 0)
+    return _unread_code(unread, done)
 
 
 def _pictures(objects: Iterable["Annotation"]) -> int:

@@ -3,9 +3,9 @@
 Each command is a function of its arguments that returns an exit code; a module holds those that belong together. It
 parses the arguments and calls the library function that does the work.
 
-Exit codes: 0 done; 1 the work failed, the system refused (a full disk, a folder that cannot be written, memory), or a
-file could not be predicted; 2 wrong input; 130 interrupted, in training with a checkpoint saved. Each but 0 prints one
-line and no traceback.
+Exit codes: 0 done; 1 the work failed, the system refused (a full disk, a folder that cannot be written, memory), or of
+several files some could not be read; 2 wrong input; 130 interrupted, in training with a checkpoint saved. Each but 0
+prints one line and no traceback.
 """
 
 import importlib

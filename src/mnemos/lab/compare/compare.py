@@ -46,7 +46,7 @@ def compare(
     """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
 
     The file is described by `comparison.Comparison`. The metric is the task's first, on the test split. Costs are means
-    over seeds, and null in results of older versions. A run that was finished earlier keeps its commit.
+    over seeds. A run that was finished earlier keeps its commit.
 
     of_claim: print nothing; rows of other comparisons may be in the folder, because tables share trained models.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one

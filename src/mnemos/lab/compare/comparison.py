@@ -12,7 +12,7 @@ from mnemos.lab.evaluate.controls import legend
 from mnemos.lab.evaluate.records import OMITTED, from_json, read_object, to_json
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import shared, trained
-from mnemos.lab.tasks.metrics import bounds_json, bounds_of, description, known_bounds
+from mnemos.lab.tasks.metrics import bounds_json, bounds_of
 from mnemos.lab.tasks.no_learning import no_better
 from mnemos.types import InputError, JSONObject
 
@@ -33,9 +33,7 @@ from .significance import (
 )
 
 FILE = "comparison.json"
-UNNAMED_UNIT = "tokens, images or frames"  # of what updates read, in results that do not name it
 _REMEDY = "compare again"
-_NEEDED = ("metric", "seconds", "peak_bytes")  # of the results of older versions
 _STATE = "state KiB: what the model keeps of a row from one call to the next, after a row of the greatest length"
 _WIDTH = 150  # of a printed table in a file, which has no width of its own; enough for all columns
 
@@ -74,12 +72,11 @@ class Control:
 class Row:
     """One recipe of a comparison: mean and standard deviation of the metric over its runs, and the mean cost of a run.
 
-    baseline_of: the rows whose never-written baseline it is; None in a file of before this was written. memory: what
-    its model writes ("cache", "slots", …); None for nothing. interval: of the mean (95 %). against: the difference to
-    the reference row. flops: of a forward of one row; train_flops: of all updates. state_bytes: of a stream, after a
-    row of the greatest length. tokens: that updates read, without padding, in the comparison's unit. rate, rates: the
-    chosen learning rate and [rate, score on the validation split], where rates were swept. runs: the folder, seed and
-    commit of each run.
+    baseline_of: the rows whose never-written baseline it is. memory: what its model writes ("cache", "slots", …); None
+    for nothing. interval: of the mean (95 %). against: the difference to the reference row. flops: of a forward of one
+    row; train_flops: of all updates. state_bytes: of a stream, after a row of the greatest length. tokens: that
+    updates read, without padding, in the comparison's unit. rate, rates: the chosen learning rate and [rate, score on
+    the validation split], where rates were swept. runs: the folder, seed and commit of each run.
     """
 
     name: str
@@ -94,7 +91,7 @@ class Row:
     steps: float = math.nan
     tokens: float = math.nan
     train_flops: float = math.nan
-    baseline_of: tuple[str, ...] | None = None
+    baseline_of: tuple[str, ...] = ()
     memory: str | None = None
     interval: tuple[float, float] | None = None
     against: Difference | None = None
@@ -124,7 +121,7 @@ class Comparison:
     majority: float | None = None
     reference: dict[str, float] = field(default_factory=dict)
     against: str = ""
-    unit: str | None = None
+    unit: str = Result.unit
     scored_rows: dict[str, Any] = field(default_factory=dict)
     controls: tuple[Control, ...] = ()
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -135,8 +132,8 @@ class Comparison:
         """The content of the file. A row's "baseline_of" is a name, a list of names if there are several, or null."""
         found: JSONObject = to_json(self) | {"bounds": bounds_json(self.bounds)}
         for row in found["rows"]:
-            names = row["baseline_of"] or None
-            row["baseline_of"] = names[0] if names and len(names) == 1 else names
+            names = row["baseline_of"]
+            row["baseline_of"] = names[0] if len(names) == 1 else names or None
         return found
 
     def write(self, folder: Path) -> None:
@@ -148,10 +145,6 @@ def read_comparison(folder: Path) -> Comparison:
     """The content of folder/comparison.json. Raises InputError, which names the file and the field."""
     path = folder / FILE
     found = read_object(path, _REMEDY)
-    if isinstance(found.get("metric"), str) and "higher_is_better" not in found:  # as earlier
-        found |= description({}, found["metric"], str(path))
-    if isinstance(found.get("metric"), str):
-        found.setdefault("bounds", known_bounds(found["metric"]))  # not in files of older versions
     for row in rows if isinstance(rows := found.get("rows"), list) else ():
         if isinstance(row, dict) and "baseline_of" in row:
             of = row["baseline_of"]
@@ -181,7 +174,7 @@ def summarise(
 
     roles: of the rows (`baselines.roles_of`); a row without one is no baseline and writes no memory.
     """
-    results = {name: [Result.read(place, _NEEDED) for place in every] for name, every in runs.items()}
+    results = {name: [Result.read(place) for place in every] for name, every in runs.items()}
     places = [place for every in runs.values() for place in every]
     first, against = next(iter(results.values()))[0], against or next(iter(runs))
     described = first.description(first.metric, places[0])
@@ -226,7 +219,7 @@ def rows_of(
             key: _mean([getattr(one, key) for one in every]) for key in ("seconds", "peak_bytes", "steps", "tokens")
         }
         costs |= {key: _number_or_nan(getattr(first, key)) for key in ("parameters", "flops", "state_bytes")}
-        costs["train_flops"] = _mean([_train_flops(one) for one in every])
+        costs["train_flops"] = _mean([one.train_flops for one in every])
         rows.append(
             Row(
                 name,
@@ -250,11 +243,6 @@ def controls_of(results: Results, metric: str) -> tuple[Control, ...]:
         for name, every in results.items()
         for control in (every[0].controls if every else ())
     )
-
-
-def _train_flops(result: Result) -> float | None:
-    """FLOPs of all updates of a run; None in results of older versions, and of several processes."""
-    return None if result.update_flops is None or result.steps is None else result.update_flops * result.steps
 
 
 def _mean(found: Sequence[float | None]) -> float:
@@ -364,8 +352,7 @@ def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | N
 
 
 def _cost_table(comparison: Comparison) -> Any:
-    unit = comparison.unit or UNNAMED_UNIT
-    columns = ["parameters", "steps", f"{unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
+    columns = ["parameters", "steps", f"{comparison.unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
     table = _table(["", *columns, "seconds passed", "peak MiB"])
     for row in comparison.rows:
         table.add_row(

@@ -157,13 +157,13 @@ def _train(
         PLACE.reset(among)
     ended = left.done(recipe.name, began)
     if tell and began is not None:
-        result = Result.read(place, ("seconds",))
+        result = Result.read(place)
         value = result.valid[result.metric]
         score = f"validation {result.metric} {'none' if math.isnan(value) else format(value, '.4g')}"
         if math.isfinite(before := result.before.get(result.metric, math.nan)):
             score += f" ({before:.4g} before training)"
         where = f"{recipe.name} at learning rate {recipe.optim.lr:.1e}, seed {recipe.train.seed}"
-        say(f"  {where}: {score}, {result.seconds:.0f} s ({ended})", flush=True)
+        say(f"  {where}: {score}, {result.seconds or 0:.0f} s ({ended})", flush=True)
 
 
 def train_apart(recipe: Recipe, place: Path, quiet: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Dataclasses as JSON files: the class that writes a file of results reads it, and says what is wrong with a file.
 
-A field that a file may lack has a default; fields that the class does not know are ignored, so files of other versions
-are read. A missing number is null in JSON and NaN in Python.
+A field that a file may lack has a default; fields that the class does not know are ignored. A missing number is null in
+JSON and NaN in Python.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from mnemos.types import InputError, JSONObject
 
 Record = TypeVar("Record")
 OMITTED = {"omitted": True}  # metadata of a field that is not written where it is None
+_MOST = 2**63  # of an integer, as charts and arrays have them
 APART = {"apart": True}  # metadata of an array that another file holds
 
 
@@ -98,6 +99,8 @@ def _read(cls: Any, value: Any, name: str) -> Any:
     if cls is np.ndarray:
         _checked(isinstance(value, list), value, name, "a list of numbers")
         return np.array([_read_number(one, f"{name}[{i}]") for i, one in enumerate(value)])
+    if cls is int and isinstance(value, int):
+        _checked(abs(value) < _MOST, "one too large", name, "an integer")
     fits = isinstance(value, cls) and (cls is bool or not isinstance(value, bool))
     return _checked(fits, value, name, {int: "an integer", str: "a text", bool: "true or false"}.get(cls, "an object"))
 
@@ -138,7 +141,7 @@ def _read_number(value: Any, name: str) -> float:
     if value is None:
         return math.nan
     _checked(isinstance(value, (int, float)) and not isinstance(value, bool), value, name, "a number")
-    _checked(isinstance(value, float) or abs(value) < 2**1023, "one too large", name, "a number")
+    _checked(isinstance(value, float) or abs(value) < _MOST, "one too large", name, "a number")
     return value
 
 

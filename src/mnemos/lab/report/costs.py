@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mnemos.lab.compare.budgets import budget_text
-from mnemos.lab.compare.comparison import UNNAMED_UNIT, Row
+from mnemos.lab.compare.comparison import Row
 from mnemos.lab.compare.significance import interval
 from mnemos.lab.evaluate.recorded import LayerCost
 
@@ -21,10 +21,7 @@ _SECONDS, _FLOPS = "seconds", "FLOPs"
 
 
 def quality_section(results: Results) -> str:
-    """What each variant spent on its updates, and its score against that; "" for one variant, or without finished runs.
-
-    Training FLOPs are missing in results of older versions.
-    """
+    """What each variant spent on its updates, and its score against that; "" for one variant or no finished run."""
     rows = [row for row in results.rows if math.isfinite(row.mean) and math.isfinite(_mean_cost(results, row, "steps"))]
     if len(rows) < 2:
         return ""
@@ -55,8 +52,15 @@ def _scores(results: Results, rows: list[Row], unit: str) -> Chart:
 
 
 def _spent_table(results: Results, rows: list[Row]) -> str:
-    unit = next((run.result.unit for run in results.all_runs() if run.result and run.result.unit), UNNAMED_UNIT)
-    head = ["variant", "updates", f"{unit} read", "FLOPs of all updates", "time", "time per update", "learning rate"]
+    head = [
+        "variant",
+        "updates",
+        f"{results.unit} read",
+        "FLOPs of all updates",
+        "time",
+        "time per update",
+        "learning rate",
+    ]
     cells = []
     for row in rows:
         steps = _mean_cost(results, row, "steps")
@@ -94,9 +98,7 @@ def _mean_cost(results: Results, row: Row, key: str) -> float:
 
 def _spent(results: Results, row: Row, unit: str) -> float:
     """Seconds or FLOPs of all updates of a run."""
-    if unit == _SECONDS:
-        return row.seconds
-    return _mean_cost(results, row, "update_flops") * _mean_cost(results, row, "steps")
+    return row.seconds if unit == _SECONDS else _mean_cost(results, row, "train_flops")
 
 
 def cost_section(results: Results) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 
 from mnemos import registry
 from mnemos.config import from_dict
-from mnemos.lab.compare.comparison import UNNAMED_UNIT
 from mnemos.lab.compare.significance import wilson
 from mnemos.lab.evaluate.records import number
 from mnemos.lab.tasks.task import DataConfig
@@ -60,7 +59,7 @@ def curve_chart(results: Results, kind: str, name: str) -> Chart:
     progress = [(place, at_steps(run, columns["step"])) for place, (_, run, columns) in enumerate(found)]
     for unit, form in (("tokens", "~s"), ("seconds", ",~f"), ("FLOPs", "~s")):
         if progress and all(np.isfinite(known[unit]).all() for _, known in progress):
-            axes[unit] = Axis({"tokens": f"{results.unit or UNNAMED_UNIT} read"}.get(unit, unit), form)
+            axes[unit] = Axis({"tokens": f"{results.unit} read"}.get(unit, unit), form)
     arms = sorted({index for index, _, _ in found})
     seeds = seed_names(run for _, run, _ in found)
     majority = [("majority class", results.majority)] if results.majority is not None and name == results.metric else []

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Iterable
 
 from mnemos.lab.evaluate.records import number
 from mnemos.lab.run.files import Provenance, Result
@@ -193,9 +194,9 @@ def _moment(value: str | None) -> str:
     return "–" if not value else value[:16].replace("T", " ")
 
 
-def command(value: object) -> str:
-    """A command line as a user types it, from a string or a list of words."""
-    return shlex.join(map(str, value)) if isinstance(value, list) else str(value)
+def command(words: Iterable[object]) -> str:
+    """A command line as a user types it."""
+    return shlex.join(map(str, words))
 
 
 def longer(resumed: JSONObject) -> str:
@@ -211,7 +212,7 @@ def _reproduce(results: Results) -> str:
     processes = [one for about in runs for one in _processes(about)]
     given = results.provenance.get("command")
     own = dict.fromkeys(command(about.command) for about in runs if about.command)
-    commands = [command(given)] if given else list(own)
+    commands = [command(given)] if isinstance(given, list) else list(own)
     if not commands:
         return "<h3>Commands</h3>" + missing("No run.json gives the command, so the report cannot name it.")
     commands += [more for one in processes if (more := longer(one))]

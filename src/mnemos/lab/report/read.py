@@ -153,7 +153,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
     known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
     groups = _group([run for run in runs if run.folder not in known], keys)
     joined = [_join(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
-    return [_with_roles(one) for one in (*joined, *(results_of(extra) for extra in groups[len(comparisons) :]))]
+    return [*joined, *(_with_roles(results_of(extra)) for extra in groups[len(comparisons) :])]
 
 
 def _instead(folder: Path) -> str:
@@ -202,12 +202,12 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
         records[name] = tuple(members)
     results = {name: [run.result for run in members if run.result] for name, members in records.items()}
     bounds = bounds_of(described["bounds"])
-    rows = [replace(row, baseline_of=None) for row in rows_of(results, metric, next(iter(records)), bounds=bounds)]
+    rows = rows_of(results, metric, next(iter(records)), bounds=bounds)
     reference = first.reference if metric == own else {}
     return Results(
         metric=metric,
         higher_is_better=described["higher_is_better"],
-        rows=tuple(rows),
+        rows=rows,
         about=described["about"],
         bounds=bounds,
         majority=first.majority if metric == own else None,  # of the metric, and not of the loss instead
@@ -229,7 +229,7 @@ def _join(comparison: Results, extra: list[RunRecord]) -> Results:
         raise InputError(
             f"{comparison.source}: expected new variants beside it, found {twice!r} twice; compare them again"
         )
-    return replace(
+    joined = replace(
         comparison,
         rows=comparison.rows + more.rows,
         controls=comparison.controls + more.controls,
@@ -237,25 +237,24 @@ def _join(comparison: Results, extra: list[RunRecord]) -> Results:
         source=f"{comparison.source} and {more.source}",
         equal=None,
     )
+    return _with_roles(joined)
 
 
 def _with_roles(results: Results) -> Results:
-    """The results with the memory of each row and whose baseline it is, where the file does not say it.
+    """Results with runs that no comparison trained: the memory of each row, and whose baseline it is, from the recipes.
 
-    The recipes say it, if all of them can be read. A budget or a sweep gives each recipe steps or a learning rate of
-    its own; where these differ, the recipes do not say whose baseline a row is.
+    A budget or a sweep gives each recipe steps or a learning rate of its own. Where these differ, or a recipe cannot be
+    read, the recipes do not say whose baseline a row is.
     """
-    recorded = all(row.baseline_of is not None for row in results.rows)
-    if (recorded and any(row.memory for row in results.rows)) or not all(map(results.runs_of, results.names)):
+    if not all(map(results.runs_of, results.names)):
         return results
     try:
         recipes = [replace(from_dict(Recipe, results.runs_of(n)[0].recipe), name=n) for n in results.names]
     except InputError:
         return results
     roles = roles_of(recipes)
-    alike = len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1
     rows = [replace(row, memory=roles[row.name].memory) for row in results.rows]
-    if alike and not recorded:
+    if len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1:
         rows = [replace(row, baseline_of=roles[row.name].baseline_of) for row in rows]
     return replace(results, rows=tuple(rows))
 
@@ -285,7 +284,7 @@ class TaskKey:
 
 def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
-    settings = flat(_completed(run.recipe.get("data")), "data")
+    settings = flat(_scored(run.recipe.get("data")), "data")
     about = run.provenance or Provenance()
     found = about.latest("data")  # that the run was scored on
     if isinstance(found, dict) and found.get("sha256"):
@@ -308,10 +307,9 @@ def _weights(training: object, about: Provenance) -> str:
     if not path:
         return "random"
     found = about.latest("weights")
-    # A run of an older version names the folder alone, whose weights may be others by now.
     if isinstance(found, dict) and found.get("sha256"):
         return f"of {str(found['sha256'])[:12]}"
-    return f"of {path}, without a hash"
+    return f"of {path}, without a hash"  # there is no run.json
 
 
 def _group(runs: Sequence[RunRecord], known: Sequence[TaskKey | None] = ()) -> list[list[RunRecord]]:
@@ -342,11 +340,8 @@ def task_differences(tasks: Sequence[Results]) -> str:
     return "; ".join(said) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
 
 
-def _completed(data: object) -> JSONObject:
-    """The data's settings that decide what is scored, with the defaults of those that an older version did not have.
-
-    As they are if they cannot be read.
-    """
+def _scored(data: object) -> JSONObject:
+    """The data's settings that decide what is scored; all as they are if they cannot be read, as without a plug-in."""
     try:
         config = from_dict(DataConfig, data)
     except InputError:

@@ -37,7 +37,7 @@ def headline(results: Results) -> str:
     if not rows:
         return f"No variant has a finite {results.split} {results.metric} yet."
     tests, along, overall = differences_of(results), read_along(results), ""
-    memories = [row for row in rows if row.name in tests and row.name in (tests[row.name][0].baseline_of or ())]
+    memories = [row for row in rows if row.name in tests and row.name in tests[row.name][0].baseline_of]
     if memories:
         overall = _of_memories(results, memories, tests)
     elif along is None or any(one.interval for _, one in tests.values()):
@@ -48,10 +48,10 @@ def headline(results: Results) -> str:
 def differences_of(results: Results) -> Tests:
     """Each variant against its never-written baseline, else against the reference; all are corrected together."""
     rows = _finite(results)
-    baselines = {name: other for other in rows for name in other.baseline_of or ()}
+    baselines = {name: other for other in rows for name in other.baseline_of}
     reference = next((row for row in rows if row.name == results.against), None)
     tested = [(row, baselines.get(row.name, reference)) for row in rows]
-    pairs = [(a, b) for a, b in tested if b is not None and a is not b and b.name not in (a.baseline_of or ())]
+    pairs = [(a, b) for a, b in tested if b is not None and a is not b and b.name not in a.baseline_of]
     found = compared(pairs, results.bounds)
     return {row.name: (other, one) for (row, other), one in zip(pairs, found, strict=True)}
 
@@ -154,18 +154,12 @@ def _one_seed(single: Sequence[str], rows: int) -> str:
 
 
 def _unjudged(results: Results) -> str:
-    """Which memories have no never-written baseline, or of which rows it is not recorded whether they are one."""
-    unknown = [row.name for row in results.rows if row.baseline_of is None] if len(results.rows) > 1 else []
-    owners = {name for row in results.rows for name in row.baseline_of or ()}
+    """Which memories have no never-written baseline."""
+    owners = {name for row in results.rows for name in row.baseline_of}
     lacking = [row.name for row in results.rows if row.memory and row.name not in owners]
-    if unknown and not owners:
-        return "It is not recorded which variant is the never-written baseline of which, so no memory is judged."
-    if unknown:
-        are = "is a never-written baseline" if len(unknown) == 1 else "are never-written baselines"
-        return f"It is not recorded whether {listed(unknown)} {are}, so only memories with a recorded one are judged."
-    if lacking:
-        return f"No never-written baseline shows what the memory adds: {listed(lacking)}. Compare with --unwritten."
-    return ""
+    if not lacking:
+        return ""
+    return f"No never-written baseline shows what the memory adds: {listed(lacking)}. Compare with --unwritten."
 
 
 def arms(results: Results) -> str:

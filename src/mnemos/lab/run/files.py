@@ -9,7 +9,7 @@ recipe.json holds a `Recipe`, which `recipe_files` reads. A damaged or hand-made
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -69,7 +69,7 @@ class _File:
 class Result(_File):
     """result.json, which is written last: a run that has it is finished.
 
-    Runs of older versions lack some entries, which then have the default. A score that is null in the file is NaN.
+    An entry that is missing or null has the default; a score that is null is NaN.
 
     Attributes:
         recipe: the recipe's name.
@@ -114,7 +114,7 @@ class Result(_File):
     seconds: float | None = None
     peak_bytes: int | None = None
     tokens: int | None = None
-    unit: str | None = None
+    unit: str = "tokens or rows"
     update_flops: float | None = None
     epoch_seconds: float | None = None
     rollout_segments: int = 1
@@ -142,14 +142,10 @@ class Result(_File):
     )
 
     @classmethod
-    def read(cls, folder: Path, needed: Iterable[str] = ()) -> Self:
-        """The result of a run. Raises InputError if it is missing, damaged, or lacks one of the `needed` entries."""
+    def read(cls, folder: Path) -> Self:
+        """The result of a run. Raises InputError if it is missing or damaged."""
         path = folder / cls.FILE
-        found = read_object(path)
-        for name in needed:
-            if found.get(name) is None:
-                raise damaged(path, f"no {name!r} in it")
-        return cls.from_json(found, path)
+        return cls.from_json(read_object(path), path)
 
     @classmethod
     def from_json(cls, found: JSONObject, path: Path) -> Self:
@@ -191,6 +187,11 @@ class Result(_File):
         return self.valid if self.test is None else self.test
 
     @property
+    def train_flops(self) -> float | None:
+        """FLOPs of all updates; None for several processes."""
+        return None if self.update_flops is None or self.steps is None else self.update_flops * self.steps
+
+    @property
     def assessed(self) -> bool:
         """Whether the run's model was measured after training."""
         return self.flops is not None
@@ -201,7 +202,7 @@ class Result(_File):
 
     def description(self, metric: str, folder: Path) -> JSONObject:
         """{"higher_is_better", "about", "bounds"} of a metric. folder: the run's, for the InputError if it has none."""
-        return description({"metrics": self.metrics}, metric, str(folder / self.FILE))
+        return description(self.metrics, metric, str(folder / self.FILE))
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Provenance(_File):
         threads: within operations on the CPU.
         seed: the run's.
         data: the exact source of the data (`provenance.data_read`).
-        command: the words of the command that started the run; one text in old files.
+        command: the words of the command that started the run.
         started: the time of the start, in ISO format.
         weights: of the run that it starts from, `Start.source`.
         finished: the time of the end; None until then.
@@ -235,7 +236,7 @@ class Provenance(_File):
     threads: int | None = None
     seed: int | None = None
     data: JSONObject = field(default_factory=dict)
-    command: list[str] | str = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
     started: str | None = None
     weights: JSONObject = field(default_factory=dict)
     finished: str | None = None
@@ -245,7 +246,7 @@ class Provenance(_File):
     FILE = "run.json"
     _OTHERS = "others"
     _ALWAYS = {"commit", "dirty", "finished", "resumed"}
-    _TYPES = {"resumed": list, "command": (list, str), "threads": int, **dict.fromkeys(("started", "finished"), str)}
+    _TYPES = {"resumed": list, "command": list, "threads": int, **dict.fromkeys(("started", "finished"), str)}
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -360,13 +361,7 @@ def damaged(path: Path, found: str) -> InputError:
 
 
 def _is_number(value: JSON) -> bool:
-    """Whether a value of JSON is null or a number that is a float too."""
-    if value is None:
-        return True
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        float(value)
-    except OverflowError:  # an integer of more than 308 digits
-        return False
-    return True
+    """Whether a value of JSON is null or a number; an integer of 64 bits, as charts and arrays have them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**63
+    return value is None or isinstance(value, float)

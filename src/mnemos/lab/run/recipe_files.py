@@ -111,12 +111,9 @@ def is_model(folder: Path) -> bool:
 
 
 def recipe_of_model(folder: Path) -> Recipe:
-    """The recipe of a run, or of the run whose model a folder holds (`is_model`). Raises InputError as `read_recipe`.
-
-    The folder of an averaged model of an older version has no recipe; it is found if the folder is within the run's.
-    """
+    """The recipe of a run, or of the run whose model a folder holds (`is_model`). Raises as `read_recipe`."""
     if is_model(folder):
-        if (folder / MODEL_RECIPE).is_file():
+        if (folder / MODEL_RECIPE).is_file():  # `mnemos average` wrote it
             return _read(folder / MODEL_RECIPE)
         if (folder.parent / "recipe.json").is_file():
             return read_recipe(folder.parent)

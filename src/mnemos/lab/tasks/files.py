@@ -81,8 +81,11 @@ def not_text(head: bytes, name: str) -> str:
 
 
 def check_text(data: bytes, name: str) -> bytes:
-    """The data. Raises InputError for what is plainly no text."""
-    if found := not_text(data[:HEAD], name):
+    """The data. Raises InputError for what is plainly no text, and for a byte 0 anywhere."""
+    found = not_text(data[:HEAD], name)
+    if not found and (zero := data.find(b"\0", HEAD)) >= 0:
+        found = f"a byte 0 at offset {zero:,}, as in binary files"
+    if found:
         raise InputError(
             f"{name}: expected text, found {found}; write its text to a file of plain UTF-8, and name that"
         )

@@ -186,13 +186,9 @@ def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
     return tuple(found)
 
 
-def description(result: JSONObject, metric: str, where: str) -> JSONObject:
-    """The entry of a metric in a result.json: see `Metric.described`. where: the file, which errors name.
-
-    Versions before the entry "metrics" had only metrics of this module. Raises InputError for any other metric without
-    an entry.
-    """
-    if (found := described_in(result.get("metrics"), metric)) is None:
+def description(entries: JSONObject, metric: str, where: str) -> JSONObject:
+    """As `described_in`. where: the file, which the InputError for a metric without an entry names."""
+    if (found := described_in(entries, metric)) is None:
         raise InputError(
             f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run '
             "again"
@@ -200,20 +196,15 @@ def description(result: JSONObject, metric: str, where: str) -> JSONObject:
     return found
 
 
-def described_in(entries: object, metric: str) -> JSONObject | None:
-    """The entry of a metric in the "metrics" of a result.json, or of this module; None if neither has one.
+def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
+    """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None.
 
-    Entries of older versions have no "bounds"; then they are those of this module's metric of the name, or none.
+    A run has the loss, and may have a metric along an axis, that its task's metrics do not list.
     """
-    found = entries.get(metric) if isinstance(entries, dict) else None
+    found = entries.get(metric)
     if isinstance(found, dict) and isinstance(found.get("higher_is_better"), bool):
-        return {"about": "", "bounds": known_bounds(metric)} | found
+        return {"about": "", "bounds": None} | found
     return KNOWN[metric].described() if metric in KNOWN else None
-
-
-def known_bounds(metric: str) -> list[float | None]:
-    """The bounds, as JSON, of this module's metric of that name; none of any other."""
-    return bounds_json(KNOWN[metric].bounds) if metric in KNOWN else [None, None]
 
 
 def bounds_json(bounds: Sequence[float]) -> list[float | None]:

@@ -54,13 +54,14 @@ class TextFiles:
     """The files of a corpus, sorted.
 
     given: the splits that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
-    left_out: the other files that are not hidden.
+    left_out: the other files that are not hidden. pattern: that of `find_text`, which takes files whatever is in them.
     """
 
     folder: Path
     given: dict[Split, list[Path]]
     undivided: list[Path]
     left_out: list[Path]
+    pattern: str | None = None
 
     @property
     def read(self) -> list[Path]:
@@ -101,14 +102,14 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     if folder.is_file():
         if pattern is None:
             check_text(_head(folder), str(folder))
-        return TextFiles(folder, {}, [folder], [])
+        return TextFiles(folder, {}, [folder], [], pattern)
     every = sorted(_files(folder))
     given = _given(folder, every, pattern, scoring)
     if not given:
         given = _given_below(folder, every, pattern, scoring)
     undivided = [] if given else _chosen(folder, every, pattern)
     taken = {*undivided, *(file for files in given.values() for file in files)}
-    return TextFiles(folder, given, undivided, [file for file in every if file not in taken])
+    return TextFiles(folder, given, undivided, [file for file in every if file not in taken], pattern)
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
@@ -124,9 +125,12 @@ def read_documents(found: TextFiles, characters: bool = False, articles: bool = 
     """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
 
     characters: the text must be UTF-8. articles: each article of a file of WikiText is a document. Raises InputError if
-    there is no text, and for text that is not as it must be.
+    there is no text, for text that is not as it must be, and, unless a pattern chose the file, for a byte 0 in it.
     """
-    documents = {found.name(file): np.frombuffer(read_bytes(file), np.uint8) for file in found.read}
+    documents = {}
+    for file in found.read:
+        data = read_bytes(file) if found.pattern is not None else check_text(read_bytes(file), str(file))
+        documents[found.name(file)] = np.frombuffer(data, np.uint8)
     if not documents:
         raise nothing_found(found.folder, found.left_out)
     if not any(map(len, documents.values())):

@@ -133,7 +133,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     )
     for name, recipe, row in zip(MODELS, recipes, comparison["rows"], strict=True):
         theirs = claim.values["lsh-4" if name == "lsh" else name]
-        epochs = [Result.read(run, ["epoch_seconds"]).epoch_seconds or 0.0 for run in runs_of(comparison, recipe)]
+        epochs = [Result.read(run).epoch_seconds or 0.0 for run in runs_of(comparison, recipe)]
         table.add(name, spread(row["mean"], row["std"]), sum(epochs) / len(epochs), *theirs)
     found.tables.append(table)
     found.notes.append(caution(options))
