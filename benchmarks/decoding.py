@@ -35,7 +35,7 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.lab.measure.timing import race, ratio
 from mnemos.lab.run.provenance import provenance
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.positions import sinusoids
 from mnemos.types import map_state
 
 VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mnemos import Transformer, TransformerConfig, libraries
 from mnemos.lab.run.provenance import provenance
 from mnemos.models.transformer import HeadConfig
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.positions import sinusoids
 
 SHAPES = {
     "demo": {"batch": 64, "tokens": 24, "dim": 64, "layers": 2, "num_heads": 4, "mlp": 128},

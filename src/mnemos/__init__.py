@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from .models.transformer import HeadConfig as HeadConfig
     from .models.transformer import Transformer as Transformer
     from .models.transformer import TransformerConfig as TransformerConfig
-    from .ops.rotary import Rotary as Rotary
+    from .ops.positions import Rotary as Rotary
     from .programs.export import export as export
     from .registry import register as register
     from .state_file import load_state as load_state

@@ -44,7 +44,7 @@ class AttentionConfig(Config):
     """
 
     kind: ClassVar[str] = "attention"
-    rotates: ClassVar[bool] = False  # whether build() takes rotary=True, or a mnemos.ops.rotary.Rotary
+    rotates: ClassVar[bool] = False  # whether build() takes rotary=True, or a mnemos.ops.positions.Rotary
     knows_distances: ClassVar[bool] = False  # whether its scores depend on distances, without positions in its inputs
 
     @property

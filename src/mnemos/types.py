@@ -446,7 +446,7 @@ def check_vectors(x: Tensor, width: int, mask: Tensor | None) -> None:
     check_input(x, width)
     if not x.shape[1]:
         raise InputError(f"expected x [B, T, {width}] with T at least 1, found {tuple(x.shape)}")
-    _check_mask(mask, x.shape[:2])
+    check_mask(mask, x.shape[:2])
 
 
 def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise vocab_size") -> None:
@@ -458,18 +458,18 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
         raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
     if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
         raise InputError(f"expected token ids [B, T] of integers, B and T at least 1, found {_describe(x)}")
-    _check_mask(mask, x.shape)
+    check_mask(mask, x.shape)
     if reads_without_waiting(x):  # elsewhere the embedding's own check has to suffice
         low, high = torch.aminmax(x)
         if low < 0 or high >= size:
             raise InputError(f"token ids: expected 0 to {size - 1}, found {int(low)} to {int(high)}; {fix}")
 
 
-def _check_mask(mask: Tensor | None, shape: torch.Size) -> None:
-    if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(shape)}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
+def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
+    """Raise InputError for a mask that is not boolean or has another shape; None is no mask."""
+    if mask is not None and (mask.shape != torch.Size(shape) or mask.dtype != torch.bool):
+        found = f"{mask.dtype} {tuple(mask.shape)}{'' if mask.dtype == torch.bool else '; use .bool()'}"
+        raise InputError(f"expected a mask of booleans {tuple(shape)}, True = valid; found {found}")
 
 
 def _describe(x: object) -> str:

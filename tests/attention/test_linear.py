@@ -11,7 +11,7 @@ from mnemos.attention.linear import LinearAttention, LinearConfig
 from mnemos.ops.linear import BACKENDS, linear_attention
 from mnemos.ops.linear.feature_maps import favor, random_projection
 from mnemos.ops.linear.reference import reference_bidirectional, reference_causal, reference_linear_attention
-from mnemos.ops.rotary import Rotary, rotate
+from mnemos.ops.positions import Rotary, rotate
 from mnemos.types import InputError
 
 
@@ -149,39 +149,23 @@ def test_favor_stays_finite_whatever_the_size_of_its_inputs(size):
     assert (phi(k) <= bound * (1 + 1e-5)).all()
 
 
-def test_the_backend_is_a_setting(monkeypatch):
-    used = []
-    for name in ("chunked", "reference"):
-        watch(monkeypatch, name, lambda *_, n=name: used.append(n))
-    x, found = tokens(), []
-    for name in ("chunked", "reference"):
-        settings = LinearConfig(backend=name)
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_backend_is_a_setting(causal, monkeypatch):
+    used, found = [], []
+    watch(monkeypatch, "chunked", lambda *_: used.append("chunked"))
+    for settings in (LinearConfig(), LinearConfig(backend="chunked")):
         assert config.from_dict(LinearConfig, config.to_dict(settings)) == settings
         torch.manual_seed(0)
-        found.append(settings.build(12, 3, causal=True).double()(x)[0])
-    assert used == ["chunked", "reference"]
-    torch.testing.assert_close(*found)
+        found.append(settings.build(12, 3, causal)(tokens().float())[0])
+    assert used == ["chunked"] * (1 + ("native" not in mnemos.ops.backends("linear_attention")))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_backend_and_one_that_a_fused_step_has_not():
     with pytest.raises(InputError, match="expected a backend of linear attention, found 'chunk'; did you mean 'chunk"):
         LinearConfig(backend="chunk").build(12, 3)
     model = mnemos.Transformer(vocab_size=5, dim=8, num_heads=2, attention=LinearConfig(backend="chunked"))
     assert "the backend 'chunked'" in mnemos.fused_step(model).why
-
-
-def test_the_backend_is_a_setting_where_all_keys_are_read(monkeypatch):
-    """Such layers ignored it: the C++ kernel computed "chunked" and "reference" too."""
-    used = []
-    watch(monkeypatch, "native", lambda *_: pytest.fail("the kernel was called"))
-    watch(monkeypatch, "reference", lambda *_: used.append("reference"))
-    found = []
-    for name in ("chunked", "reference"):
-        torch.manual_seed(0)
-        found.append(LinearConfig(backend=name).build(12, 3)(tokens().float())[0])
-    assert used == ["reference"]
-    torch.testing.assert_close(*found)
-    empty = torch.zeros(1, 0, 2, 3)
-    y, state = linear_attention(empty, torch.ones(1, 4, 2, 3), torch.ones(1, 4, 2, 5), False, backend="reference")
-    assert y.shape == (1, 0, 2, 5)
-    torch.testing.assert_close(state.s, torch.full((1, 2, 3, 5), 8.0))
 
 
 def test_wrong_input_is_refused_in_one_line():

@@ -179,8 +179,8 @@ def test_a_stream_writes_into_one_buffer_of_a_bounded_size_and_forks_copy():
                 before is not None and state.x.untyped_storage().data_ptr() != before.x.untyped_storage().data_ptr()
             )
             assert state.x.shape[1] == min(i + 1, 6)
-            if state._buffer is not None:
-                assert state._buffer.capacity <= 14
+            if state._room is not None:
+                assert state._room.buffer.capacity <= 14
         assert copies < 20
         kept = state.x.clone()
         first, _ = module(tokens(1, 99), state)

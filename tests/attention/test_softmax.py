@@ -8,7 +8,7 @@ import torch
 from mnemos import InputError
 from mnemos.attention import SoftmaxAttention
 from mnemos.attention.softmax import attend
-from mnemos.ops.rotary import Rotary, rotate
+from mnemos.ops.positions import Rotary, rotate
 from mnemos.types import map_state, select
 
 
@@ -201,8 +201,8 @@ def test_a_window_sees_the_last_tokens_and_streams_at_constant_size(window):
                 y, state = module(piece, state)
             parts.append(y)
             assert state.k.shape[1] <= max(window - 1, 0)
-            if state._buffer is not None:
-                assert state._buffer.capacity <= 2 * (window + max(sizes)), "the buffer is bounded too"
+            if state._room is not None:
+                assert state._room.buffer.capacity <= 2 * (window + max(sizes)), "the buffer is bounded too"
         torch.testing.assert_close(torch.cat(parts, 1), expected)
     with torch.no_grad():
         _, state = module(x)

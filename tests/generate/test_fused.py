@@ -25,7 +25,7 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused as decoding
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import library
-from mnemos.ops.rotary import Rotary
+from mnemos.ops.positions import Rotary
 from mnemos.types import leaves, map_state, reset, select
 
 SMALL = TransformerConfig.classic(

@@ -11,7 +11,7 @@ from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.config import ModelConfig, from_dict
 from mnemos.lab.speech.models import SpeechConfig
 from mnemos.models.transformer import HeadConfig, LearnedPositions, SinusoidalPositions
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.positions import sinusoids
 
 SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)
 

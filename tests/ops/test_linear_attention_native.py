@@ -164,13 +164,13 @@ def test_rounds_to_half_precision_as_torch_does(dtype, variant):
 def test_the_exponential_over_its_whole_range(variant):
     x = torch.cat([torch.linspace(-110, 0, 200_001), -torch.logspace(-45, 0, 20_001), torch.linspace(0, 50, 1001)])
     y = torch.empty_like(x)
-    library().mnemos_map(mnemos.native.instruction_set_number(library()), x.data_ptr(), y.data_ptr(), x.numel(), 1)
+    library().mnemos_map(mnemos.native.instructions, x.data_ptr(), y.data_ptr(), x.numel(), 1)
     exact = reference_elu(x.double())
     unit = torch.exp2((torch.frexp(exact).exponent - 24).clamp(min=-149).double())
     assert ((y.double() - exact).abs() / unit).max() < 1.5
     special = torch.tensor([-torch.inf, torch.inf, torch.nan, 0.0, -0.0, -1e-45, -3e38, 3e38])
     out = torch.empty_like(special)
-    number = mnemos.native.instruction_set_number(library())
+    number = mnemos.native.instructions
     library().mnemos_map(number, special.data_ptr(), out.data_ptr(), len(special), 1)
     expected = torch.tensor([0.0, torch.inf, torch.nan, 1.0, 1.0, 1.0, 0.0, 3e38])
     assert torch.equal(out.nan_to_num(7.0), expected.nan_to_num(7.0))
@@ -240,14 +240,14 @@ def test_the_library_is_of_these_sources(monkeypatch):
 @needs_kernels
 def test_an_instruction_set_can_be_chosen():
     names = mnemos.native.instruction_sets()
-    best = mnemos.native.instruction_set_number(library())
+    best = mnemos.native.instructions
     assert names[0] == "baseline"
     with mnemos.native.instruction_set("baseline"):
-        assert mnemos.native.instruction_set_number(library()) == 0
+        assert mnemos.native.instructions == 0
         with mnemos.native.instruction_set(names[-1]):
-            assert mnemos.native.instruction_set_number(library()) == len(names) - 1
-        assert mnemos.native.instruction_set_number(library()) == 0
-    assert mnemos.native.instruction_set_number(library()) == best
+            assert mnemos.native.instructions == len(names) - 1
+        assert mnemos.native.instructions == 0
+    assert mnemos.native.instructions == best
     with pytest.raises(InputError, match="found 'neon'"), mnemos.native.instruction_set("neon"):
         pass
 

@@ -14,7 +14,7 @@ from mnemos.ops.linear.reference import reference_elu, reference_linear_attentio
 from mnemos.types import InputError
 
 MAPS = {"elu": reference_elu, "relu": reference_relu, "polynomial": reference_polynomial}
-BACKENDS = [*mnemos.ops.backends("linear_attention"), "reference"]
+BACKENDS = mnemos.ops.backends("linear_attention")
 T = 70
 
 

@@ -76,7 +76,7 @@ OPERATORS = {  # the inputs of tokens, each with the shape of one, then those of
     window: (QKV, ()),
 }
 WITH_BACKENDS = [delta, ops.decayed_attention, linear, linear_of_keys, scan, ops.short_convolution]
-CASES = [(op, {"backend": b}) for op in WITH_BACKENDS for b in ("native", "chunked", "reference")]
+CASES = [(op, {"backend": b}) for op in WITH_BACKENDS for b in ("native", "chunked")]
 CASES += [(op, {}) for op in OPERATORS if op not in WITH_BACKENDS]
 
 
@@ -110,7 +110,7 @@ def test_what_an_invalid_token_holds_changes_nothing(case, transformed):
         inputs = given(op)
         for label, *_ in OPERATORS[op][0]:
             inputs[label][~MASK] = holds
-        if transformed and "reference" not in how.values():
+        if transformed:
             grads, parts = torch.func.grad(lambda x: loss(op, how, x, MASK), has_aux=True)(inputs)
         else:
             inputs = {label: x.requires_grad_() for label, x in inputs.items()}
@@ -126,7 +126,7 @@ def test_what_an_invalid_token_holds_changes_nothing(case, transformed):
 
 
 # An encoder's call of nothing returns its values; a window has at least one token.
-FROM_NOTHING = [c for c in CASES if "reference" not in c[1].values() and c[0] not in (block_sparse, reformer, window)]
+FROM_NOTHING = [c for c in CASES if c[0] not in (block_sparse, reformer, window)]
 
 
 @pytest.mark.parametrize("sizes", [(2, 0), (0, 3), (0, 0)], ids=str)
@@ -145,7 +145,7 @@ def test_calls_of_no_tokens_or_no_rows_have_gradients_of_zeros(case, sizes):
 
 NAMES = {linear: "linear_attention", linear_of_keys: "linear_attention", delta: "delta_rule", scan: "selective_scan"}
 OFTEN = (linear_of_keys, "chunked"), (ops.short_convolution, "chunked")  # PyTorch's operations have all derivatives
-ONCE = [c for c in CASES if c[1] and "reference" not in c[1].values() and (c[0], c[1]["backend"]) not in OFTEN]
+ONCE = [c for c in CASES if c[1] and (c[0], c[1]["backend"]) not in OFTEN]
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -11,7 +11,7 @@ from mnemos._compat import exportable
 from mnemos.config import AttentionConfig, check_fields
 from mnemos.memory.gated_cache import own_weight
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.padding import padding_first, take, valid_last
+from mnemos.ops.padding import padding_first, take
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
 
@@ -191,16 +191,12 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             f"expected a state of slots {list(slots)} and inputs {list(inputs)}, found {shapes}; use initial_state"
         )
 
-    def compute_heads(
+    def compute(
         self, x: Tensor, state: CompressedSegments | None, mask: Tensor | None
     ) -> tuple[Tensor, CompressedSegments | None]:
         # --- what is read: slots, memory and segment, without what no row can attend to ---
         c, (b, t, _) = self.config, x.shape
-        order: Tensor | None = None
-        count: Tensor | int = t
-        if mask is not None:  # distances are counted in columns: padding goes in front of its row
-            order, count = valid_last(mask), mask.sum(1)
-            x, mask = take(x, order), take(mask, order)
+        count: Tensor | int = t if mask is None else mask.sum(1)
         valid = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
         before = self.empty(b, x.device, x.dtype) if state is None else state
         before = before.detach() if c.detached else before
@@ -256,7 +252,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         position = seen[:, None] + torch.arange(-c.memory, 0, device=x.device)
         kept = kept[:, n - c.memory :] & (position >= (passed * c.ratio)[:, None])
         after = CompressedSegments(slots, filled, inputs[:, n - c.memory :].clone(), kept, seen)
-        return heads if order is None else take(heads, order.argsort(1)), after.detach() if c.detached else after
+        return heads, after.detach() if c.detached else after
 
     def _groups_passed(self, seen: Tensor) -> Tensor:
         """The number of groups that are compressed after `seen` tokens [B]."""

@@ -17,11 +17,11 @@ from mnemos._compat import exportable, is_plain
 from mnemos.memory.gated_cache import GRC, GatedCache, Projection, begin_forward, end_forward
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.modes import in_graph
-from mnemos.ops.checks import check_mask
 from mnemos.ops.gated_cache import native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
-from mnemos.ops.padding import count_seen, take, valid_first, zero_invalid
+from mnemos.ops.padding import take, valid_first, zero_invalid
+from mnemos.ops.positions import count_seen
 from mnemos.ops.precision import autocasts
 from mnemos.types import (
     Device,
@@ -440,10 +440,8 @@ class GatedCacheAttention(GatedBranch):
         self, x: Tensor, state: GatedState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, GatedState | None]:
         """The mixed heads [B, T, H, D/H], before `project`, and the new state."""
-        check_mask(mask, x.shape[:2])
-        x = zero_invalid(x, mask)
-        check_stateful(self.state_kind, state)
         if state is not None:
+            check_stateful(self.state_kind, state)
             wanted, shape = [x.shape[0], *self.cache.shape], None
             if isinstance(state, GatedState):
                 shape = wanted if state.updates is None else list(state.updates.cache.shape)
@@ -455,8 +453,8 @@ class GatedCacheAttention(GatedBranch):
 
         # --- the attention itself, and what the cache summarises ---
         inner_state, updates = (None, None) if state is None else state
-        o_self, inner_state = self.inner.heads(x, inner_state, mask)
-        projected = None
+        o_self, inner_state = self.inner.heads(x, inner_state, mask)  # checks x and mask
+        x, projected = zero_invalid(x, mask), None
         if self.grc.source == "output" or self.lift is not None:
             projected = self.inner.project(o_self)
         x = x[..., : self.cache_dim]

@@ -12,8 +12,7 @@ from mnemos.config import AttentionConfig
 from mnemos.ops.backend import nearest
 from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
-from mnemos.ops.padding import count_seen
-from mnemos.ops.rotary import Rotary, rotary_of, rotate
+from mnemos.ops.positions import Rotary, count_seen, rotary_of
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -45,7 +44,7 @@ class LinearConfig(AttentionConfig):
         features: the number of random features per head, for "favor".
         eps: added to the denominator, which keeps it above 0.
         backend: what computes the attention. "auto": "native" or "chunked"; "native": C++ on a CPU; "chunked":
-            PyTorch, anywhere; "reference": the equations in float64, slow.
+            PyTorch, anywhere.
     """
 
     name: ClassVar[str] = "linear"
@@ -53,7 +52,7 @@ class LinearConfig(AttentionConfig):
     feature_map: Literal["elu", "relu", "polynomial", "favor"] = "elu"
     features: int = 128
     eps: float = 1e-6
-    backend: Literal["auto", "native", "chunked", "reference"] = "auto"
+    backend: Literal["auto", "native", "chunked"] = "auto"
 
     @property
     def remembers(self) -> bool:
@@ -136,7 +135,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
         qk, v = qkv.split([2 * self.num_heads, self.num_heads], 2)  # one rotation for both
         if self.rotary is not None:
-            qk = rotate(qk, self.rotary.turns(x.shape[1], self.dim // self.num_heads, seen, x.device, mask))
+            qk = self.rotary.rotate(qk, seen, mask)
         q, k = qk.chunk(2, 2)
         y, sums = self.attend(q, k, v, state, mask)
         if not self.causal:
@@ -147,4 +146,5 @@ class LinearAttention(MultiHeadAttention[Sums]):
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None
     ) -> tuple[Tensor, LinearState]:
         """`linear_attention` with the layer's settings. A method of its own: `mnemos look` wraps it to see q, k, v."""
-        return linear_attention(q, k, v, self.causal, self.phi(), state, mask, self.eps, self.backend)
+        phi = self.feature_map if self.projection is None else self.phi()
+        return linear_attention(q, k, v, self.causal, phi, state, mask, self.eps, self.backend)

@@ -1,26 +1,24 @@
-"""The base of multi-head self-attentions: checks, padding and dropout once for all, and heads that a cache can mix."""
+"""The bases of self-attentions: checks and padding once for all, and heads that a cache can mix."""
 
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, nn
 
-from mnemos.ops.checks import check_mask
 from mnemos.ops.padding import zero_invalid
-from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_stateful
+from mnemos.types import Device, S, Splits, StateKind, check_heads, check_input, check_mask, check_stateful
 
 
-class MultiHeadAttention(nn.Module, Generic[S]):
-    """Multi-head self-attention: `y, state = layer(x, state=None, mask=None)`, with heads that a gated cache can mix.
+class SelfAttention(nn.Module, Generic[S]):
+    """Multi-head self-attention: `y, state = layer(x, state=None, mask=None)`.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. A subclass defines `compute_heads`, which gets checked
-    inputs with zeros in the padding, `empty`, `check_state` and the module `output`, which projects the heads. `splits`
-    and `state_kind` are those of the causal layer; a layer that is not causal has no state, and refuses one.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. A subclass defines `empty`, `check_state` and a `forward`
+    that begins with `checked`. `splits` and `state_kind` are those of the causal layer; a layer that is not causal has
+    no state, and refuses one.
     Raises InputError if D is not divisible by H.
     """
 
     rows_independent = True
-    output: nn.Linear
 
     def __init__(
         self,
@@ -47,10 +45,6 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """The fraction of weights that this call drops."""
         return self.dropout if self.training else 0.0
 
-    def compute_heads(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state."""
-        raise NotImplementedError
-
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> S:
         """The state of `batch_size` new rows of the causal layer."""
         raise NotImplementedError
@@ -75,10 +69,8 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         """
         return state
 
-    def heads(
-        self, x: Tensor, state: S | None = None, mask: Tensor | None = None, **more: Any
-    ) -> tuple[Tensor, S | None]:
-        """The heads before projection, [B, T, H, D/H], and the new state; `more` is for `compute_heads`."""
+    def checked(self, x: Tensor, state: S | None, mask: Tensor | None) -> Tensor:
+        """x with zeros in the padding, after a check of all three."""
         check_input(x, self.dim)
         if mask is not None:
             check_mask(mask, x.shape[:2])
@@ -86,7 +78,26 @@ class MultiHeadAttention(nn.Module, Generic[S]):
         if state is not None:
             check_stateful(self.state_kind, state)
             self.check_state(state, x.shape[0])
-        return self.compute_heads(x, state, mask, **more)
+        return x
+
+
+class MultiHeadAttention(SelfAttention[S]):
+    """A self-attention with heads that a gated cache can mix: a subclass defines `compute_heads` of checked inputs.
+
+    `output` projects the heads.
+    """
+
+    output: nn.Linear
+
+    def compute_heads(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
+        """The heads before projection, [B, T, H, D/H], and the new state."""
+        raise NotImplementedError
+
+    def heads(
+        self, x: Tensor, state: S | None = None, mask: Tensor | None = None, **more: Any
+    ) -> tuple[Tensor, S | None]:
+        """The heads before projection, [B, T, H, D/H], and the new state; `more` is for `compute_heads`."""
+        return self.compute_heads(self.checked(x, state, mask), state, mask, **more)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]."""

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
-from mnemos.ops.checks import check_mask
 from mnemos.ops.convolution import short_convolution
 from mnemos.ops.delta import decayed_attention, delta_rule
-from mnemos.ops.padding import count_seen, zero_invalid
-from mnemos.ops.rotary import Rotary, rotary_of, rotate
+from mnemos.ops.positions import Rotary, count_seen, rotary_of
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, StateKind, check_heads, check_input
+from mnemos.types import Device, InputError, check_heads
+
+from .multi_head import SelfAttention
 
 WIDTH = 4  # tokens that a short convolution reads
 Shapes = tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]  # of a `RecurrentSums`
@@ -103,7 +103,7 @@ class RecurrentSums(NamedTuple):
 EMPTY_STATE = RecurrentSums(None)  # type: ignore[arg-type]  # None is zeros to the operators, and costs nothing
 
 
-class RecurrentAttention(nn.Module):
+class RecurrentAttention(SelfAttention[RecurrentSums]):
     """Base of layers whose memory is one sum a head: `y, state = layer(x, state=None, mask=None)`.
 
     x, y [B, T, dim]; mask [B, T] bool, True = valid: an invalid token, wherever it stands, leaves the state alone, and
@@ -115,23 +115,17 @@ class RecurrentAttention(nn.Module):
     Raises InputError for widths below 1, or if heads do not divide: `num_heads` `dim`, and key_heads `num_heads`.
     """
 
-    causal = True
-    splits: Splits = "anywhere"
-    state_kind: StateKind = "constant"
-    rows_independent = True
-    state_gradient = True
     counts_tokens = False  # whether the state has `seen`
     input: nn.Linear
 
     def __init__(self, dim: int, num_heads: int, widths: Widths, convolved: int = 0) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
+        super().__init__(dim, num_heads, causal=True, state_kind="constant")
         if min(widths) < 1 or widths.value_heads % widths.key_heads:
             raise InputError(
                 f"expected widths and heads of at least 1, and heads of keys that divide the {num_heads} heads, found "
                 f"{', '.join(f'{name} {size}' for name, size in widths._asdict().items())}; change them"
             )
-        self.dim, self.num_heads, self.widths, self.convolved = dim, num_heads, widths, convolved
+        self.widths, self.convolved = widths, convolved
 
     def compute(self, x: Tensor, state: RecurrentSums, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         """y and the new state. The parts of `state` are None in new rows."""
@@ -160,31 +154,28 @@ class RecurrentAttention(nn.Module):
         window = (rows, WIDTH - 1, self.convolved) if self.convolved else None
         return (rows, w.value_heads, w.key_width, w.value_width), window, (rows,) if self.counts_tokens else None
 
-    def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> RecurrentSums:
-        """The state of `batch_size` new rows, by default like the weights; None in `forward` means the same."""
-        like = self.input.weight
-        device, dtype = like.device if device is None else device, dtype or like.dtype
-        dtypes = torch.promote_types(dtype, torch.float32), dtype, torch.int64
+    def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> RecurrentSums:
+        narrow = dtype or torch.get_default_dtype()
+        dtypes = torch.promote_types(narrow, torch.float32), narrow, torch.int64
         shapes = self.state_shapes(batch_size)
         return RecurrentSums(
             *(s if s is None else torch.zeros(s, dtype=d, device=device) for s, d in zip(shapes, dtypes, strict=True))  # type: ignore[arg-type]
         )
 
+    def check_state(self, state: RecurrentSums, batch_size: int) -> None:
+        wanted, shapes = self.state_shapes(batch_size), None
+        if isinstance(state, RecurrentSums):
+            shapes = tuple([part if part is None else tuple(part.shape) for part in state])
+        if shapes != wanted:
+            raise InputError(
+                f"expected a state of the shapes {wanted} (sums, window, seen), found "
+                f"{shapes or type(state).__name__}; pass None to begin"
+            )
+
     def forward(
         self, x: Tensor, state: RecurrentSums | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, RecurrentSums]:
-        check_input(x, self.dim)
-        check_mask(mask, x.shape[:2])
-        if state is not None:
-            wanted, shapes = self.state_shapes(x.shape[0]), None
-            if isinstance(state, RecurrentSums):
-                shapes = tuple([part if part is None else tuple(part.shape) for part in state])
-            if shapes != wanted:
-                raise InputError(
-                    f"expected a state of the shapes {wanted} (sums, window, seen), found "
-                    f"{shapes or type(state).__name__}; pass None to begin"
-                )
-        return self.compute(zero_invalid(x, mask), EMPTY_STATE if state is None else state, mask)
+        return self.compute(self.checked(x, state, mask), EMPTY_STATE if state is None else state, mask)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -499,9 +490,8 @@ class Retention(RecurrentAttention):
 
     def compute(self, x: Tensor, state: RecurrentSums, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         b, t, _ = x.shape
-        turns = self.rotary.turns(t, self.widths.key_width, state.seen, x.device, mask)
         qk, v, gate = self.input(x).split(self.parts, -1)
-        q, k = rotate(qk.unflatten(-1, (2 * self.num_heads, -1)), turns).chunk(2, 2)
+        q, k = self.rotary.rotate(qk.unflatten(-1, (2 * self.num_heads, -1)), state.seen, mask).chunk(2, 2)
         v, gate = v.unflatten(-1, (self.num_heads, -1)), gate.unflatten(-1, (self.num_heads, -1))
         heads = torch.arange(self.num_heads, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
         decay = torch.log1p(-torch.exp2(-5 - heads)).expand(b, t, -1)

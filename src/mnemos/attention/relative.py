@@ -20,7 +20,7 @@ from .multi_head import MultiHeadAttention
 
 
 class RelativeHeads(MultiHeadAttention[S]):
-    """The base of layers whose queries read a memory by relative attention: projections, biases, and `read`.
+    """The base of layers whose queries read a memory by relative attention; a subclass defines `compute`, by `read`.
 
     softmax([(q+u)·k + (q+v)·W_R R_(i−j)]/√(D/H))·v, where R are sinusoids of the distance in positions of the context
     that is read. W_R (`position`), u and v (`content_bias`, `position_bias`) belong to the layer; no other part has a
@@ -60,6 +60,17 @@ class RelativeHeads(MultiHeadAttention[S]):
     def state_gradient(self) -> bool:
         """Whether gradient flows through the incoming and outgoing state. Without a memory, none is cut."""
         return not self._detached or not self._memory
+
+    def compute(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
+        """`compute_heads` of rows whose padding is in front."""
+        raise NotImplementedError
+
+    def compute_heads(self, x: Tensor, state: S | None, mask: Tensor | None) -> tuple[Tensor, S | None]:
+        if mask is None:
+            return self.compute(x, state, None)
+        order = valid_last(mask)  # distances are counted in columns: padding goes in front of its row
+        heads, state = self.compute(take(x, order), state, take(mask, order))
+        return take(heads, order.argsort(1)), state
 
     def read(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """The heads before projection, [B, T, H, D/H], of queries x [B, T, D].
@@ -197,29 +208,21 @@ class RelativeAttention(RelativeHeads[Segments]):
     def pad_to_capacity(self, state: Segments) -> Segments:
         return state.pad_to(self.config.memory)
 
-    def compute_heads(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
-        order = None
-        if mask is not None:  # distances are counted in columns: padding goes in front of its row
-            order = valid_last(mask)
-            x, mask = take(x, order), take(mask, order)
-        kept = None
+    def compute(self, x: Tensor, state: Segments | None, mask: Tensor | None) -> tuple[Tensor, Segments | None]:
         if not self.causal:
-            heads = self.read(x, x, mask)
-        else:
-            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-            context, seen = Segments(x, valid), mask
-            if state is not None:
-                context = (state.detach() if self.config.detached else state).append(x, valid)
-                if mask is not None:  # and then in front of what its row has read before
-                    front = padding_first(state.x.shape[1], mask)
-                    context = Segments(take(context.x, front), take(context.valid, front))
-                seen = context.valid
-            heads = self.read(x, context.x, seen)
-            kept = context.last(self.config.memory)
-            if state is None or not state.x.shape[1]:  # a view of what the caller owns and may change
-                kept = Segments(kept.x.clone(), kept.valid.clone())
-            kept = kept.detach() if self.config.detached else kept
-        return heads if order is None else take(heads, order.argsort(1)), kept
+            return self.read(x, x, mask), None
+        valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        context, seen = Segments(x, valid), mask
+        if state is not None:
+            context = (state.detach() if self.config.detached else state).append(x, valid)
+            if mask is not None:  # and then in front of what its row has read before
+                front = padding_first(state.x.shape[1], mask)
+                context = Segments(take(context.x, front), take(context.valid, front))
+            seen = context.valid
+        heads, kept = self.read(x, context.x, seen), context.last(self.config.memory)
+        if state is None or not state.x.shape[1]:  # a view of what the caller owns and may change
+            kept = Segments(kept.x.clone(), kept.valid.clone())
+        return heads, kept.detach() if self.config.detached else kept
 
 
 class PositionBias(nn.Module):

@@ -12,7 +12,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import BranchedKeyValues, KeyValues, check_key_values
 from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
-from mnemos.ops.rotary import Rotary, rotary_of, rotate
+from mnemos.ops.positions import Rotary, rotary_of, rotate
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -124,19 +124,14 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
     ) -> tuple[Tensor, Keys | None]:
         # --- queries [B, T, H, D/H], keys and values [B, T, kv_heads, D/H] ---
-        b, t, _ = x.shape
-        width, p, turns = self.dim // self.num_heads, self.active_dropout, None
+        (b, t, _), p, few = x.shape, self.active_dropout, self.kv_heads
+        qk, v = self.qkv(x).unflatten(2, (-1, self.dim // self.num_heads)).split([self.num_heads + few, few], 2)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = qk.split([self.num_heads, few], 2)
+            qk = torch.cat([self.query_norm(q), self.key_norm(k)], 2)
         if self.rotary is not None:
-            turns = self.rotary.turns(t, width, None if state is None else state.seen, x.device, mask)
-        if self.kv_heads == self.num_heads and self.query_norm is None:
-            q, k, v = project_qkv(self.qkv(x), self.num_heads, turns)
-        else:
-            few = self.kv_heads * width
-            q, k, v = (part.unflatten(2, (-1, width)) for part in self.qkv(x).split([self.dim, few, few], 2))
-            if self.query_norm is not None and self.key_norm is not None:
-                q, k = self.query_norm(q), self.key_norm(k)
-            if turns is not None:
-                q, k = rotate(q, turns), rotate(k, turns)
+            qk = self.rotary.rotate(qk, None if state is None else state.seen, mask)
+        q, k = qk.split([self.num_heads, few], 2)
 
         # --- not causal: all valid keys of the call ---
         if not self.causal:

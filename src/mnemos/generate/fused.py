@@ -47,7 +47,7 @@ from mnemos.models.transformer import Transformer, TransformerState
 from mnemos.native import codes, library, why_not
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
-from mnemos.ops.sinusoids import frequencies
+from mnemos.ops.positions import frequencies
 from mnemos.types import InputError, Output, State, likelihood_of
 
 ROWS = 160  # for more rows PyTorch's matrix products are faster, with weights in float32

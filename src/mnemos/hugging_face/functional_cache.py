@@ -24,7 +24,8 @@ from mnemos.hosts.linearised import LinearisedState
 from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
-from mnemos.ops.padding import padding_first, positions, take
+from mnemos.ops.padding import padding_first, take
+from mnemos.ops.positions import positions
 from mnemos.types import InputError, State
 
 from .fast_functions import mamba_selective_scan, state_space, torch_chunk_gated_delta_rule

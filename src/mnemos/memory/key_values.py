@@ -6,12 +6,14 @@ copies. `KeyValues` and `Segments` stand on that. `BranchedKeyValues` and `Encod
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, pytree, transformed
-from mnemos.ops.padding import count_seen, take, valid_last, zero_invalid
+from mnemos.ops.padding import take, valid_last, zero_invalid
+from mnemos.ops.positions import count_seen
 from mnemos.types import Device, InputError, Rows, SharedRows
 
 # --- A buffer that states share ---
@@ -20,7 +22,7 @@ from mnemos.types import Device, InputError, Rows, SharedRows
 class Buffer:
     """Storage for `capacity` tokens. The first `used` belong to some state and are not written again."""
 
-    def __init__(self, kept: tuple[Tensor, ...], capacity: int) -> None:
+    def __init__(self, tokens: tuple[Tensor, ...], capacity: int) -> None:
         def room(x: Tensor) -> Tensor:
             b, n, *rest = x.shape
             if len(rest) < 2:
@@ -31,42 +33,51 @@ class Buffer:
             space[:, :n] = x
             return space
 
-        self.tensors = tuple(room(x) for x in kept)
-        self.capacity, self.used = capacity, kept[0].shape[1]
+        self.tensors = tuple(room(x) for x in tokens)
+        self.capacity, self.used = capacity, tokens[0].shape[1]
+
+
+class Room(NamedTuple):
+    """The buffer of a state's tokens, and where in it they end."""
+
+    buffer: Buffer
+    end: int
 
 
 def append(
-    kept: tuple[Tensor, ...], new: tuple[Tensor, ...], buffer: Buffer | None, end: int
-) -> tuple[tuple[Tensor, ...], Buffer | None, int]:
-    """`kept` [B, N, ..], N > 0, followed by `new` [B, T, ..]; the buffer that holds them, if any, and their end in it.
+    tokens: tuple[Tensor, ...], new: tuple[Tensor, ...], room: Room | None
+) -> tuple[tuple[Tensor, ...], Room | None]:
+    """`tokens` [B, N, ..], N > 0, which are in `room` (None: in no buffer), followed by `new` [B, T, ..]; their room.
 
-    `buffer` and `end` are those of `kept` (None, 0: no buffer). No given tensor changes.
+    No tensor that is passed changes.
     """
-    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*kept, *new))
-    tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*kept, *new))
+    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, *new))
+    tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*tokens, *new))
     if differentiates or tangents or torch.compiler.is_exporting():  # an exported program has no buffer to write into
-        return tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), None, 0
+        return tuple(torch.cat(pair, 1) for pair in zip(tokens, new, strict=True)), None
     more = new[0].shape[1]
-    tensors, buffer, end = with_room(kept, more, buffer, end)
+    tensors, room = with_room(tokens, more, room)
     for tensor, x in zip(tensors, new, strict=True):
         # By `data`, so that it does not count as a write to earlier states, which a graph or replay may have kept: they
         # share the buffer and read none of these places.
         tensor.data[:, -more:] = x
-    return tensors, buffer, end
+    return tensors, room
 
 
-def with_room(
-    kept: tuple[Tensor, ...], more: int, buffer: Buffer | None, end: int
-) -> tuple[tuple[Tensor, ...], Buffer, int]:
-    """`kept` [B, N, ..], N > 0, and room behind it for `more` tokens, which the caller writes; else as `append`."""
-    before = kept[0].shape[1]
-    if buffer is not None and buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled():
-        buffer = None  # such a tensor may be written in inference mode only
-    if buffer is None or buffer.used != end or buffer.capacity < end + more:
-        buffer, end = Buffer(kept, 2 * (before + more)), before
-    start, end = end - before, end + more
+def with_room(tokens: tuple[Tensor, ...], more: int, room: Room | None) -> tuple[tuple[Tensor, ...], Room]:
+    """`tokens` [B, N, ..], N > 0, and behind them `more` tokens, which the caller writes; else as `append`."""
+    before = tokens[0].shape[1]
+    if (
+        room is None
+        or room.buffer.used != room.end  # another state has written behind this one's tokens
+        or room.buffer.capacity < room.end + more
+        # A tensor of inference mode may be written there only.
+        or (room.buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled())
+    ):
+        room = Room(Buffer(tokens, 2 * (before + more)), before)
+    buffer, end = room.buffer, room.end + more
     buffer.used = end
-    return tuple(room[:, start:end] for room in buffer.tensors), buffer, end
+    return tuple(x[:, end - more - before : end] for x in buffer.tensors), Room(buffer, end)
 
 
 def pad_front(x: Tensor, length: int) -> Tensor:
@@ -90,13 +101,10 @@ class KeyValues:
     not the newest (a fork), or that was rebuilt from its leaves, copies its tokens once.
     """
 
-    __slots__ = ("_buffer", "_end", "k", "seen", "v", "valid")
+    __slots__ = ("_room", "k", "seen", "v", "valid")
 
-    def __init__(
-        self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _buffer: "Buffer | None" = None, _end: int = 0
-    ) -> None:
-        self.k, self.v, self.valid, self.seen = k, v, valid, seen
-        self._buffer, self._end = _buffer, _end  # the buffer of the tokens, and where in it they end
+    def __init__(self, k: Tensor, v: Tensor, valid: Tensor, seen: Tensor, _room: Room | None = None) -> None:
+        self.k, self.v, self.valid, self.seen, self._room = k, v, valid, seen, _room
 
     @property
     def memory_name(self) -> str:
@@ -116,9 +124,7 @@ class KeyValues:
         if n >= self.k.shape[1]:
             return self
         start = self.k.shape[1] - n
-        return KeyValues(
-            self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._buffer, self._end
-        )
+        return KeyValues(self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._room)
 
     def packed(self) -> "KeyValues":
         """The same state with the tokens that may be attended to behind the others, which become zeros."""
@@ -137,14 +143,14 @@ class KeyValues:
         valid = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask.clone()  # the caller's to change
         if self.k.shape[1] == 0:
             return KeyValues(k, v, valid, seen)
-        (k, v, valid), buffer, end = append((self.k, self.v, self.valid), (k, v, valid), self._buffer, self._end)
-        return KeyValues(k, v, valid, seen, buffer, end)
+        (k, v, valid), room = append((self.k, self.v, self.valid), (k, v, valid), self._room)
+        return KeyValues(k, v, valid, seen, room)
 
     def with_room(self) -> "KeyValues":
         """The state after one more valid token, N > 0, whose key and value the caller writes into `k` and `v`."""
-        (k, v, valid), buffer, end = with_room((self.k, self.v, self.valid), 1, self._buffer, self._end)
+        (k, v, valid), room = with_room((self.k, self.v, self.valid), 1, self._room)
         valid[:, -1] = True
-        return KeyValues(k, v, valid, self.seen + 1, buffer, end)
+        return KeyValues(k, v, valid, self.seen + 1, room)
 
     def __repr__(self) -> str:
         return f"KeyValues(k={tuple(self.k.shape)}, v={tuple(self.v.shape)}, seen={tuple(self.seen.shape)})"
@@ -177,11 +183,10 @@ class Segments:
     `append` costs O(T) for T new tokens, amortised, as for `KeyValues`.
     """
 
-    __slots__ = ("_buffer", "_end", "valid", "x")
+    __slots__ = ("_room", "valid", "x")
 
-    def __init__(self, x: Tensor, valid: Tensor, _buffer: "Buffer | None" = None, _end: int = 0) -> None:
-        self.x, self.valid = x, valid
-        self._buffer, self._end = _buffer, _end
+    def __init__(self, x: Tensor, valid: Tensor, _room: Room | None = None) -> None:
+        self.x, self.valid, self._room = x, valid, _room
 
     @property
     def memory_name(self) -> str:
@@ -197,15 +202,15 @@ class Segments:
         """The state after T more tokens: x [B, T, D], valid [B, T] bool."""
         if self.x.shape[1] == 0:
             return Segments(x, valid)
-        (x, valid), buffer, end = append((self.x, self.valid), (x, valid), self._buffer, self._end)
-        return Segments(x, valid, buffer, end)
+        (x, valid), room = append((self.x, self.valid), (x, valid), self._room)
+        return Segments(x, valid, room)
 
     def last(self, n: int) -> "Segments":
         """The state with only the last n tokens, in the same buffer."""
         if n >= self.x.shape[1]:
             return self
         start = self.x.shape[1] - n
-        return Segments(self.x[:, start:], self.valid[:, start:], self._buffer, self._end)
+        return Segments(self.x[:, start:], self.valid[:, start:], self._room)
 
     def pad_to(self, n: int) -> "Segments":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
@@ -213,7 +218,7 @@ class Segments:
 
     def detach(self) -> "Segments":
         """The same values without the graph that computed them."""
-        return Segments(self.x.detach(), self.valid, self._buffer, self._end)
+        return Segments(self.x.detach(), self.valid, self._room)
 
     def __repr__(self) -> str:
         return f"Segments(x={tuple(self.x.shape)})"
@@ -243,7 +248,7 @@ class BranchedKeyValues(SharedRows):
     rows of every group have in common are merged: these tokens are shared from then on, and N is small.
     """
 
-    __slots__ = ("_buffer", "_end", "copies", "k", "seen", "shared", "v", "visible")
+    __slots__ = ("_room", "copies", "k", "seen", "shared", "v", "visible")
 
     def __init__(
         self,
@@ -252,11 +257,10 @@ class BranchedKeyValues(SharedRows):
         seen: Tensor,
         copies: int,
         shared: int,
-        buffer: tuple[Buffer | None, int] = (None, 0),
+        _room: Room | None = None,
     ) -> None:
-        (self.k, self.v), self.visible, self.seen = entries, visible, seen
+        (self.k, self.v), self.visible, self.seen, self._room = entries, visible, seen, _room
         self.copies, self.shared = copies, shared  # K and P
-        self._buffer, self._end = buffer
 
     @property
     def memory_name(self) -> str:
@@ -275,10 +279,8 @@ class BranchedKeyValues(SharedRows):
     def append(self, k: Tensor, v: Tensor) -> "BranchedKeyValues":
         """The state after one more token of every row: k, v [G·K, 1, H, D/H]. Cost: O(G·K), amortised."""
         k, v = (x.squeeze(1).unflatten(0, (-1, self.copies)) for x in (k, v))
-        buffer, end = None, 0
-        if self.k.shape[1]:
-            (k, v), buffer, end = append((self.k, self.v), (k, v), self._buffer, self._end)
-        return BranchedKeyValues((k, v), self.visible_after(), self.seen + 1, self.copies, self.shared, (buffer, end))
+        entries, room = append((self.k, self.v), (k, v), self._room) if self.k.shape[1] else ((k, v), None)
+        return BranchedKeyValues(entries, self.visible_after(), self.seen + 1, self.copies, self.shared, room)  # type: ignore[arg-type]
 
     def visible_after(self) -> Tensor:
         """`visible` after one more token, [G·K, E + K]: a row's own entry is visible to it."""
@@ -290,8 +292,8 @@ class BranchedKeyValues(SharedRows):
 
         visible, seen: those after it, which are the same in all layers.
         """
-        (k, v), buffer, end = with_room((self.k, self.v), self.copies, self._buffer, self._end)
-        return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, (buffer, end))
+        (k, v), room = with_room((self.k, self.v), self.copies, self._room)
+        return BranchedKeyValues((k, v), visible, seen, self.copies, self.shared, room)
 
     def last(self, n: int) -> "BranchedKeyValues":
         """The state with only the last n tokens of every row, in the same buffer."""
@@ -300,11 +302,8 @@ class BranchedKeyValues(SharedRows):
             return self
         shared = max(0, n - since)
         drop = self.shared - shared + self.copies * max(0, since - n)
-        return BranchedKeyValues(
-            (self.k[:, drop:], self.v[:, drop:]),
-            self.visible[:, drop:],
-            *(self.seen, self.copies, shared, (self._buffer, self._end)),
-        )
+        entries = self.k[:, drop:], self.v[:, drop:]
+        return BranchedKeyValues(entries, self.visible[:, drop:], self.seen, self.copies, shared, self._room)
 
     def select_rows(self, rows: Rows) -> "BranchedKeyValues | KeyValues":
         """The given rows. Rows that stay K to a group copy nothing, or only whole groups where groups are dropped."""
@@ -315,8 +314,7 @@ class BranchedKeyValues(SharedRows):
             return KeyValues(k, v, valid, seen)
         visible, seen = rows.take(self.visible), rows.take(self.seen)
         if groups == list(range(len(self.k))):
-            buffer = self._buffer, self._end
-            same = BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, buffer)
+            same = BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, self._room)
             attempt = self.since and self.since % MERGE == 0 and self.k.device.type == "cpu"
             return same.merged() if attempt else same
         kept = torch.tensor(groups, dtype=torch.int64, device=self.k.device)  # also where there are none

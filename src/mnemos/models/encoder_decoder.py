@@ -16,7 +16,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.padding import count_seen
+from mnemos.ops.positions import count_seen
 from mnemos.registry import register
 from mnemos.types import Attention, Device, InputError, State, StateKind, check_token_ids, combined_state_kind
 

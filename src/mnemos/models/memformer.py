@@ -19,7 +19,8 @@ from mnemos.attention.softmax import SoftmaxAttention, add_bias, open_empty_rows
 from mnemos.config import ModelConfig, with_signature
 from mnemos.memory.grid import Stretch, Unfinished, stretches
 from mnemos.memory.slots import SlotMemory, SlotsConfig, SlotState
-from mnemos.ops.padding import PackedRows, count_seen
+from mnemos.ops.padding import PackedRows
+from mnemos.ops.positions import count_seen
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 

@@ -23,9 +23,8 @@ from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.padding import PackedRows, count_seen
-from mnemos.ops.rotary import Rotary, rotary_of
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.padding import PackedRows
+from mnemos.ops.positions import Rotary, count_seen, rotary_of, sinusoids
 from mnemos.registry import register
 from mnemos.types import Device, InputError, S, State, check_token_ids, leaves, map_state
 

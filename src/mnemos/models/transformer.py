@@ -20,9 +20,8 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import Dropout
-from mnemos.ops.padding import count_seen, positions, zero_invalid
-from mnemos.ops.rotary import Rotary
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.padding import zero_invalid
+from mnemos.ops.positions import Rotary, count_seen, positions, sinusoids
 from mnemos.registry import load_baseline, register
 from mnemos.types import (
     Attention,

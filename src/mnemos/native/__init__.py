@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from mnemos.errors import InputError
 
 __all__ = [
-    "INSTRUCTION_SETS", "instruction_set", "instruction_set_number", "instruction_sets", "layout", "library",
-    "load_kernels", "why_not",
+    "INSTRUCTION_SETS", "instruction_set", "instruction_sets", "instructions", "layout", "library", "load_kernels",
+    "why_not",
 ]  # fmt: skip
 
 # What the kernels are compiled for, a variant each; C++ knows them by their number here. The last one has products of
 # pairs of bfloat16 (simd/pairs.h).
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512bf16")
-_chosen: int | None = None
+instructions = 0  # the number of what all kernels use: the processor's best, or the chosen one
 
 REMEDY = "install a C++ compiler (such as g++) and run `python -m mnemos.native.build`, or install mnemos again"
 
@@ -110,6 +110,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.mnemos_fields.restype = ctypes.c_char_p
     for name in _layouts:
         _compare(loaded, name)
+    global instructions
+    instructions = loaded.mnemos_best()
     return loaded, ""
 
 
@@ -123,7 +125,7 @@ def load_kernels() -> tuple[ctypes.CDLL, int]:
     loaded, why = _load()
     if loaded is None:
         raise RuntimeError(why)
-    return loaded, instruction_set_number(loaded)
+    return loaded, instructions
 
 
 def why_not() -> str:
@@ -144,17 +146,11 @@ def instruction_set(name: str) -> Iterator[None]:
     It serves tests, measurements and exact repetition on other processors, and holds for all threads. Raises
     InputError for one that `instruction_sets()` does not have.
     """
-    global _chosen
+    global instructions
     if name not in instruction_sets():
         raise InputError(f"expected an instruction set of {', '.join(instruction_sets()) or 'none'}, found {name!r}")
-    before, _chosen = _chosen, INSTRUCTION_SETS.index(name)
+    before, instructions = instructions, INSTRUCTION_SETS.index(name)
     try:
         yield
     finally:
-        _chosen = before
-
-
-def instruction_set_number(loaded: ctypes.CDLL) -> int:
-    """The number in `INSTRUCTION_SETS` of what the kernels use: the processor's best, or the chosen one."""
-    best: int = loaded.mnemos_best() if _chosen is None else _chosen
-    return best
+        instructions = before

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mnemos._compat import rewritten
 from mnemos.errors import InputError
 
 
@@ -16,32 +15,30 @@ class Backend:
     """One way to compute an operator. `run` has the same arguments in all of them.
 
     takes: whether it computes tensors like these. why_not: why it cannot run on this machine, or "" if it can: a
-    constant of the process. differentiable: in PyTorch's own operations where torch.func or forward-mode AD is active;
-    other backends hand such a call on.
+    constant of the process.
     """
 
     name: str
     run: Callable[..., Any]
     takes: Callable[..., bool] = lambda *tensors: True
     why_not: Callable[[], str] = lambda: ""
-    differentiable: bool = False
 
 
 class Backends:
-    """Those of one operator, the best first. The last but "reference" takes every tensor on every machine."""
+    """Those of one operator, the best first. The last takes every tensor on every machine."""
 
     def __init__(self, operator: str, *backends: Backend) -> None:
         self.operator, self.by_name = operator, {one.name: one for one in backends}
 
     def here(self) -> list[str]:
-        """Those that can run on this machine, best first, without the slow "reference", which always can."""
-        return [one.name for one in self.by_name.values() if not one.why_not() and one.name != "reference"]
+        """Those that can run on this machine, best first."""
+        return [one.name for one in self.by_name.values() if not one.why_not()]
 
     def choose(self, name: str, *tensors: Tensor) -> Backend:
         """The named one, or for "auto" the first that runs here and takes the tensors. Raises InputError for others."""
         if name == "auto":
             for one in self.by_name.values():
-                if not one.why_not() and one.takes(*tensors):
+                if one.takes(*tensors) and not one.why_not():
                     return one
         if name not in self.by_name:
             raise InputError(
@@ -54,18 +51,6 @@ class Backends:
             found = ", ".join(f"{x.dtype} {list(x.shape)} on {x.device.type}" for x in tensors)
             raise InputError(f"{self.operator}: backend {name!r} does not take {found}; use 'auto'")
         return one
-
-    def for_call(self, name: str, *tensors: Tensor) -> Backend:
-        """`choose`, but where a transform of PyTorch rewrites the call one in PyTorch's own operations."""
-        one = self.choose(name, *tensors)
-        if one.differentiable or not rewritten():
-            return one
-        return next(other for other in self.by_name.values() if other.differentiable)
-
-
-def on_cpu(*tensors: Tensor) -> bool:
-    """Whether the tensors are on the CPU, where the loops of a reference are fastest."""
-    return tensors[0].device.type == "cpu"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

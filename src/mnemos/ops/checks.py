@@ -1,21 +1,11 @@
-"""Checks of arguments that several operations and models share. Each raises InputError."""
+"""Checks of numbers that several operations and models share. Each raises InputError."""
 
 import math
-from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from mnemos.modes import reads_without_waiting
 from mnemos.types import InputError
-
-
-def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
-    """Refuse a mask that is not boolean or has another shape; None is no mask."""
-    if mask is not None and (mask.shape != torch.Size(shape) or mask.dtype != torch.bool):
-        advice = "" if mask.dtype == torch.bool else "; use .bool()"
-        found = f"{mask.dtype} {tuple(mask.shape)}{advice}"
-        raise InputError(f"expected a mask of booleans {tuple(shape)}, True = valid; found {found}")
 
 
 def check_dropout(dropout: float) -> None:

@@ -1,48 +1,66 @@
-"""What the operators with C++ kernels share: how tensors are handed over, and how such an operator is defined once.
+"""What the operators with C++ kernels share: how a kernel is called, and how an operator of kernels is defined once.
 
 `kernel_operator` makes of an operator's kernels the function that a backend calls: it skips PyTorch's dispatcher, whose
 overhead is the time of many tokens, where nothing but autograd needs to see the call, and elsewhere (compilers,
-counters, transforms) calls the registered operator of the same kernels.
+counters) calls the registered operator of the same kernels.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mnemos import native
 from mnemos._compat import PLAIN as PLAIN
-from mnemos._compat import assume_constant
+from mnemos._compat import assume_constant, rewritten
 from mnemos._compat import can_skip_dispatcher as can_skip_dispatcher
-from mnemos.native import why_not
 from mnemos.ops.backward import Gradients, differentiable_once
 
-why_no_kernels = assume_constant(why_not)  # why there are none here, or ""; a compiler does not look into it
+why_no_kernels = assume_constant(native.why_not)  # why there are none here, or ""; a compiler does not look into it
 Outputs = tuple[Tensor | None, ...]
 
 
-def dense(*tensors: Tensor | None) -> list[Any]:
-    """The tensors with stride 1 in the last axis; the kernels take any other strides. None stays."""
-    return [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors]
+class Kernel:
+    """A function of the C++ library, mnemos_NAME(instructions, *before, record, *after), and how its record is filled.
 
+    fields: those of the record, as in `native.layout`. A value is a number, or a tensor of which the kernel gets the
+    address and, for a field of several words, the strides: "q:4" is a tensor [B, T, H, width] or [B, T, width], and
+    "mask:3" one of [B, T]. (A field of two words is two addresses, and two values.) None is zeros, and so is what is
+    missing at the end.
+    """
 
-def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """The tensors without gaps; None stays."""
-    return [x if x is None else x.contiguous() for x in tensors]
+    def __init__(self, operator: str, name: str, record: str, fields: str) -> None:
+        self.operator, self.name, self.layout = operator, f"mnemos_{name}", native.layout(record, fields)
+        self.function: Callable[..., int] | None = None  # the library is loaded when it is first needed
+        fields = fields.replace("mask mask_b mask_t", "mask:3")  # two records have the strides as fields of their own
+        sizes = [int(field.partition(":")[2] or 1) for field in fields.split()]
+        self.words = [words for size in sizes for words in ((1, 1) if size == 2 else (size,))]
 
+    def __call__(self, before: Iterable[int], values: Iterable[Any], *after: float) -> None:
+        """Call it. A tensor that it cannot read as it lies is copied, so results must lie as new tensors do.
 
-def rows(*tensors: Tensor | None) -> list[int]:
-    """`struct Rows` of native/call.h for each [B, T, H, width], or [B, T, width], whose only head is at any stride."""
-    words: list[int] = []
-    for x in tensors:
-        words += (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3])
-    return words
-
-
-def mask_address(mask: Tensor | None) -> tuple[int, ...]:
-    """The address and the strides of a mask [B, T]; zeros for None."""
-    return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
+        Raises MemoryError if it has not enough memory.
+        """
+        words: list[int] = []
+        copies = []  # held until the kernel has read them
+        for x, size in zip(values, self.words, strict=False):
+            if x is None:
+                words += (0,) * size
+            elif not isinstance(x, Tensor):
+                words.append(x)
+            else:
+                # Rows may lie anywhere, each of one piece; what has no strides is of one piece.
+                if not (x.is_contiguous() or (size > 1 and (size < 4 or x.stride(-1) == 1))):
+                    copies.append(x := x.contiguous())
+                words.append(x.data_ptr())
+                words += x.stride()[: size - 1]
+        words += (0,) * (self.layout.size // 8 - len(words))
+        if self.function is None:
+            self.function = getattr(native.load_kernels()[0], self.name)
+        if self.function(native.instructions, *before, self.layout.pack(*words), *after):
+            raise MemoryError(f"{self.operator}: not enough memory for its buffers; use fewer rows or smaller heads")
 
 
 def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
@@ -54,8 +72,9 @@ def kernel_operator(
     name: str,
     schema: str,
     allocate: Callable[..., Outputs],
-    fill: Callable[..., None],
+    compute: Callable[..., Outputs],
     derive: Callable[..., Gradients],
+    in_pytorch: Callable[..., tuple[Tensor, ...]],
     results: int,
     gradients: int,
     saves: Sequence[int] = (),
@@ -64,11 +83,11 @@ def kernel_operator(
     """The function of an operator's inputs that returns its results; it is differentiable once.
 
     schema: the inputs, tensors first: "Tensor q, Tensor? s, float scale". The first `gradients` have a gradient.
-    allocate(kept, *inputs): the outputs, not filled. The first `results` of them are the function's; others are for the
-    backward, and None unless something is `kept` for it.
-    fill(outputs, *inputs): computes them.
+    compute(kept, *inputs): the outputs. The first `results` of them are the function's; others are for the backward,
+    and None unless something is `kept` for it. allocate: the same, not filled, for what traces the operator.
     derive(needs, *inputs, *saved, *upstream): gradients, None where an input is None. saved: the outputs of the
     numbers `saves`. upstream: what comes from above for each result, or None. needs: which inputs ask for a gradient.
+    in_pytorch: the same function of the inputs in PyTorch's own operations, which transforms (torch.func) rewrite.
     name_of: the operation's name in errors, from the inputs, where it is not NAME.
 
     It also defines mnemos::NAME (schema, bool kept) and mnemos::NAME_backward on the CPU, whose results are tensors: an
@@ -81,14 +100,9 @@ def kernel_operator(
     def as_tensors(outputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
         return tuple([like.new_empty(0) if x is None else x for x in outputs])
 
-    def allocate_all(*args: Any) -> Outputs:
+    def on_all(function: Callable[..., Outputs], *args: Any) -> tuple[Tensor, ...]:
         kept = args[count] if len(args) > count else True  # the dispatcher leaves out what is the default
-        return allocate(kept, *args[:count])
-
-    def compute(*args: Any) -> tuple[Tensor, ...]:
-        outputs = allocate_all(*args)
-        fill(outputs, *args[:count])
-        return as_tensors(outputs, args[0])
+        return as_tensors(function(kept, *args[:count]), args[0])
 
     def compute_gradients(*args: Any) -> tuple[Tensor, ...]:
         return as_tensors(derive([x is not None for x in args[:gradients]], *args), args[0])
@@ -118,8 +132,8 @@ def kernel_operator(
     total = max([results, *[number + 1 for number in saves]])
     upstreams = ", ".join([*[f"Tensor saved{i}" for i in saves], *[f"Tensor? grad{i}" for i in range(results)]])
     for operator, signature, function, fake in (
-        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * total)})", compute,
-         lambda *args: as_tensors(allocate_all(*args), args[0])),
+        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * total)})",
+         functools.partial(on_all, compute), functools.partial(on_all, allocate)),
         (f"mnemos::{name}_backward", f"({schema}, {upstreams}) -> ({', '.join(['Tensor'] * gradients)})",
          compute_gradients, empty_gradients),
     ):  # fmt: skip
@@ -134,8 +148,7 @@ def kernel_operator(
     class Direct(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            outputs = allocate(True, *args)
-            fill(outputs, *args)
+            outputs = compute(True, *args)
             ctx.settings = args[tensors:]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*args[:tensors], *[outputs[number] for number in saves])
@@ -146,21 +159,22 @@ def kernel_operator(
             saved = ctx.saved_tensors  # read once: activation checkpointing gives them out once
             if can_skip_dispatcher(*upstream):  # the saved tensors were checked before the forward
                 args = *saved[:tensors], *ctx.settings, *saved[tensors:], *upstream
-                compute = functools.partial(derive, ctx.needs_input_grad, *args)
+                gradients_of = functools.partial(derive, ctx.needs_input_grad, *args)
             else:
-                compute = functools.partial(differentiate, saved, ctx.settings, upstream)
-            grads = differentiable_once(called(saved), saved, upstream, compute)
+                gradients_of = functools.partial(differentiate, saved, ctx.settings, upstream)
+            grads = differentiable_once(called(saved), saved, upstream, gradients_of)
             return *grads, *[None] * (count - gradients)
 
     def call(*args: Any) -> tuple[Tensor, ...]:
-        tensor_args = args[:tensors]
-        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensor_args])
-        if not can_skip_dispatcher(*tensor_args):
+        inputs = args[:tensors]
+        skips = can_skip_dispatcher(*inputs)
+        if not skips and rewritten():
+            return in_pytorch(*args)
+        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs])
+        if not skips:
             return forward(*args, kept)[:results]
         if kept:
             return Direct.apply(*args)
-        outputs = allocate(False, *args)
-        fill(outputs, *args)
-        return outputs[:results]  # type: ignore[return-value]
+        return compute(False, *args)[:results]  # type: ignore[return-value]
 
     return call

@@ -3,7 +3,7 @@
 Three things are dropped at three depths. Content: a layer begins with `zero_invalid`, because the gradient of a weight
 is a product with its input, and 0·NaN is NaN. The token: a projection's bias and φ(0) = 1 make a key of zeros one that
 counts, so the operators mask keys and values, or β and the decay, again; softmax hides them from its queries. Position:
-`positions` and `count_seen` count valid tokens alone.
+positions.py counts valid tokens alone.
 """
 
 from typing import NamedTuple
@@ -11,29 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos.types import Device
-
 
 def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
     """x [B, T, ..] with zeros in the padding, also in its gradient. A product with the mask would keep a NaN."""
     return x if mask is None else x.masked_fill(~mask[(..., *[None] * (x.dim() - 2))], 0)
-
-
-def positions(t: int, seen: Tensor | None, mask: Tensor | None, device: Device = None) -> Tensor:
-    """The numbers of T tokens after `seen` [B] valid ones (None: 0), [1 or B, T] int64.
-
-    Padding has that of the valid token before it, so that no number is beyond the last valid one.
-    """
-    numbers = torch.arange(t, device=device)[None] if mask is None else mask.cumsum(1) - 1
-    numbers = numbers if seen is None else numbers + seen[:, None]
-    return numbers if mask is None else numbers.clamp(min=0)
-
-
-def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
-    """The number of valid tokens [B] int64 after x [B, T, ..], of which `seen` were before it."""
-    if mask is not None:
-        return mask.sum(1) if seen is None else seen + mask.sum(1)
-    return torch.full((x.shape[0],), x.shape[1], device=x.device) if seen is None else seen + x.shape[1]
 
 
 def valid_first(mask: Tensor) -> Tensor:

@@ -1,8 +1,14 @@
 """Computation in full precision, also under autocast: for sums over many tokens."""
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def autocasts(device: str) -> bool:
@@ -15,3 +21,14 @@ def full_precision(device: str) -> AbstractContextManager:
     if not autocasts(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
+
+
+def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a function whose first argument, which has no name, is a tensor: it is computed without autocast."""
+
+    @functools.wraps(function)
+    def compute(*args: P.args, **options: P.kwargs) -> R:
+        with full_precision(args[0].device.type):  # type: ignore[attr-defined]
+            return function(*args, **options)
+
+    return compute

@@ -29,10 +29,9 @@ from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, Segme
 from mnemos.models.transformer import LearnedPositions
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FeatureMap, Pointwise, elu
-from mnemos.ops.padding import count_seen, positions, zero_invalid
+from mnemos.ops.padding import zero_invalid
+from mnemos.ops.positions import Rotary, count_seen, positions, rotate, sinusoids
 from mnemos.ops.relative_position import distance_scores, hide
-from mnemos.ops.rotary import Rotary, rotate
-from mnemos.ops.sinusoids import sinusoids
 from mnemos.types import InputError, S, State, leaves, map_state
 
 Form = Literal["operators", "onnxruntime"]

@@ -16,7 +16,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames, check_sizes
 from mnemos.models.shared import check_mode, init_weights
 from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
-from mnemos.ops.sinusoids import sinusoids
+from mnemos.ops.positions import sinusoids
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
 

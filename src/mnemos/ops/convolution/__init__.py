@@ -7,21 +7,19 @@ dtype. It gets checked tensors of any strides.
 from torch import Tensor
 
 from mnemos.errors import InputError
-from mnemos.ops.backend import Backend, Backends, on_cpu
+from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
-from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
-from . import chunked, native, reference
+from . import chunked, native
 
 __all__ = ["BACKENDS", "short_convolution"]
 
 BACKENDS = Backends(
     "short_convolution",
     Backend("native", native.convolve, native.takes, why_no_kernels),
-    Backend("chunked", chunked.convolve, differentiable=True),
-    Backend("reference", reference.convolve, on_cpu, differentiable=True),
+    Backend("chunked", chunked.convolve),
 )
 CHECK = Signature(
     "short_convolution",
@@ -58,7 +56,7 @@ def short_convolution(
     mask [B, T] bool, True = valid: an invalid token is not read, and its y is 0.
     resets [B, T] bool: True empties the window before the token, also before an invalid one: the first tokens of
     packed sequences.
-    backend: "auto", one of `mnemos.ops.backends("short_convolution")`, or "reference".
+    backend: "auto", or one of `mnemos.ops.backends("short_convolution")`.
 
     Half precision is computed in float32, and y is rounded once. Cost O(B·T·C·W) and kept memory: README.md. Raises
     InputError for shapes, dtypes, an activation or a backend that do not fit.
@@ -71,10 +69,9 @@ def short_convolution(
         )
     if activation not in (None, "silu"):
         raise InputError(f"short_convolution: expected an activation of None or 'silu', found {activation!r}")
-    run = BACKENDS.for_call(backend, x, weight).run
+    run = BACKENDS.choose(backend, x, weight).run
     state = state if state is None else state.to(x.dtype)
-    with full_precision(x.device.type):
-        y, end = run(x, weight, bias, state, mask, resets, activation)
+    y, end = run(x, weight, bias, state, mask, resets, activation)
 
     def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
         """The window after the first n tokens, for `rewindable`."""

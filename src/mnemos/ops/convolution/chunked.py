@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.ops.padding import take, valid_first
+from mnemos.ops.precision import in_full_precision
 
 
+@in_full_precision
 def convolve(
     x: Tensor,
     weight: Tensor,

@@ -48,17 +48,3 @@ def reference_short_convolution(
         ends += window
     y = torch.stack(rows) if rows else x.double()
     return y.reshape(b, t, c), torch.stack(ends).reshape(b, w - 1, c) if ends else x.new_zeros(b, w - 1, c).double()
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    mask: Tensor | None,
-    resets: Tensor | None,
-    activation: str | None,
-) -> tuple[Tensor, Tensor]:
-    """The equation as a backend, to compare the others with; "auto" never chooses it."""
-    y, end = reference_short_convolution(x, weight, bias, state, mask, resets, activation)
-    return y.to(x.dtype), end.to(x.dtype)

@@ -14,22 +14,21 @@ from torch import Tensor
 
 from mnemos.errors import InputError
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.backend import Backend, Backends, on_cpu
+from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import record_call
 from mnemos.ops.signature import Signature
 
-from . import chunked, native, reference
+from . import chunked, native
 
 __all__ = ["BACKENDS", "decayed_attention", "delta_rule"]
 
 BACKENDS = Backends(
     "delta_rule",
     Backend("native", native.recurrence, native.takes, why_no_kernels),
-    Backend("chunked", chunked.recurrence, differentiable=True),
-    Backend("reference", reference.recurrence, on_cpu, differentiable=True),
+    Backend("chunked", chunked.recurrence),
 )
 TENSORS = {
     "advice": "; H is a multiple of K, beta and decay have a number for each of the H heads; of [B, H, T, D] use "
@@ -78,14 +77,14 @@ def delta_rule(
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
     packed sequences. It is a decay of −inf, so a state or token that is not finite reaches past it: 0·∞ is NaN.
     scale: None is D^-½. normalise_keys: k becomes k·rsqrt(Σk² + 1e-6); normalise q outside.
-    backend: "auto", one of `mnemos.ops.backends("delta_rule")`, or "reference". float64 is computed by "chunked", in
+    backend: "auto", or one of `mnemos.ops.backends("delta_rule")`. float64 is computed by "chunked", in
     PyTorch's operations, which is several times slower than the kernels for float32.
 
     Keys: the state is bounded where 0 ≤ β‖k‖² ≤ 2, which β ≤ 2 and keys of length 1 ensure. Beyond it every token
     multiplies what the key reads by 1 − β‖k‖², so the state may grow exponentially until it is infinite. This is
     not refused: the result is what the equations say, as accurate as a loop over the tokens.
 
-    Cost and kept memory: README.md. Differentiable once, but for backend "reference", and under `torch.func` and
+    Cost and kept memory: README.md. Differentiable once, and with all derivatives under `torch.func` and
     forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, a valid token's decay
     above 0 or NaN (checked on a CPU) or a backend that do not fit.
     """
@@ -157,9 +156,8 @@ def _recurrence(
             decay = decay.masked_fill(resets[(..., *[None] * (decay.dim() - 2))], -torch.inf)
 
     # --- y and the state ---
-    with full_precision(v.device.type):
-        run = BACKENDS.for_call(backend, q, k, v).run
-        y, end = run(q, k, v, beta, decay, state, d**-0.5 if scale is None else scale)
+    run = BACKENDS.choose(backend, q, k, v).run
+    y, end = run(q, k, v, beta, decay, state, d**-0.5 if scale is None else scale)
 
     def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
         """The state after the first n tokens, for `rewindable`."""

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import rewritten
 from mnemos.ops.backward import by_slab
+from mnemos.ops.precision import in_full_precision
 
 CHUNK = 64  # a power of two
 SLAB_NUMBERS = {"cpu": 2**18}  # numbers in a tensor of a slab
@@ -43,6 +44,7 @@ def name_of(inputs: Sequence[Any]) -> str:
     return "decayed_attention" if inputs[3] is None else "delta_rule"
 
 
+@in_full_precision
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, s: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -164,6 +166,7 @@ def masked_product(weights: Tensor, values: Tensor) -> Tensor:
     """The product of weights [n, c, c], which are 0 where j > i, with values [n, c, M].
 
     A product with 0 does not remove a value that is not finite, so such values are added apart, from their token on.
+    They have no gradient: that of a sum of zeros, added and taken off again, would round the gradient of the product.
     """
     finite = values.nan_to_num(0.0, 0.0, 0.0)
-    return torch.bmm(weights, finite) + (values - finite).cumsum(1)
+    return torch.bmm(weights, finite) + (values - finite).detach().cumsum(1)

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos import native as kernels
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
-from mnemos.ops.kernel_call import Outputs, dense, kernel_operator, pointers, rows
+from mnemos.ops.kernel_call import Kernel, Outputs, kernel_operator
 
-from .chunked import name_of
+from . import chunked
 
-CALL = kernels.layout(
+KERNEL = Kernel(
+    "delta_rule",
+    "delta",
     "Delta",
     "B T heads H D M type threads channels keep q:4 k:4 v:4 y:4 decay:4 beta:4 s s_end states parts g:4 dq:4 dk:4 dv:4 "
     "d_decay d_beta gs ds",
 )
 UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
-_NO_BACKWARD, _NO_GATES = (0,) * 21, (0,) * 4
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -54,6 +54,12 @@ def _keep(m: int) -> int:
     return max(64, (m + 127) // 128 * 64)
 
 
+def _sizes(q: Tensor, v: Tensor, decay: Tensor | None) -> tuple[int, ...]:
+    (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
+    channels = decay is not None and decay.dim() == 4
+    return b, t, shared, h, d, m, TYPES[v.dtype], torch.get_num_threads(), channels, _keep(m)
+
+
 def _allocate(kept: bool, *inputs: Any) -> Outputs:
     """y, the state after the call, and room for the states that the backward begins with but for a row's first."""
     q, _, v, *_ = inputs
@@ -62,23 +68,16 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
     return v.new_empty(v.shape), v.new_empty(b, h, d, m, dtype=torch.float32), states
 
 
-def _forward(outputs: Outputs, *inputs: Any) -> None:
-    y: Any
-    y, end, states = outputs
+def _forward(kept: bool, *inputs: Any) -> Outputs:
     q, k, v, beta, decay, s, scale = inputs
-    q, k, v, decay, s = _ready(q, k, v, decay, s)
-    call = CALL.pack(
-        *_sizes(q, v, decay), *rows(q, k, v, y), *_gates(decay), *_gates(beta),
-        *pointers(s, end, states), *_NO_BACKWARD,
-    )  # fmt: skip
-    _run(False, call, scale)
+    y, end, states = outputs = _allocate(kept, *inputs)
+    KERNEL((False,), (*_sizes(q, v, decay), q, k, v, y, decay, beta, s, end, states), scale)
+    return outputs
 
 
 def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     q, k, v, beta, decay, s, scale, states, gy, gs = inputs
-    q, k, v, decay, s = _ready(q, k, v, decay, s)
-    (gy,) = dense(v.new_zeros(v.shape) if gy is None else gy)
-    gs = gs if gs is None else gs.contiguous()
+    gy = v.new_zeros(v.shape) if gy is None else gy
     # Few rows and key heads would leave threads idle, so the value heads of a key head are divided into parts. The
     # kernel adds up what a part's heads give to the key head that they share.
     (b, _, shared, _), h = q.shape, v.shape[2]
@@ -87,37 +86,10 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     dq, dk = q.new_empty(parts, *q.shape, dtype=wide), k.new_empty(parts, *k.shape, dtype=wide)
     dv = v.new_empty(v.shape)
     dbeta, ddecay, ds = [x if x is None else x.new_empty(x.shape) for x in (beta, decay, s if needs[5] else None)]
-    call = CALL.pack(
-        *_sizes(q, v, decay), *rows(q, k, v, None), *_gates(decay), *_gates(beta),
-        *pointers(s, None, states), parts, *rows(gy, dq[0], dk[0], dv),
-        *pointers(ddecay, dbeta, gs, ds),
-    )  # fmt: skip
-    _run(True, call, scale)
+    read = *_sizes(q, v, decay), q, k, v, None, decay, beta, s, None, states
+    KERNEL((True,), (*read, parts, gy, dq[0], dk[0], dv, ddecay, dbeta, gs, ds), scale)
     dq, dk = [x[0] if parts == 1 else x.sum(0) for x in (dq, dk)]
     return dq.to(q.dtype), dk.to(k.dtype), dv, dbeta, ddecay, ds
-
-
-def _ready(q: Tensor, k: Tensor, v: Tensor, decay: Any, s: Any) -> tuple[Any, ...]:
-    """The tensors as the kernels read them."""
-    channels = decay is not None and decay.dim() == 4
-    q, k, v, dense_decay = dense(q, k, v, decay if channels else None)
-    return q, k, v, dense_decay if channels else decay, s if s is None else s.contiguous()
-
-
-def _sizes(q: Tensor, v: Tensor, decay: Tensor | None) -> tuple[int, ...]:
-    (b, t, shared, d), (h, m) = q.shape, v.shape[2:]
-    channels = decay is not None and decay.dim() == 4
-    return b, t, shared, h, d, m, TYPES[v.dtype], torch.get_num_threads(), channels, _keep(m)
-
-
-def _gates(x: Tensor | None) -> tuple[int, ...]:
-    return _NO_GATES if x is None else (x.data_ptr(), *x.stride()[:3])
-
-
-def _run(backward: bool, call: bytes, scale: float) -> None:
-    loaded, instructions = kernels.load_kernels()
-    if loaded.mnemos_delta(instructions, backward, call, scale):
-        raise MemoryError("delta_rule: not enough memory for its states; use fewer rows or a smaller head width")
 
 
 _operator = kernel_operator(
@@ -126,8 +98,9 @@ _operator = kernel_operator(
     _allocate,
     _forward,
     _backward,
+    chunked.recurrence,
     results=2,
     gradients=6,
     saves=[2],
-    name_of=name_of,
+    name_of=chunked.name_of,
 )

@@ -59,11 +59,3 @@ def reference_delta_rule(
         ends.append(s)
     y = torch.stack(rows) if rows else v.double()
     return y.reshape(b, t, h, m), (torch.stack(ends) if ends else v.double()).reshape(b, h, d, m)
-
-
-def recurrence(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, s: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """The equations as a backend, to compare the others with; "auto" never chooses it."""
-    y, end = reference_delta_rule(q, k, v, beta, decay, s, scale=scale)
-    return y.to(v.dtype), end.to(torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32)

@@ -12,29 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos import native as kernels
 from mnemos.modes import in_graph
 from mnemos.ops.backward import differentiate_again
-from mnemos.ops.kernel_call import (
-    can_skip_dispatcher,
-    contiguous,
-    dense,
-    mask_address,
-    pointers,
-    why_no_kernels,
-)
+from mnemos.ops.kernel_call import Kernel, can_skip_dispatcher, why_no_kernels
 
 Composition = Callable[..., tuple[Tensor | None, ...]]
-UPDATE, UPDATE_BACKWARD, READ, READ_BACKWARD = range(4)  # `mnemos_cache` of native/library.cpp
 _LANES = 16  # native/simd/product.h
 _BLOCK = 64  # native/gated_cache/read.h
 _FEW = 1 << 18  # numbers of an intermediate that are kept for the backward, because memory of a megabyte is no concern
-UPDATE_CALL = kernels.layout(
+UPDATE_FORWARD, UPDATE_BACKWARD, READ_FORWARD, READ_BACKWARD = range(4)  # `mnemos_cache` of native/library.cpp
+UPDATE = Kernel(
+    "gated cache",
+    "cache",
     "Update",
     "B T slots width threads resampled source:4 mask mask_b mask_t cache cache_b update:2 reset:2 candidate:2 norm:2 "
     "next mean rows kept g_next g_mean d_source d_cache d_update:2 d_reset:2 d_candidate:2 d_norm:2",
 )
-READ_CALL = kernels.layout(
+READ = Kernel(
+    "gated cache",
+    "cache",
     "Reading",
     "B caches T slots width heads values threads x:4 cache query:2 key:2 value:2 own:4 mix y kept weights "
     "g:4 d_x d_cache d_query:2 d_key:2 d_value:2 d_own d_mix",
@@ -108,31 +104,27 @@ class Update:
 
     def forward(self, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
         """The results, and what the backward needs beside the tensors (if it `keeps` anything)."""
-        source, cache, mask, *weights = tensors
+        source, cache, *_ = tensors
         new = cache.new_empty(len(source), *cache.shape[-2:])
         mean, rows = (cache.new_empty(cache.shape[-2:]), cache.new_empty(())) if self.mean else (None, None)
         count = len(source) * 3 * cache.shape[-2] * _whole(cache.shape[-1])
         kept = cache.new_empty(count) if keeps and count <= _FEW else None
-        (source,), (cache, *weights) = dense(source), contiguous(cache, *weights)
-        _call(UPDATE, *self._begin(source, cache, mask, weights), *pointers(new, mean, rows, kept))
+        UPDATE((UPDATE_FORWARD,), (*self._read(*tensors), new, mean, rows, kept))
         return (new, mean, rows), [rows, kept]
 
     def backward(self, needs: Sequence[bool], grads: Sequence[Tensor | None], *tensors: Any) -> tuple[Any, ...]:
         """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
-        source, cache, mask, *weights = tensors[:11]
+        source, cache, _, *weights = tensors[:11]
         d_source, d_cache = _like(source) if needs[0] else None, _like(cache) if needs[1] else None
         d_weights = [_like(w) if any(needs[3:]) else None for w in weights]
-        (source,), (cache, *weights), above = dense(source), contiguous(cache, *weights), contiguous(*grads[:2])
-        outgoing = pointers(None, None, *tensors[11:], *above, d_source, d_cache, *d_weights)
-        _call(UPDATE_BACKWARD, *self._begin(source, cache, mask, weights), *outgoing)
+        values = None, None, *tensors[11:], *grads[:2], d_source, d_cache, *d_weights
+        UPDATE((UPDATE_BACKWARD,), (*self._read(*tensors[:11]), *values))
         return d_source, d_cache, None, *d_weights
 
-    def _begin(self, source: Tensor, cache: Tensor, mask: Tensor | None, weights: list[Any]) -> list[int]:
+    def _read(self, source: Tensor, cache: Tensor, mask: Tensor | None, *weights: Tensor | None) -> tuple[Any, ...]:
         slots, width = cache.shape[-2:]
-        sizes = *source.shape[:2], slots, width, torch.get_num_threads(), int(self.resampled)
-        rows = source.data_ptr(), *source.stride()[:2], 0
-        shared = 0 if cache.dim() == 2 else slots * width
-        return [*sizes, *rows, *mask_address(mask), cache.data_ptr(), shared, *pointers(*weights)]
+        sizes = *source.shape[:2], slots, width, torch.get_num_threads(), self.resampled
+        return *sizes, source, mask, cache, 0 if cache.dim() == 2 else slots * width, *weights
 
 
 class Reading:
@@ -175,44 +167,25 @@ class Reading:
             kept = x.new_empty(b * t * row + caches * slots * (row + value_row) + _LANES)
             count = b * self.heads * slots * _whole(t)
             shares = x.new_empty(count) if t <= _BLOCK and count <= _FEW else None
-        ready = self._ready(tensors)
-        _call(READ, *self._begin(ready), *pointers(y, kept, shares))
+        READ((READ_FORWARD,), (*self._read(*tensors), y, kept, shares))
         return (y,), [kept, shares]
 
     def backward(self, needs: Sequence[bool], grads: Sequence[Any], *tensors: Any) -> tuple[Any, ...]:
         """The gradients of the tensors, from those of the results; `tensors` are followed by what was kept."""
         x, cache, own, mix, *weights = tensors[:10]
-        (g,), d_x, d_weights = dense(grads[0]), _like(x), [_like(w) for w in weights]
+        d_x, d_weights = _like(x), [_like(w) for w in weights]
         d_cache = _like(cache) if needs[1] else None
         d_own, d_mix = _like(own), _like(mix)
-        ready = self._ready(tensors)
-        incoming = *pointers(None, *tensors[10:]), g.data_ptr(), *g.stride()[:3]
-        outgoing = pointers(d_x, d_cache, *d_weights, d_own, d_mix)
-        _call(READ_BACKWARD, *self._begin(ready), *incoming, *outgoing)
+        values = None, *tensors[10:], grads[0], d_x, d_cache, *d_weights, d_own, d_mix
+        READ((READ_BACKWARD,), (*self._read(*tensors[:10]), *values))
         return d_x, d_cache, d_own, d_mix, *d_weights
 
-    def _ready(self, tensors: Sequence[Any]) -> list[Any]:
-        """The tensors as the kernel reads them."""
-        x, cache, own, mix, *weights = tensors[:10]
-        cache, mix, *weights = contiguous(cache, mix, *weights)
-        x, own = dense(x, own)
-        return [x, cache, own, mix, *weights]
-
-    def _begin(self, ready: list[Any]) -> list[int]:
-        x, cache, own, mix, *weights = ready
+    def _read(
+        self, x: Tensor, cache: Tensor, own: Tensor | None, mix: Tensor | None, *weights: Tensor
+    ) -> tuple[Any, ...]:
         heads, values = self.heads, weights[4].shape[0] // self.heads
         sizes = x.shape[0], cache.shape[0], x.shape[1], *cache.shape[1:], heads, values, torch.get_num_threads()
-        beside = (0, 0, 0, 0) if own is None else (own.data_ptr(), *own.stride()[:3])
-        rows = x.data_ptr(), *x.stride()[:2], 0
-        return [*sizes, *rows, cache.data_ptr(), *pointers(*weights), *beside, *pointers(mix)]
-
-
-def _call(what: int, *words: int) -> None:
-    loaded, instructions = kernels.load_kernels()
-    call = UPDATE_CALL if what in (UPDATE, UPDATE_BACKWARD) else READ_CALL
-    packed = call.pack(*words, *[0] * (call.size // 8 - len(words)))  # a forward has no gradients
-    if loaded.mnemos_cache(instructions, what, packed):
-        raise MemoryError("gated cache: not enough memory for the kernel; use smaller batches")
+        return *sizes, x, cache, *weights, own, mix
 
 
 def _whole(n: int) -> int:

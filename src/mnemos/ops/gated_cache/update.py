@@ -1,4 +1,4 @@
-"""The update of a gated recurrent cache, eq. 4 and 5 of Cached Transformers, with a hand-written backward.
+"""The update of a gated recurrent cache, eq. 4 and 5 of Cached Transformers, whose backward computes it again.
 
 `gated_update` computes the equations for tokens that are as many as the slots; `write` is what a forward does: it
 resamples its tokens to the slots, updates, and takes the mean over the batch.
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos._compat import dispatch_mode_active, transformed
+from mnemos.modes import in_graph
 from mnemos.ops.backward import differentiate_again
 from mnemos.ops.precision import full_precision
 
 from . import native
 from .resampling import nearest_tokens, resample, same_number
 
-aten = torch.ops.aten
 _EPS = 1e-5  # of the layer norm
 
 
@@ -51,31 +51,21 @@ def gated_update(
     instead of B times. Cost of a forward: 4·B·Tm·Dm² multiply-adds, 6·B·Tm·Dm² for a cache per row. Sums and
     non-linearities work in place, because the memory traffic of elementwise operations takes most of the time. The
     backward keeps only the inputs: it computes the products again, 4·B·Tm·Dm², and 8·B·Tm·Dm² of its own. If its
-    result must be differentiable too, autograd computes it and keeps all intermediates.
+    result must be differentiable too, all intermediates are kept.
     """
     inputs = source, cache, *update, *reset, *candidate, *(norm or (None, None))
     differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     with full_precision(source.device.type):
-        # Function transforms (vmap, jvp) and formats that are traced have rules for PyTorch's operations, and none for
-        # `_Update`.
-        plain = _transformed(source) or torch.jit.is_tracing()
+        # Function transforms (vmap, jvp) and graphs have rules for PyTorch's operations, and none for `_Update`.
+        plain = in_graph() or transformed(source)
         compute = _Update.apply if differentiates and not plain else _update
         new, g_u, g_r = compute(places, *inputs)
     return new, GateValues(g_u, g_r)
 
 
-def _transformed(tensor: Tensor) -> bool:
-    """Whether a function transform (vmap, jvp, is_grads_batched) is active. Never under torch.compile."""
-    if torch.compiler.is_compiling():
-        return False
-    return transformed(tensor)
-
-
-def _raw(
-    places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """S̄, g_u, g_r, g_r ⊙ C and W_c [S̄ ; g_r ⊙ C]."""
-    w_u, b_u, w_r, b_r, w_c, b_c = weights
+def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """C_t, g_u, g_r."""
+    w_u, b_u, w_r, b_r, w_c, b_c, gain, shift = weights
     d = source.shape[-1]
     # Not in place where a mode observes the operations: selective checkpointing keeps results of products.
     observed = not torch.compiler.is_compiling() and dispatch_mode_active()
@@ -83,18 +73,12 @@ def _raw(
     slots = (source if places is None else source.index_select(1, places)).to(cache.dtype)
     rows = slots.flatten(0, 1)  # a matrix with any row stride is multiplied without a copy
 
-    def product(weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(rows, weight[:, :d], bias).unflatten(0, slots.shape[:2])
+    def product(weight: Tensor, bias: Tensor, beside: Tensor) -> Tensor:
+        """W [S̄ ; beside] + b."""
+        return add(F.linear(rows, weight[:, :d], bias).unflatten(0, slots.shape[:2]), F.linear(beside, weight[:, d:]))
 
-    g_u, g_r = (sigmoid(add(product(w, b), F.linear(cache, w[:, d:]))) for w, b in ((w_u, b_u), (w_r, b_r)))
-    gated = g_r * cache
-    return slots, g_u, g_r, gated, add(product(w_c, b_c), F.linear(gated, w_c[:, d:]))
-
-
-def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """C_t, g_u, g_r."""
-    *gates, gain, shift = weights
-    _, g_u, g_r, _, new = _raw(places, source, cache, *gates)
+    g_u, g_r = sigmoid(product(w_u, b_u, cache)), sigmoid(product(w_r, b_r, cache))
+    new = product(w_c, b_c, g_r * cache)
     if gain is not None:
         new = F.layer_norm(F.gelu(new), new.shape[-1:], gain, shift, _EPS)
     return torch.lerp(cache.expand_as(new), new, g_u), g_u, g_r
@@ -113,61 +97,7 @@ class _Update(torch.autograd.Function):
         places, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as in the forward
-            if not torch.is_grad_enabled() and not _transformed(grad):
-                return None, *_backward(needed[1], grad, places, *inputs)
             return None, *differentiate_again(lambda *args: _update(places, *args)[:1], inputs, needed, [grad])
-
-
-def _backward(
-    moves: bool, grad: Tensor, places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor
-) -> tuple:
-    """The gradients of the inputs, in their order. moves: whether the cache requires a gradient; otherwise None."""
-    *gates, gain, shift = weights
-    w_u, _, w_r, _, w_c, _ = gates
-    d = source.shape[-1]
-    slots, g_u, g_r, gated, raw = _raw(places, source, cache, *gates)
-    d_raw, d_gain, d_shift = grad * g_u, None, None
-    if gain is None:
-        new = raw
-    else:
-        squashed = F.gelu(raw)
-        new, mean, deviation = torch.native_layer_norm(squashed, [d], gain, shift, _EPS)
-        d_raw, d_gain, d_shift = aten.native_layer_norm_backward(
-            d_raw, squashed, [d], mean, deviation, gain, shift, [True, True, True]
-        )
-        d_raw = aten.gelu_backward(d_raw, raw)
-    d_gated = F.linear(d_raw, w_c[:, d:].t())
-    d_cache = None
-    if moves:
-        d_cache = torch.addcmul(grad, grad, g_u, value=-1).addcmul_(d_gated, g_r)
-    # In place: these tensors are used once. The derivative of a sigmoid is g·(1 − g).
-    d_u = new.sub_(cache).mul_(grad).mul_(g_u.addcmul_(g_u, g_u, value=-1))
-    d_r = d_gated.mul_(cache).mul_(g_r.addcmul_(g_r, g_r, value=-1))
-
-    d_slots = d_u.flatten(0, 1) @ w_u[:, :d]
-    d_slots = d_slots.addmm_(d_r.flatten(0, 1), w_r[:, :d]).addmm_(d_raw.flatten(0, 1), w_c[:, :d]).view_as(d_raw)
-    if places is not None:
-        d_slots = torch.zeros_like(source, dtype=cache.dtype).index_add_(1, places, d_slots)
-    if d_cache is not None:
-        d_cache += F.linear(d_u, w_u[:, d:].t()) + F.linear(d_r, w_r[:, d:].t())
-        d_cache = d_cache.sum_to_size(cache.shape)
-
-    def linear(of: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of a weight and its bias, from that of its product: the halves for S̄ and for `beside`."""
-        flat = of.flatten(0, 1)
-        shared = of.sum_to_size(beside.shape).flatten(0, -2)
-        halves = flat.t() @ slots.flatten(0, 1), shared.t() @ beside.flatten(0, -2)
-        return torch.cat(halves, 1), flat.sum(0)
-
-    return (
-        d_slots.to(source.dtype),
-        d_cache,
-        *linear(d_u, cache),
-        *linear(d_r, cache),
-        *linear(d_raw, gated),
-        d_gain,
-        d_shift,
-    )
 
 
 Pair = tuple[Tensor, Tensor]

@@ -3,8 +3,8 @@
 Read `linear_attention` here, then chunked.py (PyTorch) and native.py (C++); reference.py has the equations.
 
 A backend computes run(q, k, v, s, z, mask, phi, eps, causal) -> y in v's dtype, and s and z after the call. It gets
-checked tensors of any strides. phi: a `Pointwise` map, which it applies; None where another map was applied before. s
-and z are float32, or float64 if q, k or v is; None for zeros.
+checked tensors of any strides, also under autocast. phi: a `Pointwise` map, which it applies; None where another map
+was applied before. s and z are float32, or float64 if q, k or v is; None for zeros.
 """
 
 from typing import NamedTuple
@@ -12,48 +12,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos._compat import exportable, rewritten
+from mnemos._compat import exportable
 from mnemos.errors import InputError
-from mnemos.ops.backend import Backend, Backends, on_cpu
-from mnemos.ops.delta import decayed_attention
+from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid
-from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
-from . import chunked, native, reference
-from .feature_maps import FeatureMap, Pointwise, find
+from . import chunked, native
+from .feature_maps import FEATURE_MAPS, FeatureMap, Pointwise, find
 
 __all__ = ["BACKENDS", "LinearState", "linear_attention"]
-
-
-def _equations(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor | None,
-    z: Tensor | None,
-    mask: Tensor | None,
-    phi: Pointwise | None,
-    eps: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The equations as a backend, to compare the others with; "auto" never chooses it."""
-    maps = {"elu": reference.reference_elu, "relu": reference.reference_relu}
-    features = (lambda x: x) if phi is None else maps.get(phi.name, phi)
-    schedule = reference.reference_causal if causal else reference.reference_bidirectional
-    state = None if s is None or z is None else (s, z)
-    y, s, z = reference.reference_linear_attention(q, k, v, schedule, features, state, mask, eps)
-    wide = _wide(q, k, v)
-    return y.to(v.dtype), s.to(wide), z.to(wide)
-
 
 BACKENDS = Backends(
     "linear_attention",
     Backend("native", native.attend, native.takes, why_no_kernels),
-    Backend("chunked", chunked.attend, differentiable=True),
-    Backend("reference", _equations, on_cpu, differentiable=True),
+    Backend("chunked", chunked.attend),
 )
 TENSORS = {
     "q": "B T H D",
@@ -115,19 +90,18 @@ def linear_attention(
     mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain; if causal, their q
     is read as zeros.
     eps is added to every denominator; because of it, scaling φ by a constant changes the result.
-    backend: "auto" (on a GPU PyTorch's operations), one of `mnemos.ops.backends("linear_attention")`, or "reference".
+    backend: "auto" (on a GPU PyTorch's operations), or one of `mnemos.ops.backends("linear_attention")`.
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
     resets [B, T] bool, causal only: True sets the state to zeros before the token, also before an invalid one: the
     first tokens of packed sequences. It is a decay of −inf (`decayed_attention`, which computes these calls), so a
     state or token that is not finite reaches past it.
 
     Cost: O((T + N)·H·D'·M) time. The backward keeps the inputs, O(T·H) numbers and a few states.
-    Differentiable once. Under `torch.func` and forward-mode AD every backend but "reference" is computed in PyTorch's
-    own operations, which have all derivatives. Raises InputError for shapes, dtypes, a
-    feature map or a backend that do not fit.
+    Differentiable once. Under `torch.func` and forward-mode AD every backend is computed in PyTorch's own operations,
+    which have all derivatives. Raises InputError for shapes, dtypes, a feature map or a backend that do not fit.
     """
     # --- checks ---
-    phi = find(feature_map)
+    phi = FEATURE_MAPS.get(feature_map) or find(feature_map) if isinstance(feature_map, str) else feature_map
     if not (state is None or (isinstance(state, tuple | list) and len(state) == 2)):
         raise InputError(f"linear_attention: expected a state that it returned, or None, found {type(state).__name__}")
     if not causal and resets is not None:
@@ -141,7 +115,7 @@ def linear_attention(
     if causal and mask is not None:  # else the mask is that of the keys alone
         q = zero_invalid(q, mask)
 
-    keys, values = k, v
+    keys = k
     if inside is None:
         q, k = phi(q), phi(zero_invalid(k, mask))
         if q.dim() != 4 or k.dim() != 4:
@@ -151,54 +125,26 @@ def linear_attention(
         check(q=q, k=k, v=v, state_s=s, state_z=z)
 
     # --- y and the sums ---
-    chosen = BACKENDS.for_call(backend, q, k, v)
+    chosen = BACKENDS.choose(backend, q, k, v)
     if not k.numel():  # no sums to make
         chosen = BACKENDS.by_name["chunked"]
-    by_decay = resets is not None or (causal and k.numel() > 0 and chosen.name == "chunked" and rewritten())
-    with full_precision(v.device.type):
-        wide = _wide(q, k, v)
-        s, z = [x if x is None or x.dtype is wide else x.to(wide) for x in (s, z)]
-        if by_decay:
-            y, s, z = _by_decayed_attention(q, k, v, s, z, mask, inside, eps, resets, chosen.name)
-        else:
-            y, s, z = chosen.run(q, k, v, s, z, mask, inside, eps, causal)
+    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32  # of sums
+    s, z = [x if x is None or x.dtype is wide else x.to(wide) for x in (s, z)]
+    if resets is None:
+        y, s, z = chosen.run(q, k, v, s, z, mask, inside, eps, causal)
+    else:
+        y, s, z = chunked.attend_by_decay(q, k, v, s, z, mask, inside, eps, resets, chosen.name)
     after = LinearState(s, z)
 
     def recompute_state(n: int, valid: Tensor | None) -> LinearState:
         """The state after the first n tokens, for `rewindable`."""
         first, marks = keys[:, :n], first_tokens(n, valid, mask, resets)
-        args = first, first, values[:, :n], True, feature_map, state, marks[0], eps, backend, marks[1]
+        args = first, first, v[:, :n], True, feature_map, state, marks[0], eps, backend, marks[1]
         return linear_attention(*args)[1]
 
     if causal:
         record_call(after, q.shape[1], recompute_state)
     return y, after
-
-
-def _by_decayed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor | None,
-    z: Tensor | None,
-    mask: Tensor | None,
-    phi: Pointwise | None,
-    eps: float,
-    resets: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Decayed attention of [v, 1], whose last column is the normaliser: it has resets, and all derivatives."""
-    wide = _wide(q, k, v)
-    q, k = q.to(wide), zero_invalid(k.to(wide), mask)
-    if phi is not None:
-        q, k = phi(q), phi(k)
-    # Not by `decayed_attention`'s own mask, which would not read what φ(0) reads.
-    k, values = zero_invalid(k, mask), zero_invalid(v.to(wide), mask)
-    values = torch.cat([values, values.new_ones(*v.shape[:3], 1)], -1)
-    start = None if s is None or z is None else torch.cat([s, z[..., None]], -1)
-    sums, end = decayed_attention(q, k, values, None, start, None, 1.0, resets, backend)
-    y = sums[..., :-1] / (sums[..., -1:] + eps)
-    return y.to(v.dtype), end[..., :-1].contiguous(), end[..., -1].contiguous()
 
 
 def features_of_one_token(
@@ -207,8 +153,3 @@ def features_of_one_token(
     """What the choice of a backend depends on: the feature map may change the width and type of q and k."""
     phi = find(feature_map)
     return (q, k, v) if isinstance(phi, Pointwise) else (phi(q[:1, :1, :1]), phi(k[:1, :1, :1]), v)
-
-
-def _wide(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32

@@ -25,11 +25,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from mnemos._compat import rewritten
 from mnemos.ops.backward import Gradients, differentiable_once
+from mnemos.ops.delta import decayed_attention
 from mnemos.ops.delta.chunked import masked_product
 from mnemos.ops.padding import zero_invalid
-from mnemos.ops.precision import full_precision
+from mnemos.ops.precision import full_precision, in_full_precision
 
 from .feature_maps import Pointwise
 
@@ -40,6 +43,7 @@ SLAB_NUMBERS = {"cpu": 2**18}
 SLAB_NUMBERS_ELSEWHERE = 2**25
 
 
+@in_full_precision
 def attend(
     q: Tensor,
     k: Tensor,
@@ -57,6 +61,8 @@ def attend(
     """
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     b, _, h, d = k.shape
+    if causal and k.numel() and rewritten():  # `_Causal` has no tangents
+        return attend_by_decay(q, k, v, s, z, mask, phi, eps, None, "chunked")
     # One expanded number: the backward keeps no memory for it.
     s = v.new_zeros((), dtype=wide).expand(b, h, d, v.shape[-1]) if s is None else s
     z = v.new_zeros((), dtype=wide).expand(b, h, d) if z is None else z
@@ -64,9 +70,7 @@ def attend(
         return _Causal.apply(q, k, v, s, z, mask, phi, eps)
 
     # --- in PyTorch's own operations ---
-    q, k, values = q.to(wide), zero_invalid(k.to(wide), mask), zero_invalid(v.to(wide), mask)
-    if phi is not None:
-        q, k = phi(q), zero_invalid(phi(k), mask)
+    q, k, values = _features(q, k, v, mask, phi, wide)
     if causal and k.numel():  # one token, eq. 18 to 20, in few operations: their number is the time of decoding
         s = torch.addcmul(s, k.transpose(1, 2).mT, values.transpose(1, 2))
         z, q = z + k[:, 0], q.transpose(1, 2)  # [B, H, 1, D]
@@ -75,6 +79,39 @@ def attend(
         s, z = s + torch.einsum("bnhd,bnhm->bhdm", k, values), z + k.sum(1)
         y = torch.einsum("bthd,bhdm->bthm", q, s) / (torch.einsum("bthd,bhd->bth", q, z)[..., None] + eps)
     return y.to(v.dtype), s, z
+
+
+def attend_by_decay(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    mask: Tensor | None,
+    phi: Pointwise | None,
+    eps: float,
+    resets: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend`, causal, as decayed attention of [v, 1], whose last column is the normaliser: it has resets."""
+    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+    start = None if s is None or z is None else torch.cat([s, z[..., None]], -1)
+    # Not by its own mask, which would not read what φ(0) reads.
+    q, k, values = _features(q, k, v, mask, phi, wide)
+    values = F.pad(values, (0, 1), value=1.0)
+    sums, end = decayed_attention(q, k, values, None, start, None, 1.0, resets, backend)
+    y = sums[..., :-1] / (sums[..., -1:] + eps)
+    return y.to(v.dtype), end[..., :-1].contiguous(), end[..., -1].contiguous()
+
+
+def _features(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, phi: Pointwise | None, wide: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """φ(q), and φ(k) and v with zeros in the padding: 0·NaN is NaN."""
+    q, k = q.to(wide), zero_invalid(k.to(wide), mask)
+    if phi is not None:
+        q, k = phi(q), zero_invalid(phi(k), mask)
+    return q, k, zero_invalid(v.to(wide), mask)
 
 
 def _plan(b: int, t: int, h: int, width: int, device: str) -> tuple[int, int]:

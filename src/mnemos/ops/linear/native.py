@@ -17,27 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos import native as kernels
 from mnemos.native import codes
 from mnemos.native.codes import TYPES
 from mnemos.ops.backward import Gradients
-from mnemos.ops.kernel_call import (
-    Outputs,
-    contiguous,
-    dense,
-    kernel_operator,
-    mask_address,
-    pointers,
-    rows,
-)
+from mnemos.ops.kernel_call import Kernel, Outputs, kernel_operator
 from mnemos.ops.padding import zero_invalid
 
+from . import chunked
 from .feature_maps import FEATURE_MAPS, Pointwise
 
 _FIELDS = "q:4 k:4 v:4 y:4 mask mask_b mask_t s z s_end z_end den g:4 dq:4 dk:4 dv:4 gs gz ds dz"
-CALL = kernels.layout("Call", f"B T H D M type map threads {_FIELDS}")
-BIDIRECTIONAL = kernels.layout("Everything", f"B T N H D M type map threads {_FIELDS}")
-_NO_BACKWARD = (0,) * 20
+_CAUSAL = f"B T H D M type map threads {_FIELDS}"
+_FORWARD, _BACKWARD = (Kernel("linear_attention", name, "Call", _CAUSAL) for name in ("forward", "backward"))
+_BOTH_WAYS = Kernel("linear_attention", "bidirectional", "Everything", f"B T N H D M type map threads {_FIELDS}")
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -72,6 +64,12 @@ def attend(
     return y if y.dtype is wanted else y.to(wanted), s_end, z_end
 
 
+def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[int, ...]:
+    b, t, h, d = q.shape
+    tokens = (b, t) if causal else (b, t, k.shape[1])
+    return *tokens, h, d, v.shape[-1], TYPES[v.dtype], code, torch.get_num_threads()
+
+
 def _allocate(kept: bool, *inputs: Any) -> Outputs:
     """y, s and z after the call, and the denominators."""
     q, _, v, *_ = inputs
@@ -80,14 +78,15 @@ def _allocate(kept: bool, *inputs: Any) -> Outputs:
     return v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide), den
 
 
-def _forward(causal: bool, outputs: Outputs, *inputs: Any) -> None:
-    y: Any
-    (y, s_end, z_end, den), (q, k, v, s, z, mask, code, eps) = outputs, inputs
-    (q, k, v), (s, z) = dense(q, k, v), contiguous(s, z)
-    _run(
-        causal, False, eps, *_sizes(causal, q, k, v, code), *rows(q, k, v, y),
-        *mask_address(mask), *pointers(s, z, s_end, z_end, den), *_NO_BACKWARD,
-    )  # fmt: skip
+def _forward(causal: bool, kept: bool, *inputs: Any) -> Outputs:
+    q, k, v, s, z, mask, code, eps = inputs
+    y, s_end, z_end, den = outputs = _allocate(kept, *inputs)
+    values = *_sizes(causal, q, k, v, code), q, k, v, y, mask, s, z, s_end, z_end, den
+    if causal:
+        _FORWARD((), values, eps)
+    else:
+        _BOTH_WAYS((False,), values, eps)
+    return outputs
 
 
 def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
@@ -100,43 +99,31 @@ def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
     if (gs is None) != (gz is None):  # the kernels take both or none
         gs = den.new_zeros(b, h, d, m) if gs is None else gs
         gz = den.new_zeros(b, h, d) if gz is None else gz
-    (q, k, v, gy), (s, z, den, gs, gz) = dense(q, k, v, gy), contiguous(s, z, den, gs, gz)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     ds, dz = (den.new_empty(b, h, d, m), den.new_empty(b, h, d)) if needs[3] or needs[4] else (None, None)
-    _run(
-        causal, True, eps, *_sizes(causal, q, k, v, code), *rows(q, k, v, None),
-        *mask_address(mask), *pointers(s, z, None, None, den), *rows(gy, dq, dk, dv),
-        *pointers(gs, gz, ds, dz),
-    )  # fmt: skip
+    read = *_sizes(causal, q, k, v, code), q, k, v, None, mask, s, z, None, None, den
+    values = *read, gy, dq, dk, dv, gs, gz, ds, dz
+    if causal:
+        _BACKWARD((), values)
+    else:
+        _BOTH_WAYS((True,), values, eps)
     return dq, dk, dv, ds, dz
 
 
-def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[int, ...]:
-    b, t, h, d = q.shape
-    tokens = (b, t) if causal else (b, t, k.shape[1])
-    return *tokens, h, d, v.shape[-1], TYPES[v.dtype], code, torch.get_num_threads()
-
-
-def _run(causal: bool, backward: bool, eps: float, *words: int) -> None:
-    loaded, instructions = kernels.load_kernels()
-    if not causal:
-        status = loaded.mnemos_bidirectional(instructions, backward, BIDIRECTIONAL.pack(*words), eps)
-    elif backward:
-        status = loaded.mnemos_backward(instructions, CALL.pack(*words))
-    else:
-        status = loaded.mnemos_forward(instructions, CALL.pack(*words), eps)
-    if status:
-        raise MemoryError("linear_attention: not enough memory for its states; use fewer rows or a smaller head width")
+def _in_pytorch(causal: bool, *inputs: Any) -> tuple[Tensor, ...]:
+    *tensors, code, eps = inputs
+    maps: dict[int, Any] = {number: FEATURE_MAPS.get(name) for name, number in codes.FEATURE_MAPS.items()}
+    return chunked.attend(*tensors, maps[code], eps, causal)
 
 
 def _operator(name: str, causal: bool, saves: Sequence[int]) -> Any:
-    schema = "Tensor q, Tensor k, Tensor v, Tensor? s, Tensor? z, Tensor? mask, int code, float eps"
     return kernel_operator(
         name,
-        schema,
+        "Tensor q, Tensor k, Tensor v, Tensor? s, Tensor? z, Tensor? mask, int code, float eps",
         _allocate,
         partial(_forward, causal),
         partial(_backward, causal),
+        partial(_in_pytorch, causal),
         results=3,
         gradients=5,
         saves=saves,

@@ -8,8 +8,8 @@ from mnemos.errors import InputError
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.padding import zero_invalid
+from mnemos.ops.positions import sinusoids as of_positions
 from mnemos.ops.signature import Signature
-from mnemos.ops.sinusoids import sinusoids as of_positions
 from mnemos.types import Device
 
 __all__ = ["distance_scores", "relative_attention", "seen_keys", "sinusoids"]

@@ -12,21 +12,19 @@ from torch import Tensor
 
 from mnemos.errors import InputError
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.backend import Backend, Backends, on_cpu
+from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
-from mnemos.ops.precision import full_precision
 from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
-from . import chunked, native, reference
+from . import chunked, native
 
 __all__ = ["BACKENDS", "selective_scan"]
 
 BACKENDS = Backends(
     "selective_scan",
     Backend("native", native.scan, native.takes, why_no_kernels),
-    Backend("chunked", chunked.scan, differentiable=True),
-    Backend("reference", reference.scan, on_cpu, differentiable=True),
+    Backend("chunked", chunked.scan),
 )
 CHECK = Signature(
     "selective_scan",
@@ -70,11 +68,11 @@ def selective_scan(
     mask [B, T] bool, True = valid. An invalid token does not change the state, even if its numbers are NaN; its y is 0.
     resets [B, T] bool: True sets the state to zeros before the token, also before an invalid one: the first tokens of
     packed sequences.
-    backend: "auto", one of `mnemos.ops.backends("selective_scan")`, or "reference". float64 is computed by "chunked",
+    backend: "auto", or one of `mnemos.ops.backends("selective_scan")`. float64 is computed by "chunked",
     in PyTorch's operations.
 
     Cost: O(B·T·C·N), with B·T·C·N exponentials, twice that with gradients; kept memory: README.md. Half precision is
-    computed in float32, and y is rounded once. Differentiable once, but for backend "reference", and under `torch.func`
+    computed in float32, and y is rounded once. Differentiable once, and with all derivatives under `torch.func`
     and forward-mode AD, which use PyTorch's own operations. Raises InputError for shapes, dtypes, an A above 0 or of
     −∞, a valid token's dt below 0 or NaN in these (checked on a CPU) or a backend that do not fit.
     """
@@ -82,11 +80,10 @@ def selective_scan(
     if not sizes["N"]:
         raise InputError(f"selective_scan: expected A [C, N] with N at least 1, found {list(A.shape)}")
     _check_exponents(dt, A, mask)
-    run = BACKENDS.for_call(backend, x, dt, A, B, C).run
+    run = BACKENDS.choose(backend, x, dt, A, B, C).run
     wide = torch.float64 if torch.float64 in (x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype) else torch.float32
     numbers = [z if z is None else z.to(wide) for z in (dt, A, B, C, D, state)]
-    with full_precision(x.device.type):
-        y, end = run(x, *numbers, mask, resets)
+    y, end = run(x, *numbers, mask, resets)
 
     def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
         """The state after the first n tokens, for `rewindable`."""

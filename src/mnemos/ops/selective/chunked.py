@@ -13,10 +13,12 @@ from torch import Tensor
 
 from mnemos._compat import rewritten
 from mnemos.ops.backward import by_slab
+from mnemos.ops.precision import in_full_precision
 
 CHUNK = 64
 
 
+@in_full_precision
 def scan(
     x: Tensor,
     dt: Tensor,

@@ -46,19 +46,3 @@ def reference_selective_scan(
         ends.append(s)
     y = torch.stack(rows) if rows else x.double()
     return y.reshape(b, t, c), (torch.stack(ends) if ends else x.double()).reshape(b, *A.shape)
-
-
-def scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    s: Tensor | None,
-    mask: Tensor | None,
-    resets: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The equations as a backend, to compare the others with; "auto" never chooses it."""
-    y, end = reference_selective_scan(x, dt, A, B, C, D, s, mask, resets)
-    return y.to(x.dtype), end.to(dt.dtype)

@@ -10,16 +10,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mnemos import native as kernels
-from mnemos._compat import forward_differentiated
 from mnemos.ops.delta import KEY_EPS
-from mnemos.ops.kernel_call import can_skip_dispatcher, pointers, why_no_kernels
+from mnemos.ops.kernel_call import Kernel, can_skip_dispatcher, why_no_kernels
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.precision import full_precision
 
 from .chunked import Far, Sizes, WindowState
 
-CALL = kernels.layout(
+KERNEL = Kernel(
+    "window_attention",
+    "window",
     "WindowToken",
     "B heads G D M F window sinks place threads features q met k v from_q from_k query_map key_map gamma beta "
     "keys values from s z sink_k y",
@@ -168,18 +168,12 @@ def kernel_step(
     if any([x is not None and (x.shape != shape or not x.is_cpu) for x, shape in (*shaped, *buffers)]):
         return None
     differentiated = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x, _ in shaped])
-    traced = torch.jit.is_tracing() or forward_differentiated()
-    if differentiated or traced or not can_skip_dispatcher(q, sink_q, k, v):
+    if differentiated or torch.jit.is_tracing() or not can_skip_dispatcher(q, sink_q, k, v):
         return None
-    floats = [x if x is None else x.to(torch.float32).contiguous() for x, _ in shaped]
+    floats = [x if x is None else x.to(torch.float32) for x, _ in shaped]
     y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
-    call = CALL.pack(
-        b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.oldest,
-        torch.get_num_threads(), features, *pointers(*floats), *pointers(ring.keys, ring.values),
-        0 if raw is None else ring.raw.data_ptr(), *pointers(ring.s, ring.z, ring.sink_k, y),
-    )  # fmt: skip
+    sizes = b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.oldest, torch.get_num_threads(), features
+    held = ring.keys, ring.values, None if raw is None else ring.raw, ring.s, ring.z, ring.sink_k
     decay = 1.0 if far is None else math.exp(far.decay)
-    loaded, instructions = kernels.load_kernels()
-    if loaded.mnemos_window(instructions, call, ring.sizes.scale, ring.sizes.softcap or 0.0, decay):
-        raise MemoryError("not enough memory for a token; use fewer rows")
+    KERNEL((), (*sizes, *floats, *held, y), ring.sizes.scale, ring.sizes.softcap or 0.0, decay)
     return y

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from mnemos._compat import assume_constant
 from mnemos.modes import reads_without_waiting
-from mnemos.ops.checks import check_dropout, check_mask
-from mnemos.types import Device, InputError
+from mnemos.ops.checks import check_dropout
+from mnemos.types import Device, InputError, check_mask
 
 __all__ = ["block_sparse_attention", "check_pattern", "draw_random_blocks", "is_dense"]
 

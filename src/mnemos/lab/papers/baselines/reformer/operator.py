@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mnemos.ops.checks import check_dropout, check_mask
+from mnemos.ops.checks import check_dropout
 from mnemos.ops.precision import full_precision
-from mnemos.types import Device, InputError
+from mnemos.types import Device, InputError, check_mask
 
 from .chunked import attend_in_chunks
 

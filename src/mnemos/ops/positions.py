@@ -1,12 +1,53 @@
-"""Rotary positions (Su et al. 2021): pairs of channels of queries and keys are rotated by angles of their positions."""
+"""Positions of tokens: their numbers, the sinusoids that models add, and rotations of queries and keys.
+
+They count valid tokens alone: padding has no position of its own.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mnemos.ops.padding import positions
 from mnemos.types import Device, InputError
+
+# --- Numbers ---
+
+
+def positions(t: int, seen: Tensor | None, mask: Tensor | None, device: Device = None) -> Tensor:
+    """The numbers of T tokens after `seen` [B] valid ones (None: 0), [1 or B, T] int64.
+
+    Padding has that of the valid token before it, so that no number is beyond the last valid one.
+    """
+    numbers = torch.arange(t, device=device)[None] if mask is None else mask.cumsum(1) - 1
+    numbers = numbers if seen is None else numbers + seen[:, None]
+    return numbers if mask is None else numbers.clamp(min=0)
+
+
+def count_seen(x: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
+    """The number of valid tokens [B] int64 after x [B, T, ..], of which `seen` were before it."""
+    if mask is not None:
+        return mask.sum(1) if seen is None else seen + mask.sum(1)
+    return torch.full((x.shape[0],), x.shape[1], device=x.device) if seen is None else seen + x.shape[1]
+
+
+def frequencies(width: int, device: Device = None, base: float = 10000.0) -> Tensor:
+    """base^(−2i/width) of the ⌈width/2⌉ pairs of channels: radians per position, in the widest float the device has."""
+    # float64, because float32 does not distinguish positions beyond 2^24.
+    dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+    return float(base) ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+
+
+# --- Sinusoids (Vaswani et al. 2017, §3.5) ---
+
+
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """Sines in even and cosines in odd channels of positions [..] (integers or floats, any size): [.., D] float32."""
+    each = frequencies(dim, positions.device)
+    angle = positions[..., None].to(each.dtype) * each
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim].float()
+
+
+# --- Rotary positions (Su et al. 2021): pairs of channels of queries and keys are rotated by angles of positions ---
 
 
 @dataclass(frozen=True)
@@ -32,23 +73,23 @@ class Rotary:
             )
 
     def frequencies(self, width: int, device: Device = None) -> Tensor:
-        """Radians per position of the ⌈width/2⌉ pairs, in the widest float the device has."""
-        # float64, because float32 does not distinguish positions beyond 2^24.
-        dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
-        pairs = torch.arange(0, width, 2, device=device, dtype=dtype)
-        return float(self.base) ** (-pairs / width) / self.scaling
+        """Radians per position of the ⌈width/2⌉ pairs."""
+        return frequencies(width, device, self.base) / self.scaling
 
     def turns(
         self, t: int, width: int, start: Tensor | None = None, device: Device = None, mask: Tensor | None = None
     ) -> Tensor:
         """The rotations of T positions from start [B] (None: 0) as complex numbers, [B or 1, T, 1, width/2].
 
-        mask [B, T] bool: the positions are those of valid tokens (`padding.positions`).
+        mask [B, T] bool: the positions are those of valid tokens.
         """
         each = self.frequencies(width, device)
-        at = positions(t, start, mask, device)
-        angle = (at[..., None].to(each.dtype) * each)[:, :, None]  # float32 would be wrong beyond 2²⁴
+        angle = (positions(t, start, mask, device)[..., None].to(each.dtype) * each)[:, :, None]
         return torch.polar(torch.ones_like(angle), angle)
+
+    def rotate(self, x: Tensor, start: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Queries or keys x [B, T, H, D], rotated: the positions are those of `turns`."""
+        return rotate(x, self.turns(x.shape[1], x.shape[-1], start, x.device, mask))
 
 
 def rotary_of(rotary: Rotary | bool | None, width: int) -> Rotary | None:
