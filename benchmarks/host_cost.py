@@ -160,7 +160,7 @@ def check(host: nn.Module, cached: nn.Module, x: Tensor) -> float:
 
 def shape_of(one: Any, x: Tensor) -> cost.Shape:
     """The sizes of a cached attention; for text, the number of tokens is that of the input."""
-    return one.shape._replace(tokens=one.tokens or x.shape[1])
+    return one.shape._replace(tokens=one.input.tokens or x.shape[1])
 
 
 def counted(model: nn.Module, x: Tensor, what: str) -> int:

@@ -72,6 +72,8 @@ def main() -> None:
     import torch
     from matrix import MODELS
 
+    if unknown := [name for name in only or () if name not in MODELS]:
+        parser.error(f"--only: expected names of {', '.join(MODELS)}, found {', '.join(unknown)}")
     before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
     names = [name for name in MODELS if only is None or name in only]
     checked: dict[str, dict[str, str]] = {}

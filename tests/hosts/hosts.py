@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mnemos import libraries
+import mnemos
+from mnemos import GRC, libraries
+from mnemos.memory.gated_cache import caches
 
 # Families of hosts whose forwards differ, for tests that would take too long over all.
 FEW = ("torch_encoder", "timm_vit", "hf_pvt", "hf_bert", "hf_bigbird", "hf_reformer")
@@ -221,6 +223,15 @@ def given(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     return {"example": example(name, 1, dtype=dtype).args} if name.startswith("timm_pvt2") else {}
 
 
+def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, **switches: Any) -> nn.Module:
+    """The host in eval mode with caches that hold something, and open gates."""
+    model = build(name, dtype)
+    torch.manual_seed(4)
+    mnemos.cache(model, GRC(**{"preset": preset, "length": 4, **switches}), **given(name, dtype))
+    open_caches(model)
+    return model
+
+
 def state(model: nn.Module) -> dict[str, Any]:
     """All that a model has and is: names and identities of parameters, hooks, attributes of every module."""
     found: dict[str, Any] = {"keys": list(model.state_dict())}
@@ -243,8 +254,6 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
 
 def open_caches(model: nn.Module, seed: int = 5) -> None:
     """Give the branches of a cached model weights, gates and contents that do something."""
-    from mnemos.memory.gated_cache import caches
-
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for branch in caches(model):

@@ -6,21 +6,13 @@ import threading
 import pytest
 import torch
 from decoder_models import plain
-from hosts import build, close, example, open_caches, run
+from hosts import build, cached, close, example, run
 from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.hosts import HostBranch
 from mnemos.memory.gated_cache import caches
-
-
-def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64) -> nn.Module:
-    model = build(name, dtype)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=3))
-    open_caches(model)
-    return model.eval()
 
 
 class LowRank(nn.Module):

@@ -2,20 +2,12 @@
 
 import pytest
 import torch
-from hosts import FEW, build, close, example, given, loss, open_caches, run
+from hosts import FEW, build, cached, close, example, loss, run
 from torch import nn
 
 import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import caches
-
-
-def cached(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    model = build(name, dtype)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset="paper", length=3), **given(name))
-    open_caches(model)
-    return model
 
 
 def count(model: nn.Module) -> list[int]:
@@ -30,7 +22,7 @@ def count(model: nn.Module) -> list[int]:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", FEW)
 def test_eval_is_all_that_is_needed(name, mode):
-    model, inputs = cached(name).train(), example(name)
+    model, inputs = cached(name, "paper").train(), example(name)
     run(model, inputs)
     calls = count(model.eval())
     expected = run(model, inputs)  # with gradient nothing is kept, but a reversible layer's forward has none
@@ -130,7 +122,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", ["timm_vit", "hf_bert"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen(name, change):
-    model, inputs = cached(name).eval(), example(name)
+    model, inputs = cached(name, "paper"), example(name)
     with torch.no_grad():
         before = run(model, inputs)
     with torch.set_grad_enabled(change.startswith(("SGD", "Adam", "in training"))):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hosts import ZOO, build, close, example, given, open_caches, run, tensor
+from hosts import ZOO, build, cached, close, example, open_caches, run, tensor
 from torch import nn
 
 import mnemos
@@ -12,14 +12,6 @@ from mnemos.hosts.masks import valid_tokens
 from mnemos.memory.gated_cache import caches
 
 PADDED = [name for name in ZOO if example(name, 1).valid is not None or name.startswith(("hf_marian", "hf_bart"))]
-
-
-def cached(name: str, preset: str = "mnemos") -> nn.Module:
-    model = build(name)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=3), **given(name))
-    open_caches(model)
-    return model.train()
 
 
 def watch(model: nn.Module) -> list[tuple]:
@@ -64,7 +56,7 @@ def test_what_stands_in_the_padding_changes_nothing(name, preset):
         close(*results)
     left = []
     for one in (inputs, other):
-        twin = cached(name, preset)
+        twin = cached(name, preset).train()
         run(twin, one)
         left.append([branch.pending for branch in caches(twin)])
     for a, b in zip(*left, strict=True):
@@ -74,13 +66,14 @@ def test_what_stands_in_the_padding_changes_nothing(name, preset):
 @pytest.mark.parametrize("name", [name for name in ZOO if not name.startswith("hf_reformer")])
 def test_the_input_and_the_output_are_the_hosts_own(name):
     """The host alone, on what the branch was given as its input, gives what the branch was given as its output."""
-    model, inputs = cached(name), example(name)
+    model, inputs = cached(name).train(), example(name)
     hosts, calls = {}, {}
     for module in model.modules():
         if isinstance(getattr(module, "grc", None), HostBranch):
             hosts[module.grc] = module
-            hook = lambda m, args, kwargs: calls.__setitem__(m.grc, (args, kwargs))  # noqa: E731
-            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)  # before it is mixed
+            hook = lambda m, args, kwargs, branch=module.grc: calls.__setitem__(branch, (args, kwargs))  # noqa: E731
+            part = module.get_submodule(module.grc.inside)
+            part.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)  # before it is mixed
     seen: dict = {}
     for branch in hosts:
         branch.register_forward_pre_hook(lambda m, args: seen.__setitem__(m, args))
@@ -89,7 +82,7 @@ def test_the_input_and_the_output_are_the_hosts_own(name):
     for branch, (x, y, _) in seen.items():
         args, kwargs = calls[branch]
         flipped = getattr(hosts[branch], "batch_first", True) is False
-        if branch.host.carrier:  # it is given (o_self, x)
+        if branch.inside:  # it is given (o_self, x)
             own, tokens = args[0], args[1] if len(args) > 1 else x
         else:
             tokens = args[0] if args else kwargs["hidden_states"]

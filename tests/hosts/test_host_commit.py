@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import FEW, MODELS, ZOO, build, close, example, few, given, loss, open_caches, run, tensor
+from hosts import FEW, MODELS, ZOO, cached, close, example, few, loss, run, tensor
 from more_hosts import MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -26,12 +26,9 @@ HUGGING_FACE = [
 HOW = [(True, torch.float32), (False, torch.float32), (False, torch.float64)]
 
 
-def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, **grc) -> nn.Module:
-    model = build(name, dtype)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, **{"length": 4, **grc}), **given(name, dtype))
-    open_caches(model)
-    return model.train()
+def trained(*args, **switches) -> nn.Module:
+    """A cached host in training mode."""
+    return cached(*args, **switches).train()
 
 
 def contents(model: nn.Module) -> list[torch.Tensor]:
@@ -78,7 +75,7 @@ def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_gradient_checkpointing_of_hugging_face_commits_once(name, how):
     reentrant, dtype = how
-    plain, checked = cached(name, dtype=dtype), cached(name, dtype=dtype)
+    plain, checked = trained(name, dtype=dtype), trained(name, dtype=dtype)
     checked.activation_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:  # such a segment needs an input that wants a gradient
         for model in (plain, checked):
@@ -120,7 +117,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 @pytest.mark.parametrize("name", ["torch_encoder", "torch_padded", "timm_vit", "timm_swin", "hf_pvt", "hf_pvt2"])
 def test_blocks_that_are_recomputed_commit_once(name, how, preset):
     reentrant, dtype = how
-    plain, checked = cached(name, preset, dtype), cached(name, preset, dtype)
+    plain, checked = trained(name, preset, dtype), trained(name, preset, dtype)
     for block in blocks(checked):
         forward = block.forward
         block.forward = functools.partial(_again, forward, reentrant)
@@ -138,8 +135,8 @@ def _again(forward: Callable, reentrant: bool, *args, **kwargs):
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["timm_vit", "hf_swin", "torch_time_first"])
 def test_a_whole_model_that_is_recomputed_commits_once(name, reentrant):
-    plain = cached(name)
-    checked = cached(name)
+    plain = trained(name)
+    checked = trained(name)
     for seed in range(3):
         one = example(name, seed=seed)
         x = one.args[0].clone().requires_grad_()
@@ -154,7 +151,7 @@ def test_a_whole_model_that_is_recomputed_commits_once(name, reentrant):
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])
 def test_reversible_layers_commit_once(preset):
-    model = cached("hf_reformer", preset)
+    model = trained("hf_reformer", preset)
     counted = _count_forwards(model)
     stored = [branch.cache.clone() for branch in caches(model)]
     loss(model, example("hf_reformer")).backward()
@@ -183,7 +180,7 @@ def test_reversible_layers_commit_once(preset):
 
 @pytest.mark.parametrize("name", FEW)
 def test_micro_batches_are_as_many_updates_or_one(name):
-    whole, parts, several = cached(name), cached(name), cached(name)
+    whole, parts, several = trained(name), trained(name), trained(name)
     batch = example(name, rows=6)
     pieces = [batch.rows(0, 1), batch.rows(1, 4), batch.rows(4, 6)]
     loss(whole, batch).backward()
@@ -199,7 +196,7 @@ def test_micro_batches_are_as_many_updates_or_one(name):
     for a, b in zip(contents(parts), contents(whole), strict=True):
         close(a, b)
     assert not torch.allclose(*updates)
-    twin = cached(name)
+    twin = trained(name)
     for piece in pieces:
         loss(twin, piece)
         promoted = [branch.pending.clone() for branch in caches(twin)]
@@ -209,7 +206,7 @@ def test_micro_batches_are_as_many_updates_or_one(name):
 
 @pytest.mark.parametrize("name", ["timm_vit", "hf_reformer"])
 def test_micro_batches_that_are_recomputed_count_once(name):
-    plain, checked = cached(name), cached(name)
+    plain, checked = trained(name), trained(name)
     if name == "timm_vit":
         checked.set_grad_checkpointing()
     batch = example(name, rows=6)
@@ -227,7 +224,7 @@ def test_micro_batches_that_are_recomputed_count_once(name):
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", few(ZOO))
 def test_evaluation_and_probes_write_nothing(name, preset):
-    model = cached(name, preset, length=3)
+    model = trained(name, preset, length=3)
     loss(model, example(name, seed=1)).backward()
     stored = contents(model)
     model.eval()
@@ -245,7 +242,7 @@ def test_evaluation_and_probes_write_nothing(name, preset):
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_forward_that_fails_half_way_commits_nothing_and_the_next_is_right(name):
-    model, twin = cached(name), cached(name)
+    model, twin = trained(name), trained(name)
     for each in (model, twin):
         loss(each, example(name, seed=1))
     last = caches(model)[-1]
@@ -263,7 +260,7 @@ def _fails(*_: object) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_part_of_the_model_called_alone_is_a_forward_of_its_own(fails):
-    model, twin = cached("timm_vit"), cached("timm_vit")
+    model, twin = trained("timm_vit"), trained("timm_vit")
     x, other = example("timm_vit", seed=1).args[0], example("timm_vit", seed=2).args[0]
     if fails:  # a failed forward of the whole does not stand in the way
         broken = model.head.register_forward_hook(_fails)
@@ -276,7 +273,7 @@ def test_a_part_of_the_model_called_alone_is_a_forward_of_its_own(fails):
     close(model.forward_features(x), twin.forward_features(x))
     caches_left = contents(model), contents(twin)
     assert same(*caches_left)
-    whole = cached("timm_vit")
+    whole = trained("timm_vit")
     for seed in (3, 4):
         whole(example("timm_vit", seed=seed).args[0])
     whole(x)
@@ -296,7 +293,7 @@ def albert(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 def test_layers_that_share_a_cache_write_it_once_also_in_a_part_called_alone():
     """ALBERT's layers are one. All read what is stored; the last one's successor is stored next."""
     MODELS["hf_albert"] = MORE["hf_albert"]
-    whole, part, micro = cached("hf_albert"), cached("hf_albert"), cached("hf_albert")
+    whole, part, micro = trained("hf_albert"), trained("hf_albert"), trained("hf_albert")
     for seed in (1, 2):
         ids = torch.randint(5, 50, (4, 9), generator=torch.Generator().manual_seed(seed))
         expected = whole(ids).last_hidden_state
@@ -313,7 +310,7 @@ def test_layers_that_share_a_cache_write_it_once_also_in_a_part_called_alone():
 
 
 def test_two_forwards_before_a_backward_do_not_disturb_each_other():
-    model, twin = cached("timm_vit"), cached("timm_vit")
+    model, twin = trained("timm_vit"), trained("timm_vit")
     first = loss(model, example("timm_vit", seed=1))
     loss(model, example("timm_vit", seed=2))
     first.backward()

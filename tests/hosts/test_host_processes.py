@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from decoder_models import plain
-from hosts import build, example, given, loss, open_caches
+from hosts import cached, example, loss, open_caches
 from torch import nn
 
 import mnemos
@@ -33,11 +33,9 @@ CASES = [
 ]
 
 
-def cached(name: str, preset: str, more: str) -> nn.Module:
-    model = build(name)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=4), **given(name))
-    open_caches(model)
+def trained(name: str, preset: str, more: str) -> nn.Module:
+    """A cached host in training mode."""
+    model = cached(name, preset)
     if more == "recomputed":
         model.set_grad_checkpointing()
     return model.train()
@@ -81,7 +79,7 @@ def distributed(own: nn.Module, how: str, **options: Any) -> nn.Module:
 
 def _rank(rank: int, world: int, folder: str) -> None:
     for number, (how, name, preset, more) in enumerate(CASES):
-        own = cached(name, preset, more)
+        own = trained(name, preset, more)
         found = steps(distributed(own, how), own, name, more, rank, world)
         if how == "ddp" and rank == 1:
             dist.barrier()  # the first process alone leaves training and saves: it must not wait for the others
@@ -99,7 +97,7 @@ def _in_mixed_precision() -> list[torch.Tensor]:
     """The caches of a model whose sharded weights are lent in half precision."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    own = cached("timm_vit", "mnemos", "").float()
+    own = trained("timm_vit", "mnemos", "").float()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = distributed(own, "fsdp", mp_policy=policy)
     for seed in (1, 2):
@@ -136,7 +134,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_equal_one_with_the_whole_batch(results, number):
     _, name, preset, more = CASES[number]
     first, second = (torch.load(results / f"{number}.{rank}") for rank in (0, 1))
-    model = cached(name, preset, "" if more == "micro" else more)
+    model = trained(name, preset, "" if more == "micro" else more)
     expected = steps(model, model, name, "", None)
     model.eval()
     torch.testing.assert_close(first["losses"], expected["losses"])
@@ -157,7 +155,7 @@ def test_rows_of_one_block_have_a_gradient_of_zero_for_the_gates(results):
 
 
 def test_sharded_weights_of_half_precision_keep_the_cache_in_float32(results):
-    model = cached("timm_vit", "mnemos", "").float()
+    model = trained("timm_vit", "mnemos", "").float()
     for seed in (1, 2):
         loss(model, example("timm_vit", ALL, seed, torch.float32))
     model.eval()

@@ -94,29 +94,29 @@ def test_auto_is_the_hosts_own_length(case):
     make, slots, tokens, prefix, sides, windows = CASES[case]
     report = mnemos.cache(make())
     assert [one.length for one in report.swapped] == slots
-    assert [one.tokens for one in report.swapped] == tokens
-    assert [one.prefix for one in report.swapped] == prefix
-    assert [one.grid for one in report.swapped] == ([(n, n) for n in sides] if sides else [None] * len(slots))
-    assert [one.rows for one in report.swapped] == (windows if isinstance(windows, list) else [1] * len(slots))
+    assert [one.input.tokens for one in report.swapped] == tokens
+    assert [one.input.prefix for one in report.swapped] == prefix
+    assert [one.input.grid for one in report.swapped] == ([(n, n) for n in sides] if sides else [None] * len(slots))
+    assert [one.input.rows for one in report.swapped] == (windows if isinstance(windows, list) else [1] * len(slots))
 
 
 def test_an_image_that_is_no_square():
     model = hf_vit(image_size=(32, 64), patch_size=(16, 8))
     report = mnemos.cache(model, GRC(preset="official"))
-    assert [(one.length, one.tokens, one.grid) for one in report.swapped] == [(16, 17, (2, 8))] * 2
+    assert [(one.length, one.input.tokens, one.input.grid) for one in report.swapped] == [(16, 17, (2, 8))] * 2
     model.train()(torch.randn(2, 3, 32, 64))
     timm = vit_small(img_size=(32, 64))
     report = mnemos.cache(timm, GRC(preset="official"))
-    assert [(one.length, one.tokens, one.grid) for one in report.swapped] == [(8, 9, (2, 4))] * 2
+    assert [(one.length, one.input.tokens, one.input.grid) for one in report.swapped] == [(8, 9, (2, 4))] * 2
     timm.train()(torch.randn(2, 3, 32, 64))
     pvt = pvt_v2()
     pvt.pretrained_cfg = {"input_size": (3, 64, 128)}
     report = mnemos.cache(pvt, GRC(preset="paper"))
     grids = [(16, 32), (8, 16), (4, 8), (2, 4)]
-    assert [(one.length, one.grid) for one in report.swapped][1:] == [(8, grid) for grid in grids]
+    assert [(one.length, one.input.grid) for one in report.swapped][1:] == [(8, grid) for grid in grids]
     mnemos.uncache(pvt)
     report = mnemos.cache(pvt, GRC(preset="paper"), example=torch.randn(1, 3, 96, 64))
-    assert [(one.length, one.grid) for one in report.swapped][1:] == [(6, None)] * 4
+    assert [(one.length, one.input.grid) for one in report.swapped][1:] == [(6, None)] * 4
     pvt.train()(torch.randn(2, 3, 96, 64))
 
 
@@ -131,14 +131,14 @@ def test_a_length_that_is_given():
 def test_an_example_tells_the_length():
     model = encoder()
     report = mnemos.cache(model, example=torch.randn(11, 2, 12))
-    assert [(one.length, one.tokens) for one in report.swapped] == [(11, 11)] * 2
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(11, 11)] * 2
     report = mnemos.cache(text(), example={"input_ids": torch.zeros(1, 13, dtype=torch.long)})
-    assert [(one.length, one.tokens) for one in report.swapped] == [(13, 13)] * 2
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(13, 13)] * 2
     report = mnemos.cache(pvt_v2(), example=torch.randn(1, 3, 64, 64))
-    assert [(one.length, one.tokens) for one in report.swapped] == [(4, 256), (4, 256), (4, 64), (4, 16), (4, 4)]
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(4, 256), (4, 256), (4, 64), (4, 16), (4, 4)]
     # 96² is patches of 24, 12, 6 and 3 a side, and reduced by 8, 4, 2 and 1 of 3.
     report = mnemos.cache(hf_pvt_v2(), example=(torch.randn(1, 3, 96, 96),))
-    assert [(one.length, one.tokens) for one in report.swapped] == [(9, 576), (9, 576), (9, 144), (9, 36), (9, 9)]
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(9, 576), (9, 576), (9, 144), (9, 36), (9, 9)]
 
 
 def test_an_example_leaves_the_model_as_it_was():

@@ -50,7 +50,7 @@ def test_the_mix_is_what_the_projection_reads(name, training):
     assert len(calls) == len(report.swapped)
     for key, (args, kwargs, y) in calls.items():
         branch, plain = model.get_submodule(key).grc, host.train(training).get_submodule(key)
-        assert branch.before_projection
+        assert branch.inside == branch.host.projection
         projection = plain.get_submodule(branch.host.projection)
 
         call, added = branch.host.call(plain, args, kwargs), []

@@ -36,11 +36,11 @@ def test_the_papers_lengths(case):
     make, slots, sides, tokens = WHOLE[case]
     report = mnemos.cache(make(), PAPER)
     assert [one.length for one in report.swapped] == slots
-    assert [one.tokens for one in report.swapped] == tokens
-    assert [one.rows for one in report.swapped] == [1] * len(slots)
-    assert [one.grid for one in report.swapped] == ([(n, n) for n in sides] if sides else [None] * len(slots))
+    assert [one.input.tokens for one in report.swapped] == tokens
+    assert [one.input.rows for one in report.swapped] == [1] * len(slots)
+    assert [one.input.grid for one in report.swapped] == ([(n, n) for n in sides] if sides else [None] * len(slots))
     squares = [4, 4, 2, 1, 1] if len(slots) == 5 else [1, 1]
-    assert [one.pool for one in report.swapped] == squares
+    assert [one.input.pool for one in report.swapped] == squares
     assert ("196 slots of 6 channels, 3 heads, each the mean of 4 x 4 tokens, across all windows" in str(report)) is (
         case in ("Swin", "Swin, HF")
     )
@@ -116,7 +116,7 @@ def test_a_saved_model_of_hugging_face_keeps_the_papers_length(tmp_path):
     inputs = example("hf_swin", 2, dtype=torch.float32)
     run(model.train(), inputs)
     model.eval().save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["mnemos"]["grc"]["length"] == "paper"
+    assert json.loads((tmp_path / "config.json").read_text())["mnemos"][0]["grc"]["length"] == "paper"
     again = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
     assert [branch.windows for branch in caches(again)] == [branch.windows for branch in caches(model)]
     assert torch.equal(run(again, inputs), run(model, inputs))

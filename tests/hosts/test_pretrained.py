@@ -176,13 +176,13 @@ def test_what_is_not_there_is_said(tmp_path):
     mnemos.cache(model, GRC(length=3))
     model.save_pretrained(tmp_path / "cached")
     record = json.loads((tmp_path / "cached" / "config.json").read_text())["mnemos"]
-    assert record["grc"]["length"] == 3
+    assert record[0]["grc"]["length"] == 3
     mnemos.uncache(model)
     model.config.mnemos = record
     model.save_pretrained(tmp_path / "bare")  # the record without the weights
     with pytest.raises(InputError, match=r"weights of 'vit.*found weights of no cache"):
         from_pretrained(type(model), tmp_path / "bare")
-    model.config.mnemos = {**record, "caches": {"nowhere": next(iter(record["caches"].values()))}}
+    model.config.mnemos = [{**record[0], "caches": {"nowhere": next(iter(record[0]["caches"].values()))}}]
     model.save_pretrained(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="a module 'nowhere'"):
         from_pretrained(type(model), tmp_path / "elsewhere")

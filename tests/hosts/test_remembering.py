@@ -178,28 +178,6 @@ def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
     close(state.tokens[3], before.tokens[3])
     assert state.writes.tolist() == [2, 2, 2, 1]
     close(network(torch.where(mask, x, 1), before, mask)[1].tokens, state.tokens)
-    close(network(x, before, attention_mask=mask.long())[0], logits)
-    close(network.advance(x, before, attention_mask=mask.long()).tokens, state.tokens)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_generation_reads_the_memory(name):
-    network = remembering(name)
-    _, memory = network(ids(2, 9))
-    prompt = ids(2, 4, 7)
-    said = network.generate(prompt, memory, max_new_tokens=5, do_sample=False, eos_token_id=None)
-    wanted = prompt
-    for _ in range(5):
-        wanted = torch.cat([wanted, network(wanted, memory)[0][:, -1:].argmax(-1)], 1)
-    assert torch.equal(said, wanted[:, 4:])
-    fresh = network.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)
-    mask, longer = torch.tensor([[True] * 6, [False] * 2 + [True] * 4]), torch.cat([prompt[:, :2], prompt], 1)
-    for padding in ({"mask": mask}, {"attention_mask": mask.long()}):
-        padded = network.generate(longer, memory, max_new_tokens=5, do_sample=False, eos_token_id=None, **padding)
-        assert torch.equal(padded[1], said[1])
-    assert not torch.equal(fresh, said)
-    with pytest.raises(InputError, match=r"padding on the left, found rows \[1\] that end with it"):
-        network.generate(prompt, memory, torch.tensor([[True] * 4, [True] * 3 + [False]]), max_new_tokens=5)
 
 
 class Foreign(nn.Module):
@@ -300,15 +278,12 @@ def test_a_cap_that_rounding_hides_is_kept():
 def test_parts_whose_logits_are_not_the_models_are_refused():
     model = plain("cohere")
     model.config.logit_scale = None  # no setting says it
-    with pytest.raises(InputError, match=r"CohereForCausalLM multiplies them by 0\.3;"):
+    with pytest.raises(InputError, match="that they differ by up to"):
         mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head")
     model = plain("gpt2")
     model.forward = lambda ids: torch.arange(480.0).view(2, 4, 60)
     with pytest.raises(InputError, match="that they differ by up to"):
         mnemos.remember(model, 2, "transformer.wte", "transformer", "lm_head")
-    network, mask = by_name("BartForCausalLM"), torch.tensor([[True] * 5, [False] + [True] * 4])
-    with pytest.raises(InputError, match="BartForCausalLM takes no position_ids"):
-        network.generate(ids(2, 5), None, mask, max_new_tokens=2)
 
 
 def test_bad_input():
@@ -317,13 +292,11 @@ def test_bad_input():
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
         (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),
-        (lambda: mnemos.remember(network.model.transformer), "found GPT2Model, which .* use GPT2LMHeadModel"),
-        (lambda: mnemos.remember(network), "found Remembering, which has memory tokens already"),
+        (lambda: mnemos.remember(network.model.transformer), "with its head.*found GPT2Model"),
+        (lambda: mnemos.remember(network), "found Remembering of mnemos"),
         (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
         (lambda: mnemos.remember(RMT()), "found RMT of mnemos"),
         (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),
-        (lambda: network(x, attention_mask=x.float()), r"attention_mask: .* found torch.float32"),
-        (lambda: network(x, None, x > 0, attention_mask=x), "found both"),
         (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
         (lambda: network(x.float()), "token ids"),

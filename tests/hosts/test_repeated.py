@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import build, close, example, given, open_caches, tensor
+from hosts import cached, close, example, open_caches, tensor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -18,12 +18,9 @@ from mnemos.lab.vision.attention_cache import TokenCache
 from mnemos.memory.gated_cache import accumulate_caches, caches
 
 
-def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64) -> nn.Module:
-    model = build(name, dtype)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=4), **given(name, dtype))
-    open_caches(model)
-    return model.train()
+def trained(*args, **switches) -> nn.Module:
+    """A cached host in training mode."""
+    return cached(*args, **switches).train()
 
 
 def repeated(forward: Callable, reentrant: bool, *args, **kwargs):
@@ -83,7 +80,7 @@ def features(model: nn.Module, seed: int) -> Tensor:
 @pytest.mark.parametrize("how", [each_block, whole, blocks_in_a_block])
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])
 def test_several_forwards_before_one_backward(preset, how, reentrant, forward, dtype):
-    model, other = cached("timm_vit", preset, dtype), cached("timm_vit", preset, dtype)
+    model, other = trained("timm_vit", preset, dtype), trained("timm_vit", preset, dtype)
     how(other, reentrant)
     compare(model, other, forward, number=3)
 
@@ -91,7 +88,7 @@ def test_several_forwards_before_one_backward(preset, how, reentrant, forward, d
 def test_checkpointing_that_keeps_the_results_of_products():
     keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]
     context = functools.partial(create_selective_checkpoint_contexts, keep)
-    model, other = (cached("timm_vit", dtype=torch.float32) for _ in range(2))
+    model, other = (trained("timm_vit", dtype=torch.float32) for _ in range(2))
     for block in other.blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=context)
     compare(model, other, images)
@@ -126,7 +123,7 @@ def test_reversible_layers():
     """They are repeated by their own backward. The gradients of two forwards equal those of each alone."""
     grads = []
     for together in (True, False):
-        model = cached("hf_reformer")
+        model = trained("hf_reformer")
         losses = []
         for seed in (1, 2):
             torch.manual_seed(0)
@@ -168,7 +165,7 @@ def test_stored_tokens(reentrant):
 
 
 def test_what_was_evaluated_or_saved_in_between():
-    model, other = cached("timm_vit"), cached("timm_vit")
+    model, other = trained("timm_vit"), trained("timm_vit")
     each_block(other, False)
     for each in (model, other):
         loss = images(each, 1).square().sum()
@@ -181,7 +178,7 @@ def test_what_was_evaluated_or_saved_in_between():
 
 
 def test_more_forwards_than_are_kept_say_so():
-    model = cached("timm_vit")
+    model = trained("timm_vit")
     each_block(model, False)
     first, *_ = [images(model, seed) for seed in range(10)]
     with pytest.raises(InputError, match=r"repeats, found 8 contents; run the backward .*accumulate_caches"):
@@ -195,7 +192,7 @@ def test_more_forwards_than_are_kept_say_so():
 def test_without_a_private_part_of_pytorch(missing, monkeypatch):
     """One content is found without; of several, none is guessed."""
     monkeypatch.setattr(f"mnemos._compat.{missing}", None)
-    model, other = cached("timm_vit"), cached("timm_vit")
+    model, other = trained("timm_vit"), trained("timm_vit")
     each_block(other, False)
     if missing == "_saving":
         return compare(model, other, images)
@@ -206,7 +203,7 @@ def test_without_a_private_part_of_pytorch(missing, monkeypatch):
 
 
 def test_nothing_is_kept_without_checkpointing():
-    model = cached("timm_vit")
+    model = trained("timm_vit")
     for seed in range(3):
         images(model, seed).sum().backward()
     assert not any(branch.reads._kept for branch in caches(model))

@@ -19,11 +19,11 @@ from mnemos._compat import assert_in_graph
 from mnemos.types import InputError
 
 from . import inputs
-from .host import Call, DecoderHost, Host, PaddedReader, TokenReader, argument
+from .host import Call, DecoderHost, Host, TokenReader, argument
 from .inputs import NamedModule, config_field
 from .masks import CAUSAL, combine, refuse_mask, valid_tokens
 
-# --- calls of another form than `TokenReader` and `PaddedReader` read ---
+# --- calls of another form than `TokenReader` reads ---
 
 _OTHER_KEYS = (
     "a cached MultiheadAttention: expected the same values as query and key, found others; an attention across two "
@@ -199,7 +199,7 @@ def _rows(
     return rows
 
 
-_X, _HIDDEN = TokenReader("x"), TokenReader("hidden_states")
+_X, _HIDDEN, _padded = TokenReader("x"), TokenReader("hidden_states"), partial(TokenReader, "hidden_states")
 _QKV = "qkv.in_features proj.out_features num_heads proj"
 _DIM = "dim proj.out_features num_heads proj"
 _NORMED = ("norm", "gate")
@@ -218,7 +218,7 @@ ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
     _rows("torchvision.models.maxvit:RelativePositionalMultiHeadAttention",
           "x", "to_qkv.in_features merge.out_features n_heads merge", _groups, inputs.torchvision_maxvit),
     _rows("torchvision.models.video.mvit:MultiscaleAttention",
-          "x thw", "embed_dim output_dim num_heads project.0", _X, inputs.torchvision_mvit, _pools),
+          "x thw", "embed_dim output_dim num_heads project.0", _X, inputs.mvit, _pools),
     # --- timm ---
     _rows("timm.layers.attention:Attention", "x attn_mask", _QKV, _TimmReader(1), inputs.timm_patches,
           between=_NORMED),
@@ -240,9 +240,9 @@ ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
     _rows("timm.models.maxxvit:Attention2d",
           "x shared_rel_pos", "qkv.in_channels proj.out_channels num_heads proj", _channels_first, inputs.timm_maxvit),
     _rows("timm.models.hiera:MaskUnitAttention", "x", "dim dim_out heads proj", _X, inputs.any_length, _pools),
-    _rows("timm.models.mvitv2:MultiScaleAttention", "x feat_size", _QKV, _X, inputs.timm_mvit, _pools),
+    _rows("timm.models.mvitv2:MultiScaleAttention", "x feat_size", _QKV, _X, inputs.mvit, _pools),
     _rows("timm.models.mvitv2:MultiScaleAttentionPoolFirst",
-          "x feat_size", "q.in_features proj.out_features num_heads proj", _X, inputs.timm_mvit, _pools),
+          "x feat_size", "q.in_features proj.out_features num_heads proj", _X, inputs.mvit, _pools),
     # --- Hugging Face, images: a mask is a bias of positions, unless the call reads it ---
     _rows("vit:ViTAttention vit_msn:ViTMSNAttention beit:BeitAttention dinov2:Dinov2Attention",
           "hidden_states attention_mask", _LINEAR, _HIDDEN, inputs.patches),
@@ -253,14 +253,14 @@ ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
     _rows("dinov3_vit:DINOv3ViTAttention", "hidden_states attention_mask",
           "q_proj.in_features o_proj.out_features num_heads o_proj", _HIDDEN, inputs.registers),
     _rows("pix2struct:Pix2StructVisionAttention",
-          "hidden_states attention_mask", "hidden_size output.out_features n_heads output", PaddedReader(1)),
+          "hidden_states attention_mask", "hidden_size output.out_features n_heads output", _padded(1)),
     _rows("clip:CLIPAttention",
           "hidden_states attention_mask", _TOWER, _HIDDEN, partial(inputs.tower, prefix=1), _text_tower),
     _rows("siglip:SiglipAttention",
-          "hidden_states attention_mask", _TOWER, PaddedReader(1), partial(inputs.tower, prefix=0)),
+          "hidden_states attention_mask", _TOWER, _padded(1), partial(inputs.tower, prefix=0)),
     _rows("detr:DetrSelfAttention", "hidden_states attention_mask",
           "q_proj.in_features o_proj.out_features config.encoder_attention_heads o_proj",
-          PaddedReader(1), inputs.any_length, _object_queries),
+          _padded(1), inputs.any_length, _object_queries),
     _rows("swin:SwinAttention", "hidden_states attention_mask", _LINEAR, _HIDDEN, inputs.swin),
     _rows("swinv2:Swinv2SelfAttention",
           "hidden_states attention_mask", "all_head_size = num_attention_heads =", _HIDDEN, inputs.swin),
@@ -277,11 +277,11 @@ ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
     _rows("bert:BertSelfAttention roberta:RobertaSelfAttention xlm_roberta:XLMRobertaSelfAttention "
           "xlm_roberta_xl:XLMRobertaXLSelfAttention camembert:CamembertSelfAttention electra:ElectraSelfAttention "
           "ernie:ErnieSelfAttention transformers.models.data2vec.modeling_data2vec_text:Data2VecTextSelfAttention",
-          "hidden_states attention_mask past_key_values", _BERT, PaddedReader(1), inputs.any_length, _decoder),
+          "hidden_states attention_mask past_key_values", _BERT, _padded(1), inputs.any_length, _decoder),
     _rows("deberta:DisentangledSelfAttention deberta_v2:DisentangledSelfAttention", "hidden_states attention_mask",
           "all_head_size = num_attention_heads =", _deberta, inputs.any_length, _decoder),
     _rows("reformer:LSHSelfAttention reformer:LocalSelfAttention", "hidden_states attention_mask",
-          "hidden_size all_head_size num_attention_heads =", PaddedReader(1), inputs.any_length, _decoder),
+          "hidden_size all_head_size num_attention_heads =", _padded(1), inputs.any_length, _decoder),
     _rows("longformer:LongformerSelfAttention", "hidden_states attention_mask is_index_masked",
           "embed_dim = num_heads =", _longformer, inputs.any_length, _decoder),
     # the attention inside is replaced when a sequence is short
@@ -290,28 +290,28 @@ ADAPTERS: dict[str, Host] = {one.kind: one for rows in (
           _big_bird, inputs.any_length, _decoder, carrier="output"),
     # its own output includes the residual and a norm
     _rows("albert:AlbertAttention",
-          "hidden_states attention_mask", _BERT, PaddedReader(1), inputs.any_length, _decoder, carrier="dense"),
+          "hidden_states attention_mask", _BERT, _padded(1), inputs.any_length, _decoder, carrier="dense"),
     _rows("distilbert:DistilBertSelfAttention", "hidden_states attention_mask",
-          "dim = n_heads out_lin", PaddedReader(1), inputs.any_length, _decoder),
+          "dim = n_heads out_lin", _padded(1), inputs.any_length, _decoder),
     _rows("mpnet:MPNetSelfAttention", "hidden_states attention_mask",
-          "q.in_features o.out_features num_attention_heads o", PaddedReader(1), inputs.any_length, _decoder),
+          "q.in_features o.out_features num_attention_heads o", _padded(1), inputs.any_length, _decoder),
     _rows("modernbert:ModernBertAttention", "hidden_states position_embeddings attention_mask",
           "Wqkv.in_features Wo.out_features config.num_attention_heads Wo",
-          PaddedReader(2), inputs.any_length, _decoder),
+          _padded(2), inputs.any_length, _decoder),
     _rows("t5:T5Attention",
-          "hidden_states mask", "d_model = n_heads o", PaddedReader(1, "mask"), inputs.any_length, _decoder),
+          "hidden_states mask", "d_model = n_heads o", _padded(1, "mask"), inputs.any_length, _decoder),
     _rows("moonshine:MoonshineAttention",
           "hidden_states position_embeddings attention_mask past_key_values key_value_states",
           "q_proj.in_features o_proj.out_features config.encoder_num_attention_heads o_proj",
-          PaddedReader(2), inputs.any_length, _decoder_layer),
+          _padded(2), inputs.any_length, _decoder_layer),
     _rows("marian:MarianAttention bart:BartAttention mbart:MBartAttention pegasus:PegasusAttention "
           "m2m_100:M2M100Attention plbart:PLBartAttention whisper:WhisperAttention",
           "hidden_states key_value_states past_key_values attention_mask",
-          "embed_dim = num_heads out_proj", PaddedReader(3), inputs.any_length, _decoder_layer),
+          "embed_dim = num_heads out_proj", _padded(3), inputs.any_length, _decoder_layer),
     _rows("wav2vec2:Wav2Vec2Attention hubert:HubertAttention "
           "transformers.models.data2vec.modeling_data2vec_audio:Data2VecAudioAttention",
           "hidden_states key_value_states attention_mask",
-          "embed_dim = num_heads out_proj", PaddedReader(2), inputs.any_length, _decoder_layer),
+          "embed_dim = num_heads out_proj", _padded(2), inputs.any_length, _decoder_layer),
     # --- Hugging Face, causal decoders ---
     _rows("gpt2:GPT2Attention", "hidden_states past_key_values attention_mask",
           "embed_dim = num_heads c_proj", _HIDDEN, inputs.any_length, _gpt2, adapter=DecoderHost),

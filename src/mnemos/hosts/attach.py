@@ -18,7 +18,6 @@ from mnemos._compat import COMPILED
 from mnemos.config import to_dict
 from mnemos.memory.gated_cache import GRC, caches
 from mnemos.modes import uncompiled
-from mnemos.ops.gated_cache import Windows
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 from mnemos.types import InputError
 
@@ -54,11 +53,8 @@ class SavedSizes(NamedTuple):
 class Cached:
     """One attention that got a cache.
 
-    length Tm, width D, cache_width Dm, heads H; tokens: T of a call, None if it varies; out_width: D of its output
-    (mix="heads": of its heads); prefix: number of class tokens in front; grid: (height, width) of the other tokens;
-    rows: rows of its batch per sample (Swin: windows); pool: side of the squares of tokens that are averaged to one
-    slot; windows: those that the cache spans together (length="paper" in Swin: tokens is then the number in all
-    windows); grc: with every switch set.
+    length Tm, width D, cache_width Dm, heads H; out_width: D of its output (mix="heads": of its heads); input: its
+    tokens and their grid; grc: with every switch set.
     """
 
     name: str
@@ -67,23 +63,18 @@ class Cached:
     width: int
     cache_width: int
     heads: int
-    tokens: int | None
     out_width: int
-    prefix: int
-    grid: tuple[int, int] | None
-    rows: int
-    pool: int
-    windows: Windows | None
+    input: AttentionInput
     grc: GRC
     parameters: int
 
     @property
     def shape(self) -> Shape:
         """The sizes for the cost formula; T = Tm where T varies."""
-        tokens = self.tokens or self.length
-        grid = self.grid[0] * self.grid[1] if self.grid else 0
-        sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
-        return Shape(*sizes, rows=self.rows, grid_tokens=grid, lifts=self.grc.mix == "channels")
+        of = self.input
+        grid = of.grid[0] * of.grid[1] if of.grid else 0
+        sizes = of.tokens or self.length, self.length, self.width, self.cache_width, self.heads, self.out_width
+        return Shape(*sizes, rows=of.rows, grid_tokens=grid, lifts=self.grc.mix == "channels")
 
 
 @dataclass(frozen=True)
@@ -125,15 +116,15 @@ class Report:
         kinds: dict[str, int] = {}
         for one in self.swapped:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
-            key += f", each the mean of {one.pool} x {one.pool} tokens" if one.pool > 1 else ""
-            key += ", across all windows" if one.windows else ""
+            key += f", each the mean of {one.input.pool} x {one.input.pool} tokens" if one.input.pool > 1 else ""
+            key += ", across all windows" if one.input.windows else ""
             key += f", mix={one.grc.mix}"
             kinds[key] = kinds.get(key, 0) + 1
         count = len(self.swapped)
         lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]
         lines += [f"  {count} x {key}" for key, count in kinds.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
-        if all(one.tokens for one in self.swapped):
+        if all(one.input.tokens for one in self.swapped):
             flops = f"{self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
             lines.append(f"{self.parameters:,} parameters and {flops}")
             lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
@@ -264,8 +255,9 @@ def add_caches(
     attach_root(model, branches)
 
     # --- the report, and the record from which `load` and `from_pretrained` make the same caches ---
-    for warning in dict.fromkeys(plan.input.warning for plan in plans if plan.input.warning):
-        warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # of the line that calls `cache`
+    if saved_sizes is None:  # else it was said before the model was saved
+        for warning in dict.fromkeys(plan.input.warning for plan in plans if plan.input.warning):
+            warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # of the line that calls `cache`
     entries = [
         Cached(
             name=site.name,
@@ -274,27 +266,21 @@ def add_caches(
             width=branch.dim,
             cache_width=branch.cache_dim,
             heads=branch.num_heads,
-            tokens=attention_input.tokens,
             out_width=branch.out_dim,
-            prefix=attention_input.prefix,
-            grid=attention_input.grid,
-            rows=attention_input.rows,
-            pool=attention_input.pool,
-            windows=attention_input.windows,
+            input=attention_input,
             grc=branch.grc,
             parameters=sum(p.numel() for p in branch.parameters()),
         )
         for (site, adapter, attention_input), branch in zip(plans, branches, strict=True)
     ]
-    to_save = {
-        one.name.replace(f"{COMPILED}.", ""): SavedSizes(one.length, one.tokens, one.width)._asdict()  # as `save` names
+    to_save = {  # by the names that `save` writes
+        one.name.replace(f"{COMPILED}.", ""): SavedSizes(one.length, one.input.tokens, one.width)._asdict()
         for one in entries
     }
     record = model.__dict__.setdefault(RECORD, [])
     record.append({"grc": to_dict(grc), "caches": to_save})
     if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
-        # Further calls are listed beside the first, so what is saved of one call keeps its form.
-        model.config.mnemos = {**record[0], "more": record[1:]} if record[1:] else record[0]  # type: ignore[union-attr]
+        model.config.mnemos = list(record)  # type: ignore[union-attr]
     return Report(tuple(entries), tuple(skips))
 
 
@@ -333,9 +319,7 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
         adapter = known.get(site.name)
         if adapter is None and site.name not in without_adapter:
             continue
-        # The branch is a child of the attention, or of its carrier.
-        carrier = getattr(site.module, adapter.carrier) if adapter is not None and adapter.carrier else site.module
-        has_cache = isinstance(getattr(carrier, "grc", None), HostBranch)
+        has_cache = isinstance(getattr(site.module, "grc", None), HostBranch)
         reason: str | None = None
         if adapter is not None:
             if selected is not None and site.name not in selected:
@@ -356,20 +340,9 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             adapter.check(site.module)
         targets[site] = adapter
 
-    # --- modules that are called attention and that no adapter knows; not those inside a known one or around one ---
-    unknown = [
-        site
-        for site in sites
-        if site.name
-        and is_called_attention(site)
-        and any(True for _ in site.module.parameters())
-        and not any(_is_inside(site.name, name) or _is_inside(name, site.name) for name in (*known, *without_adapter))
-    ]
-    for site in unknown:  # of several inside one another the innermost: outer ones often add a residual
-        if not any(other is not site and _is_inside(other.name, site.name) for other in unknown):
-            reason = f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to "
-            reason += f"[B, T, D], adds no residual and is not causal; {DECODERS}"
-            skips.append(Skipped(site.name, reason))
+    for site in find_unknown(sites, (*known, *without_adapter)):
+        reason = f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to [B, T, D], "
+        skips.append(Skipped(site.name, f"{reason}adds no residual and is not causal; {DECODERS}"))
     return targets, skips
 
 
@@ -401,16 +374,30 @@ def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tup
     return selected, without_adapter
 
 
-def is_called_attention(site: NamedModule) -> bool:
-    """Whether a module is called attention, by its class or its name."""
-    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
-    by_name = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
-    by_name = by_name and any(True for _ in site.module.children())  # no linear map or dropout
-    return by_name or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
+def find_unknown(sites: list[NamedModule], known: Collection[str]) -> list[NamedModule]:
+    """The modules that are called attention, by their class or their name, but those in or around the `known` ones.
 
+    Of several inside one another the innermost, because outer ones often add a residual.
+    """
 
-def _is_inside(name: str, outer: str) -> bool:
-    return name == outer or name.startswith(f"{outer}.")
+    def is_inside(name: str, outer: str) -> bool:
+        return name == outer or name.startswith(f"{outer}.")
+
+    def is_called_attention(site: NamedModule) -> bool:
+        words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
+        by_name = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+        by_name = by_name and any(True for _ in site.module.children())  # no linear map or dropout
+        return by_name or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
+
+    unknown = [
+        site
+        for site in sites
+        if site.name
+        and is_called_attention(site)
+        and any(True for _ in site.module.parameters())
+        and not any(is_inside(site.name, name) or is_inside(name, site.name) for name in known)
+    ]
+    return [one for one in unknown if not any(o is not one and is_inside(o.name, one.name) for o in unknown)]
 
 
 def _name_class(value: object) -> str:

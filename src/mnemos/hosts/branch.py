@@ -5,7 +5,8 @@ the tokens. `carry` takes the caches of an encoder's rows from one call to the n
 learning rates of their own.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from .grids import GridReader, Grids
 from .host import DecoderHost, Host
 from .inputs import AttentionInput, Grid
 from .masks import combine
-from .row_caches import BlockState, RowBlocks, RowCaches, carrying_rows, is_carrying, rows_before, rows_written
+from .row_caches import BlockState, RowBlocks
 
 
 class HostBranch(GatedBranch):
@@ -112,12 +113,13 @@ class HostBranch(GatedBranch):
             end_forward([self])
         if position is None:
             return mixed
-        return (mixed, position) if self.before_projection else mixed + position.to(y.dtype)
+        return (mixed, position) if self.inside else mixed + position.to(y.dtype)
 
     @property
-    def before_projection(self) -> bool:
-        """Whether the branch is mixed in at the input of the projection inside the attention."""
-        return self.grc.mix == "heads" and bool(self.host.projection)
+    def inside(self) -> str:
+        """The part of the attention into whose first input the branch is mixed; "": it is mixed into the output."""
+        projection = self.host.projection if self.grc.mix == "heads" else None
+        return self.host.carrier or projection or ""
 
     def _mix_channels(self, y: Tensor, o_mem: Tensor) -> Tensor:
         if self.observer is not None:
@@ -159,15 +161,25 @@ class HostBranch(GatedBranch):
         """The cache that these tokens update and read; scope="stream": each row's own, [B, Tm, Dm]."""
         if self.grc.scope == "shared":
             return super().current(source, mask)
-        if recomputing() and not is_carrying():  # what the first time read is not known here
+        carried = _carrying.call
+        if recomputing() and carried is None:  # what the first time read is not known here
             raise InputError(
                 'GRC(scope="stream") in an encoder: expected activation checkpointing around mnemos.hosts.carry, found '
                 "it inside; use it around, or mnemos.replay, which keeps the state of every segment"
             )
         zeros = torch.zeros_like(self.cache)
-        before = rows_before(self, len(source), zeros)
+        # Layers that share a branch, as in ALBERT, all read what was there before the call.
+        before = None if carried is None else carried[0].get(self)
+        if before is None:
+            before = zeros.expand(len(source), -1, -1)
+        elif before.shape != (len(source), *zeros.shape):
+            raise InputError(
+                f"carry: expected a state of {len(source)} rows of {list(zeros.shape)}, found {list(before.shape)}; "
+                "pass None to begin"
+            )
         new = self.update(source, before if self.grc.write else zeros, mask, self.grid)
-        rows_written(self, new if self.grc.write else before)
+        if carried is not None:
+            carried[1][self] = new if self.grc.write else before
         return new
 
     def summarised(self, source: Tensor, mask: Tensor | None, grid: Grid | None = None) -> tuple[Tensor, Tensor | None]:
@@ -322,6 +334,18 @@ class DecoderBranch(HostBranch):
         return self._attend(self.queries(x), *keys_and_values)
 
 
+RowCaches = dict[str, Tensor]  # the caches [B, Tm, Dm] of the rows of an encoder by the names of their branches
+
+
+class _Carrying(threading.local):
+    """The call of `carry` that is being made: caches of its rows by branch, before and after it."""
+
+    call: tuple[Mapping[nn.Module, Tensor], dict[nn.Module, Tensor]] | None = None
+
+
+_carrying = _Carrying()  # threads may share a model
+
+
 def carry(model: nn.Module, state: RowCaches | None, *args: Any, **kwargs: Any) -> tuple[Any, RowCaches]:
     """`output, state = carry(model, state, ...)`: call model(...), whose caches go on from the state of the rows.
 
@@ -354,8 +378,12 @@ def carry(model: nn.Module, state: RowCaches | None, *args: Any, **kwargs: Any) 
         )
     if unknown := [name for name in state or () if name not in named]:
         raise InputError(f"carry: expected a state of {', '.join(named)}, found {unknown[0]}; pass None to begin")
-    with carrying_rows({named[name]: caches for name, caches in (state or {}).items()}) as after:
+    outside, after = _carrying.call, dict[nn.Module, Tensor]()
+    _carrying.call = {named[name]: caches for name, caches in (state or {}).items()}, after
+    try:
         output = model(*args, **kwargs)
+    finally:
+        _carrying.call = outside
     return output, {name: after[one] for name, one in named.items() if one in after}
 
 

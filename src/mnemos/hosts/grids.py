@@ -13,7 +13,7 @@ from mnemos.memory.gated_cache import Reads, recomputing
 from .host import argument, reach
 from .inputs import Grid, NamedModule
 
-NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: (`Grids`, `GridReader`)
+NOTES = "_mnemos_grids"  # attribute of a module whose calls show the grid: its `Grids`
 _PATCHES = (  # the convolutions that make tokens of patches: of timm, Hugging Face and torchvision
     "patch_embed.proj",
     "embeddings.patch_embeddings.projection",
@@ -51,21 +51,22 @@ class Grids:
     grid that its first one had (see `Reads`). Copies and pickles start empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reader: GridReader) -> None:
+        self.reader = reader
         self._threads = threading.local()
         self._reads = Reads()  # of grids as tensors, empty for one that is not known
         # Written in place with each change of the grid, which is how `Reads` tells them apart.
         self._changes = torch.empty(0, device="cpu")
 
     def __deepcopy__(self, memo: object) -> Self:
-        return type(self)()
+        return type(self)(self.reader)
 
     def __reduce__(self) -> tuple:
-        return type(self), ()
+        return type(self), (self.reader,)
 
-    def note(self, grid: Grid | None) -> None:
-        """A call begins whose tokens form `grid`."""
-        self._threads.grid = grid
+    def note(self, args: tuple, kwargs: dict, output: object) -> None:
+        """A call begins, or a convolution has ended, that shows the grid of the tokens."""
+        self._threads.grid = self.reader(args, kwargs, output)
 
     def current(self, training: bool) -> Grid | None:
         """The grid of an attention's call; None: not known. training: whether the call may be repeated.

@@ -1,8 +1,9 @@
 """The hooks through which a branch takes part in a host's forward.
 
-`attach` gives an attention its branch, and `_mix` is what the hooks around the attention do; `attach_root` lets the
-model's own forward begin and end an update of all caches. Hooks are plain functions that hold no module, so a deep copy
-of a cached model uses its own branches, and a cached model can be pickled.
+`attach` gives an attention its branch, and `_mix` is what the hooks around the attention do: `_mix_output` after it, or
+`_mix_inside` before a part of it. `attach_root` lets the model's own forward begin and end an update of all caches.
+Hooks are plain functions that hold no module, so a deep copy of a cached model uses its own branches, and a cached
+model can be pickled.
 """
 
 import threading
@@ -28,6 +29,7 @@ ROSTER = "gated_caches"  # attribute of the model given to `cache`: its branches
 RECORD = "_mnemos_record"  # attribute of the same model: the settings of each call of `cache`, as they are saved
 _OWNER = "_mnemos_owner"  # attribute of that model, and of modules between it and a branch: a `_Owner`
 _NESTED = "_nested_before_cache"  # attribute of an encoder of PyTorch: its `use_nested_tensor`
+_INSTEAD_OF_HEADS = 'where it is mixed in as GRC(mix="heads"), use mix="channels"'
 
 
 class ActiveCall:
@@ -55,22 +57,15 @@ class _Owner:
 
 
 def attach(site: NamedModule, branch: HostBranch) -> None:
-    """Make `branch` the child `grc` of a host's attention (or of its carrier), and mix its output in."""
-    # --- where it is mixed in: a carrier's first input, the heads before the projection, or the output ---
-    carrier = module = site.module
-    if branch.host.carrier:
-        carrier = getattr(module, branch.host.carrier)
+    """Make `branch` the child `grc` of a host's attention, and mix its output in."""
+    module = site.module
+    module.grc = branch
+    if branch.inside:
         keep_handle(module, module.register_forward_pre_hook(_open_call, with_kwargs=True))
-        keep_handle(carrier, carrier.register_forward_pre_hook(_mix_input))
-        keep_handle(module, module.register_forward_hook(_close_call, always_call=True))
-    elif branch.before_projection:
-        keep_handle(module, module.register_forward_pre_hook(_open_heads, with_kwargs=True))
-        _hook_projection(reach(module, branch.host.projection or ""))
-        keep_handle(module, module.register_forward_hook(_end_heads))
+        _hook_part(reach(module, branch.inside))
         keep_handle(module, module.register_forward_hook(_close_call, always_call=True))
     else:
         keep_handle(module, module.register_forward_hook(_mix_output, with_kwargs=True))
-    carrier.grc = branch
     if branch.needs_grid:
         follow_grid(site, branch)
 
@@ -106,12 +101,12 @@ def follow_grid(site: NamedModule, branch: HostBranch) -> None:
         return
     above, reader = shown
     if NOTES not in above.__dict__:
-        setattr(above, NOTES, (Grids(), reader))
-        if isinstance(above, nn.Conv2d):
-            keep_handle(above, above.register_forward_hook(_note_output))
+        setattr(above, NOTES, Grids(reader))
+        if isinstance(above, nn.Conv2d):  # whose output shows it
+            keep_handle(above, above.register_forward_hook(_note_grid, with_kwargs=True))
         else:
             keep_handle(above, above.register_forward_pre_hook(_note_grid, with_kwargs=True))
-    branch.grids = getattr(above, NOTES)[0]
+    branch.grids = getattr(above, NOTES)
 
 
 def attach_root(model: nn.Module, branches: Sequence[StoredCache]) -> None:
@@ -135,7 +130,7 @@ def detach_all(model: nn.Module) -> int:
     for module in model.modules():
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
-        _unhook_projection(module)  # a copy that took the place of a projection, as quantisation makes, has no handle
+        _unhook_part(module)  # a copy that took the place of a projection, as quantisation makes, has no handle
         for name in (NOTES, ROSTER, RECORD, _OWNER):
             module.__dict__.pop(name, None)
         if _NESTED in module.__dict__:
@@ -210,45 +205,35 @@ def _with_first(output: Any, first: Tensor) -> Any:
 
 
 def _open_call(module: Any, args: tuple, kwargs: dict) -> None:
+    _hook_part(reach(module, module.grc.inside))
     _stack.calls = *_stack.calls, ActiveCall(module, args, kwargs)
 
 
-def _close_call(module: Any, args: tuple, output: Any) -> None:
-    """End a call, also one that raised; one that raised before it was opened is not on the stack."""
-    if _stack.calls and _stack.calls[-1].module is module:
-        _stack.calls = _stack.calls[:-1]
+def _hook_part(part: Any) -> None:
+    """Hook a part of an attention, unless it is: attentions may share it, and tools may wrap or replace it later.
 
-
-def _open_heads(module: Any, args: tuple, kwargs: dict) -> None:
-    _hook_projection(reach(module, module.grc.host.projection))
-    _open_call(module, args, kwargs)
-
-
-def _hook_projection(projection: Any) -> None:
-    """Hook a projection, unless it is: attentions may share it, and tools may wrap, unwrap or replace it later.
-
-    The input of an adapter around it is the heads too: the adapter is hooked then, and what is in it is not.
+    The first input of an adapter around it is the same: the adapter is hooked then, and what is in it is not.
     """
-    if _mix_heads in pre_hooks_of(projection).values():
+    if _mix_inside in pre_hooks_of(part).values():
         return
-    for part in projection.modules():
-        _unhook_projection(part)
-    keep_handle(projection, projection.register_forward_pre_hook(_mix_heads))
+    for inner in part.modules():
+        _unhook_part(inner)
+    keep_handle(part, part.register_forward_pre_hook(_mix_inside))
 
 
-def _unhook_projection(projection: nn.Module) -> None:
-    hooks = pre_hooks_of(projection)
-    for key in [key for key, hook in hooks.items() if hook is _mix_heads]:
+def _unhook_part(part: nn.Module) -> None:
+    hooks = pre_hooks_of(part)
+    for key in [key for key, hook in hooks.items() if hook is _mix_inside]:
         del hooks[key]
 
 
-def _mix_heads(projection: Any, args: tuple) -> tuple:
-    """The arguments of an attention's projection, with the branch mixed into the first, the heads."""
+def _mix_inside(part: Any, args: tuple) -> tuple:
+    """The arguments of a part of an attention, with the branch mixed into the first: the heads, or o_self."""
     active = _stack.calls[-1] if _stack.calls else None
-    if active is None or active.mixed or reach(active.module, active.module.grc.host.projection) is not projection:
+    if active is None or active.mixed or reach(active.module, active.module.grc.inside) is not part:
         raise InputError(
-            f"{type(projection).__name__}: expected one call of it in each call of its attention, found another; use "
-            'GRC(mix="channels")'
+            f"{type(part).__name__}: expected one call of it in each call of its attention, found another; "
+            f"{_INSTEAD_OF_HEADS}"
         )
     active.mixed = True
     call, mixed = _mix(active.module, active.args, active.kwargs, args[0])
@@ -258,39 +243,24 @@ def _mix_heads(projection: Any, args: tuple) -> tuple:
     return call.like(mixed, args[0]), *args[1:]
 
 
-def _end_heads(module: Any, args: tuple, output: Any) -> Any:
-    """The attention's output, with the convolution's added."""
-    active = _stack.calls[-1]
+def _close_call(module: Any, args: tuple, output: Any) -> Any:
+    """End a call; its output, with the convolution's added. None: it raised, and may not have been opened before."""
+    if not _stack.calls or _stack.calls[-1].module is not module:
+        return None
+    active, _stack.calls = _stack.calls[-1], _stack.calls[:-1]
+    if output is None:
+        return None
     if not active.mixed:
-        host = module.grc.host
-        raise InputError(
-            f'{host.name}: expected a call of its projection ({host.projection}), found none; use GRC(mix="channels")'
-        )
+        branch = module.grc
+        raise InputError(f"{branch.host.name}: expected a call of its {branch.inside}, found none; {_INSTEAD_OF_HEADS}")
     if active.position is None:
         return output
     y, (call, position) = _first(output), active.position
     return _with_first(output, y + call.like(position.to(y.dtype), y))
 
 
-def _mix_input(carrier: Any, args: tuple) -> tuple:
-    """A carrier's arguments (o_self, …), with the branch mixed into o_self."""
-    branch: HostBranch = carrier.grc
-    active = _stack.calls[-1] if _stack.calls else None
-    if active is None or active.mixed or reach(active.module, branch.host.carrier) is not carrier:
-        raise InputError(f"{type(carrier).__name__}: expected a call inside its attention, found one of it alone")
-    active.mixed = True
-    call = branch.host.call(active.module, active.args, active.kwargs)
-    return branch(call.x, args[0], call.mask), *args[1:]
-
-
-def _note_output(module: Any, args: tuple, output: Any) -> None:
-    grids, reader = getattr(module, NOTES)
-    grids.note(reader(args, {}, output))
-
-
-def _note_grid(module: Any, args: tuple, kwargs: dict) -> None:
-    grids, reader = getattr(module, NOTES)
-    grids.note(reader(args, kwargs))
+def _note_grid(module: Any, args: tuple, kwargs: dict, output: object = None) -> None:
+    getattr(module, NOTES).note(args, kwargs, output)
 
 
 # --- around the model, and around a part of it ---

@@ -88,7 +88,9 @@ class Host:
     def check(self, module: nn.Module) -> None:
         """Raise InputError unless the module's forward has the arguments that this adapter was written for."""
         names = tuple(inspect.signature(type(module).forward).parameters)[1:]
-        if _unify(names[: len(self.signature)]) != _unify(self.signature):
+        # The cache of Transformers may have any of its names.
+        one_name = [[CACHE_NAMES[0] if n in CACHE_NAMES else n for n in each] for each in (names, self.signature)]
+        if one_name[0][: len(self.signature)] != one_name[1]:
             raise InputError(
                 f"{self.name}: expected forward({', '.join(self.signature)}, …), found ({', '.join(names)}); "
                 "use a version of the library with that forward, or name other modules with where="
@@ -132,11 +134,6 @@ class Host:
         return reason
 
 
-def _unify(names: Sequence[str]) -> list[str]:
-    """Names of arguments, with one name for the cache of Transformers in all its versions."""
-    return [CACHE_NAMES[0] if name in CACHE_NAMES else name for name in names]
-
-
 def reach(module: object, path: str) -> Any:
     """The attribute at a dotted path, None where there is none."""
     for name in path.split("."):
@@ -151,28 +148,24 @@ def argument(args: Sequence[object], kwargs: dict[str, Any], index: int, name: s
 
 @dataclass(frozen=True)
 class TokenReader:  # a class and no closure, as every reader, so that a cached model can be pickled
-    """Reads calls whose first argument is the tokens, without padding. [B, height, width, D] is taken in rows."""
+    """Reads calls whose first argument is the tokens. [B, height, width, D] is taken in rows.
+
+    mask: the position of a mask, which `valid_tokens` reads; None: the call has no padding. mask_name: its name.
+    """
 
     name: str
+    mask: int | None = None
+    mask_name: str = "attention_mask"
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
         x = argument(args, kwargs, 0, self.name)
-        return Call(x if x.dim() == 3 else x.flatten(1, 2))
-
-
-@dataclass(frozen=True)
-class PaddedReader:
-    """Reads calls whose first argument is `hidden_states`, with a mask as `valid_tokens` has it."""
-
-    index: int
-    name: str = "attention_mask"
-
-    def __call__(self, module: object, args: tuple, kwargs: dict) -> Call:
+        x = x if x.dim() == 3 else x.flatten(1, 2)
+        if self.mask is None:
+            return Call(x)
         refuse_lengths(kwargs)
         if kwargs.get("is_causal"):
             raise InputError(CAUSAL)
-        x = argument(args, kwargs, 0, "hidden_states")
-        return Call(x, valid_tokens(argument(args, kwargs, self.index, self.name), x))
+        return Call(x, valid_tokens(argument(args, kwargs, self.mask, self.mask_name), x))
 
 
 @dataclass(frozen=True)

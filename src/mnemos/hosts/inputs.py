@@ -206,9 +206,9 @@ def timm_maxvit(site: NamedModule, seen: int | None) -> AttentionInput:
     return AttentionInput(area, area, 0, None, area, rows)
 
 
-def timm_mvit(site: NamedModule, seen: int | None) -> AttentionInput:
-    """64 slots, or one per token of an example; a class token, if there is one."""
-    prefix = int(site.module.has_cls_token)
+def mvit(site: NamedModule, seen: int | None) -> AttentionInput:
+    """64 slots, or one per token of an example, but for a class token, which torchvision's has always."""
+    prefix = int(getattr(site.module, "has_cls_token", True))
     plain = any_length(site, seen)
     return plain._replace(prefix=prefix, slots=(seen - prefix) if seen else plain.slots)
 
@@ -266,12 +266,6 @@ def torchvision_maxvit(site: NamedModule, seen: int | None) -> AttentionInput:
     parent = next((m for m in reversed(site.above) if hasattr(m, "grid_size")), None)
     area = tokens if parent is None else parent.grid_size[0] * parent.grid_size[1]
     return AttentionInput(tokens, tokens, 0, None, tokens, area // tokens)
-
-
-def torchvision_mvit(site: NamedModule, seen: int | None) -> AttentionInput:
-    """64 slots, or one per token of an example; its class token is not summarised."""
-    plain = any_length(site, seen)
-    return plain._replace(prefix=1, slots=seen - 1 if seen else plain.slots)
 
 
 # --- Hugging Face ---

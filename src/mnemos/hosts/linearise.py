@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .adapters import adapters_by_class
-from .attach import NOT_NAMED, Where, is_called_attention, list_sites, select_sites
+from .attach import NOT_NAMED, Skipped, Where, find_unknown, list_sites, select_sites
 from .host import DecoderHost, Host
 from .inputs import NamedModule
 from .linearised import (
@@ -32,8 +32,8 @@ from .linearised import (
     list_projections,
     run,
 )
+from .row_caches import make_empty
 
-LONGEST = 2**20  # half-life in tokens; beyond it float32 has hardly a digit for the factor of a token
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
 
 
@@ -48,15 +48,6 @@ class LinearisedAttention:
     state_bytes: int
 
 
-@dataclass(frozen=True)
-class SkippedLayer:
-    """An attention that `linearise` left as before, and why."""
-
-    name: str
-    kind: str
-    reason: str
-
-
 @dataclass(frozen=True, repr=False)
 class LineariseReport:
     """What `linearise` changed and what it left.
@@ -66,7 +57,7 @@ class LineariseReport:
     """
 
     changed: tuple[LinearisedAttention, ...]
-    left: tuple[SkippedLayer, ...]
+    left: tuple[Skipped, ...]
     settings: Settings
     maps: Mapping[str, nn.Parameter]
     updates: Mapping[str, nn.Parameter]
@@ -83,7 +74,7 @@ class LineariseReport:
             f"and state={own.state!r}{forgets} now:"
         ]
         lines += [f"  {n} x {key}" for key, n in kinds.items()]
-        lines += [f"  left {one.name} ({one.kind}): {one.reason}" for one in self.left]
+        lines += [f"  left {one.name}: {one.why}" for one in self.left]
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
@@ -143,23 +134,12 @@ def linearise(
     forward calls no attention function of Transformers (Falcon).
     Calls beyond the window raise it for registered decoders with another form of attention.
     """
-    # --- the settings ---
     settings = Settings(window, sinks, state, rank, rotary, half_life)
     model = uncompiled(model)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
         )
-    for name, least in (("window", 1), ("sinks", 0), ("rank", 0), ("half_life", 0)):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"linearise: expected {name}, a whole number of at least {least}, found {value!r}")
-    if half_life > LONGEST:
-        raise InputError(f"linearise: expected half_life, at most {LONGEST:,}, found {half_life}; 0 never forgets")
-    if not isinstance(rotary, bool):
-        raise InputError(f"linearise: expected rotary, True or False, found {rotary!r}")
-    if state not in (states := get_args(StateName)):
-        raise InputError(f"linearise: expected a state of {', '.join(states)}, found {state!r}")
 
     # --- the new children; until here nothing was changed ---
     sites = list_sites(model)
@@ -276,31 +256,29 @@ def is_linearised(module: Any) -> bool:
 
 def _choose(
     sites: list[NamedModule], settings: Settings, where: Where
-) -> tuple[list[tuple[NamedModule, DecoderHost]], list[SkippedLayer]]:
+) -> tuple[list[tuple[NamedModule, DecoderHost]], list[Skipped]]:
     """The attentions that are linearised, each with its adapter, and the others."""
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
     chosen, left = [], []
     for site in sites:
-        adapter, cls = known.get(site.name), type(site.module).__name__
-        if adapter is None:
-            inside = any(site.name.startswith(f"{name}.") for name in known if name)
-            if is_called_attention(site) and site.name and not inside and any(True for _ in site.module.parameters()):
-                left.append(SkippedLayer(site.name, cls, "its class is not known to mnemos.linearise"))
+        if (adapter := known.get(site.name)) is None:
             continue
         reason = _find_reason(site, adapter, settings)
         if reason is None and selected is not None and site.name not in selected:
             reason = NOT_NAMED
         if reason is not None:
-            left.append(SkippedLayer(site.name, cls, reason))
+            left.append(Skipped(site.name, reason))
         elif isinstance(adapter, DecoderHost):
             adapter.check(site.module)
             chosen.append((site, adapter))
+    unknown = ((site.name, type(site.module).__name__) for site in find_unknown(sites, known))
+    left += [Skipped(name, f"its class {cls} is not known to mnemos.linearise") for name, cls in unknown]
     if not chosen:
-        first = next((one for one in left if one.reason != NOT_NAMED), left[0] if left else None)
+        first = next((one for one in left if one.why != NOT_NAMED), left[0] if left else None)
         shown = f"where={where!r} chose nothing" if where is not None else "none"
-        shown = shown if first is None else f"none: {first.name} was left ({first.reason})"
+        shown = shown if first is None else f"none: {first.name} was left ({first.why})"
         raise InputError(
             f"linearise: expected causal self-attentions of a decoder of Transformers, found {shown}; see "
             "docs/linearise.md"
@@ -360,16 +338,11 @@ def _make_class(cls: Any) -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Pickle finds a class by its name, and this class is made when it is needed.
-            return _make_empty, (cls,), self.__dict__
+            return make_empty, (_make_class, cls), self.__dict__
 
     LinearisedClass.__name__, LinearisedClass.__qualname__ = cls.__name__, cls.__qualname__
     LinearisedClass.__module__ = cls.__module__
     return LinearisedClass
-
-
-def _make_empty(cls: Any) -> Any:
-    made = _make_class(cls)
-    return made.__new__(made)
 
 
 def _record(model: Any) -> None:

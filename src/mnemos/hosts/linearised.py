@@ -17,22 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import hooks_of
+from mnemos.config import check_fields
 from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import record_call
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError, leaves
 
-from .masks import combine, count_writes, own_tokens, refuse_lengths
+from .masks import combine, own_tokens, read_once, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
-_OWN = "_mnemos_own"  # attribute of a mask: ((writes to it, T), the tokens of the call that it shows), for all layers
+_OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers
 _PASSED = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
 # ln γ at the start: near or below the weights at which untrained maps of SmolLM2-135M did no harm, with features before
 # and after rotary positions (docs/linearised.md).
 START = {"linear": -16.0, "hedgehog": -8.0, "delta": -3.0}
+
+
+LONGEST = 2**20  # half-life in tokens; beyond it float32 has hardly a digit for the factor of a token
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Settings:
     rank: int
     rotary: bool
     half_life: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, "linearise")
+        for name, least in (("window", 1), ("sinks", 0), ("rank", 0), ("half_life", 0)):
+            if (value := getattr(self, name)) < least:
+                raise InputError(f"linearise.{name}: expected at least {least}, found {value}; change it")
+        if self.half_life > LONGEST:
+            raise InputError(
+                f"linearise.half_life: expected at most {LONGEST:,}, found {self.half_life}; 0 never forgets"
+            )
 
 
 class LinearisedState(NamedTuple):
@@ -63,23 +77,45 @@ class Rotation(NamedTuple):
     sin: Tensor
     apply: Callable[..., tuple[Tensor, Tensor]]
 
-    def part(self, tokens: slice) -> "Rotation":
-        """That of some tokens of the call."""
-        q, k = self.q[:, :, tokens], self.k[:, :, tokens]
-        return self._replace(q=q, k=k, cos=self.cos[:, tokens], sin=self.sin[:, tokens])
-
-    def before(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k as they were before it; of wider ones the rest is as it is."""
-        width = self.q.shape[-1]
-        if width == q.shape[-1]:
-            return self.q, self.k
-        return torch.cat([self.q, q[..., width:]], -1), torch.cat([self.k, k[..., width:]], -1)
-
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, H, N, D] rotated; of x wider than what is rotated the rest stays."""
         width = self.q.shape[-1]
         turned = self.apply(x[..., :width], x[:, :1, ..., :width], cos, sin)[0]
         return turned if x.shape[-1] == width else torch.cat([turned, x[..., width:]], -1)
+
+
+class Tokens(NamedTuple):
+    """The tokens of a call: q [B, H, T, D], k [B, Hk, T, D], v [B, Hk, T, M], and valid [B, T], None: all.
+
+    rotation: how they got their rotary positions; None: they have none.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sizes: Sizes
+    rotation: Rotation | None = None
+    valid: Tensor | None = None
+
+    @property
+    def unrotated(self) -> tuple[Tensor, Tensor] | None:
+        """q and k before rotary positions; of ones wider than what is rotated, the rest as it is. None: without."""
+        if self.rotation is None:
+            return None
+        width = self.rotation.q.shape[-1]
+        if width == self.q.shape[-1]:
+            return self.rotation.q, self.rotation.k
+        q, k = (x[..., width:] for x in (self.q, self.k))
+        return torch.cat([self.rotation.q, q], -1), torch.cat([self.rotation.k, k], -1)
+
+    def first(self, n: int, kept: Tensor | None) -> "Tokens":
+        """The first n of them, of which `kept` [B, n] count; None: all."""
+        valid = combine(kept, None if self.valid is None else self.valid[:, :n])
+        q, k, v = (x[:, :, :n] for x in self[:3])
+        turn = self.rotation
+        if turn is not None:
+            turn = Rotation(turn.q[:, :, :n], turn.k[:, :, :n], turn.cos[:, :n], turn.sin[:, :n], turn.apply)
+        return Tokens(q, k, v, self.sizes, turn, valid)
 
 
 class Linearised(nn.Module):
@@ -122,19 +158,12 @@ class Linearised(nn.Module):
             beta = torch.sigmoid(self.rate) if state == "delta" else None
             return Far(Hedgehog(self.query_map), Hedgehog(self.key_map), gamma, beta, decay)
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sizes: Sizes,
-        rotation: Rotation | None,
-        state: LinearisedState | None,
-        valid: Tensor | None,
-    ) -> tuple[Tensor, LinearisedState]:
-        """y [B, T, H, M] and the state after a call, from q [B, H, T, D], k [B, Hk, T, D], v; valid [B, T]."""
+    def read(self, tokens: Tokens, state: LinearisedState | None) -> tuple[Tensor, LinearisedState]:
+        """y [B, T, H, M] and the state after a call."""
+        q, k, v, sizes, rotation, valid = tokens
         b, t = len(q), q.shape[2]
-        raw = rotation.before(q, k) if self.raw and rotation is not None else None  # what features are computed of
+        unrotated = tokens.unrotated
+        raw = unrotated if self.raw else None  # what features are computed of
         far = self.far()
         if state is None:
             turn = q.new_zeros(b, 2, rotation.cos.shape[-1] if rotation is not None and sizes.sinks else 0)
@@ -142,7 +171,7 @@ class Linearised(nn.Module):
 
         # --- sinks are met by queries at the positions min(i, w + s − 1); cos and sin of the last of these are kept ---
         sink_q, turn = None, state.turn
-        if rotation is not None and sizes.sinks:
+        if rotation is not None and unrotated is not None and sizes.sinks:
             last = sizes.window + sizes.sinks - 1
             cos, sin = (x.expand(b, t, -1) for x in (rotation.cos, rotation.sin))
             number = torch.arange(t, device=q.device) if valid is None else valid.cumsum(1) - 1
@@ -154,44 +183,21 @@ class Linearised(nn.Module):
             beyond = (number > last)[..., None]
             cos = torch.where(beyond, turn[:, :1].to(cos.dtype), cos)
             sin = torch.where(beyond, turn[:, 1:].to(sin.dtype), sin)
-            sink_q = rotation.turn(rotation.before(q, k)[0], cos, sin).transpose(1, 2)
+            sink_q = rotation.turn(unrotated[0], cos, sin).transpose(1, 2)
 
         # --- attention in the window, and beyond it ---
-        y, window = window_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            sizes,
-            far,
-            state.window,
-            valid,
-            sink_q,
-            None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2)),
-        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        raw = None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2))
+        y, window = window_attention(q, k, v, sizes, far, state.window, valid, sink_q, raw)
         end = LinearisedState(window, turn)
-        call = q, k, v, sizes, rotation, state, valid
-        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, *call, kept)))
+        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, tokens, state, kept)))
         return y, end
 
     def read_first(
-        self,
-        n: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sizes: Sizes,
-        rotation: Rotation | None,
-        state: LinearisedState | None,
-        valid: Tensor | None,
-        kept: Tensor | None = None,
+        self, n: int, tokens: Tokens, state: LinearisedState | None, kept: Tensor | None = None
     ) -> LinearisedState | None:
         """The state after the first n tokens of a call of `read`; kept [B, n]: those of them that count, None: all."""
-        if not n:
-            return state
-        part = slice(n)
-        valid = combine(kept, None if valid is None else valid[:, part])
-        first = None if rotation is None else rotation.part(part)
-        return self.read(q[:, :, part], k[:, :, part], v[:, :, part], sizes, first, state, valid)[1]
+        return self.read(tokens.first(n, kept), state)[1] if n else state
 
     def start_ring(self, state: LinearisedState, sizes: Sizes, rotation: Rotation | None) -> Ring:
         """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""
@@ -200,11 +206,12 @@ class Linearised(nn.Module):
             keys = rotation.turn(keys, state.turn[:, :1], -state.turn[:, 1:])
         return Ring(state.window, sizes, keys)
 
-    def step(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+    def step(self, ring: Ring, tokens: Tokens) -> Tensor:
         """y [B, 1, H, M] of one token; the ring is changed."""
-        before = None if rotation is None else rotation.before(q, k)
-        sink_q = None if before is None or not ring.sizes.sinks else before[0]
-        return ring.step(q, k, v, self.far(), sink_q, before if self.raw else None).transpose(1, 2)
+        unrotated = tokens.unrotated
+        sink_q = None if unrotated is None or not ring.sizes.sinks else unrotated[0]
+        raw = unrotated if self.raw else None
+        return ring.step(tokens.q, tokens.k, tokens.v, self.far(), sink_q, raw).transpose(1, 2)
 
 
 # --- low-rank updates of projections ---
@@ -414,24 +421,23 @@ def _attend(
             raise InputError(f"{expected} them changed again after rotary positions; leave it out of where=")
 
     # --- the state ---
+    valid = call.past.valid if of_functional else find_valid(mask, q)
+    tokens = Tokens(q, k, v, sizes, call.rotation, valid)
+    if layer is not None:
+        return layer.read(own, tokens), None
+    y, state = own.read(tokens, call.past.take(LinearisedState) if of_functional else None)
     if of_functional:
-        y, state = own.read(q, k, v, sizes, call.rotation, call.past.take(LinearisedState), call.past.valid)
         call.past.new.append(state)
-        return y, None
-    valid = find_valid(mask, q)
-    if layer is None:
-        return own.read(q, k, v, sizes, call.rotation, None, valid)[0], None
-    return layer.read(own, q, k, v, sizes, call.rotation, valid), None
+    return y, None
 
 
 def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """Which of the tokens of q [B, H, T, D] are valid, [B, T]; None: all. It is computed once for a mask."""
     if mask is None:
         return None
-    key, kept = (count_writes(mask), q.shape[2]), getattr(mask, _OWN, None)
-    if kept is None or key[0] is None or kept[0] != key:
+
+    def read() -> Tensor | None:
         tokens = own_tokens(mask, q[:, 0], mask.shape[-1])
-        kept = key, None if tokens is None or bool(tokens.all()) else tokens
-        setattr(mask, _OWN, kept)
-    valid: Tensor | None = kept[1]
-    return valid
+        return None if tokens is None or bool(tokens.all()) else tokens
+
+    return read_once(mask, _OWN, (q.shape[2],), read)

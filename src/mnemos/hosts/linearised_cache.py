@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from mnemos.ops.window_state import Ring, Sizes
+from mnemos.ops.window_state import Ring
 from mnemos.types import InputError, map_state
 
-from .linearised import Linearised, LinearisedState, Rotation
+from .linearised import Linearised, LinearisedState, Rotation, Tokens
 from .row_caches import list_layers
 
 DRAFT = 64  # the tokens of a call that `crop` can take back
@@ -74,17 +74,9 @@ class LinearisedLayer(DynamicLayer):
         whole: tuple[Tensor, Tensor] = super().update(k, v)
         return whole
 
-    def read(
-        self,
-        own: Linearised,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sizes: Sizes,
-        rotation: Rotation | None,
-        valid: Tensor | None,
-    ) -> Tensor:
+    def read(self, own: Linearised, tokens: Tokens) -> Tensor:
         """y [B, T, H, M] of a call beyond the window."""
+        q, _, _, sizes, rotation, valid = tokens
         t = q.shape[2]
         one = t == 1 and valid is None and not torch.is_grad_enabled()
         if one and self.least >= sizes.window + sizes.sinks:
@@ -94,24 +86,23 @@ class LinearisedLayer(DynamicLayer):
                 self.columns += 1
                 self.least += 1
                 self.earlier = None
-                return own.step(self.ring[0], q, k, v, rotation)
+                return own.step(self.ring[0], tokens)
         state = self.current()
         if state is None and self.columns:
             # --- the tokens that were kept whole, whose positions are before the one that `turn` is of ---
             b, n = len(q), self.columns
             zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
             keys: Any = self.keys
-            values: Any = self.values
             before = None
             if rotation is not None:
                 cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
                 raw = keys[..., :width] if self.raw is None else self.raw
                 before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-            state = own.read(zeros, keys, values, sizes, before, None, self.valid)[1]
-        y, self.state = own.read(q, k, v, sizes, rotation, state, valid)
+            state = own.read(Tokens(zeros, keys, self.values, sizes, before, self.valid), None)[1]
+        y, self.state = own.read(tokens, state)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():
-            self.earlier = lambda n: own.read_first(n, q, k, v, sizes, rotation, state, valid)
+            self.earlier = lambda n: own.read_first(n, tokens, state)
         self.keys = self.values = self.raw = self.valid = None
         self.is_initialized = True
         self.columns += t

@@ -1,6 +1,7 @@
 """The attention masks of hosts: which tokens are valid, and which masks are refused, in eager mode and in graphs."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -8,11 +9,12 @@ from torch import Tensor
 from mnemos._compat import assert_in_graph, write_count
 from mnemos.types import InputError
 
+T = TypeVar("T")
 # An additive mask hides a key by −20 or lower, and of a query that is lowered as a whole, a key 20 below its highest:
 # exp(−20) is nothing in float32. And any at −100 or lower, because a query may have all its keys hidden.
 _LOWERED = 20.0
 _HIDDEN = -100.0
-_JUDGED = "_mnemos_judged"  # attribute of a mask: ((writes to it, rows, hides), its judgement)
+_JUDGED = "_mnemos_judged"  # attribute of a mask: what was read of it, see `read_once`
 DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.hosts.DecoderHost(...))"
 LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
 CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
@@ -131,25 +133,32 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
         return (~(causal | packed)).expand(x.shape[:2]), tokens
     if mask.stride(-2) == 0:  # one row of keys for all queries
         return None, None
-    # --- what was seen of a mask stays with it until it is written to: its layers share it ---
-    key, kept = (count_writes(mask), x.shape[0], hides), getattr(mask, _JUDGED, None)
-    if kept is None or key[0] is None or kept[0] != key:
+
+    def judge() -> tuple[bool, bool, Tensor | None]:
         causal, packed, tokens = _compute_judgement(mask, x.shape[0], hides)
-        flags = torch.stack([causal, packed, tokens.any()]).tolist()
-        kept = key, (flags[0], flags[1], tokens if flags[2] else None)
-        setattr(mask, _JUDGED, kept)
-    is_causal, is_packed, alone = kept[1]
+        is_causal, is_packed, some = torch.stack([causal, packed, tokens.any()]).tolist()
+        return is_causal, is_packed, tokens if some else None
+
+    is_causal, is_packed, alone = read_once(mask, _JUDGED, (x.shape[0], hides), judge)
     if is_causal or is_packed:
         raise InputError(CAUSAL if is_causal else _BLOCKS)
     return None, alone
 
 
-def count_writes(mask: Tensor) -> int | None:
-    """The number of in-place writes to a mask; None: unknown, so what its values show must not stay with it."""
+def read_once(mask: Tensor, name: str, key: tuple, read: Callable[[], T]) -> T:
+    """What `read` makes of a mask, kept under an attribute of it until it is written to: its layers share it."""
     try:
-        return write_count(mask)
+        writes = write_count(mask)
     except RuntimeError:  # a tensor of inference mode
-        return None
+        writes = None
+    if writes is None:  # unknown: it may have been written to since
+        return read()
+    key = writes, *key
+    kept: tuple[tuple, T] | None = getattr(mask, name, None)
+    if kept is None or kept[0] != key:
+        kept = key, read()
+        setattr(mask, name, kept)
+    return kept[1]
 
 
 def _compute_judgement(mask: Tensor, rows: int, hides: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,7 +62,7 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         )
     # --- its caches and states, with new weights ---
     if record is not None:
-        apply_record(model, record, folder)
+        apply_record(model, record, folder, "config.json")
     names = [name for name, _ in model.named_modules()]
     for one in states:
         where = [_find_module(name, names, folder) for name in one["names"]]
@@ -151,10 +151,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         raise InputError(
             f"{folder / _RECORD}: expected JSON, found a damaged file ({error}); save the model again"
         ) from None
-    if not isinstance(record, list) or not all(map(_is_record, record)):
-        raise InputError(f"{folder / _RECORD}: expected the settings of caches, found others; save the model again")
-    for one in record:
-        _apply(inner, one, folder, f"{_RECORD}: grc")
+    apply_record(inner, record, folder, _RECORD)
     try:
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
@@ -165,29 +162,24 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     return model
 
 
-def _is_record(one: object) -> bool:
-    """Whether JSON says what a call of `cache` made: its settings, and the sizes of each cache by its module's name."""
-    if not isinstance(one, dict) or not {"grc", "caches"} <= one.keys() or not isinstance(one["caches"], dict):
-        return False
-    return all(isinstance(sizes, dict) and {*sizes} == {*SavedSizes._fields} for sizes in one["caches"].values())
+def find_record(model: nn.Module) -> list[dict[str, Any]]:
+    """The settings of all caches of a model, whatever part of it `cache` was called on, in order of the calls."""
+    return [one for module in model.modules() for one in vars(module).get(RECORD, ())]
 
 
-def find_record(model: nn.Module) -> dict[str, Any] | None:
-    """The settings of all caches of a model, whatever part of it `cache` was called on; None: it has none."""
-    calls = [one for module in model.modules() for one in vars(module).get(RECORD, ())]
-    return {**calls[0], "more": calls[1:]} if calls[1:] else calls[0] if calls else None
+def apply_record(model: nn.Module, record: list[dict[str, Any]], folder: str | Path, file: str) -> None:
+    """Give a model the caches that were recorded of it, or of a model around it, with new weights.
 
-
-def apply_record(model: nn.Module, record: dict[str, Any], folder: str | Path) -> None:
-    """Give a model the caches that were recorded of it, or of a model around it, with new weights."""
-    for one in [record, *record.get("more", ())]:
-        _apply(model, one, folder, "config.json: mnemos.grc")
-
-
-def _apply(model: nn.Module, one: dict[str, Any], folder: str | Path, where: str) -> None:
-    names = [name for name, _ in model.named_modules()]
-    saved_sizes = {_find_module(name, names, folder): SavedSizes(**sizes) for name, sizes in one["caches"].items()}
-    add_caches(model, from_dict(GRC, one["grc"], where), where=list(saved_sizes), saved_sizes=saved_sizes)
+    Raises InputError for what is no such record, and names the file that has it.
+    """
+    try:
+        calls = [(one["grc"], {name: SavedSizes(**each) for name, each in one["caches"].items()}) for one in record]
+    except (TypeError, KeyError, AttributeError):
+        raise InputError(f"{file}: expected the settings of caches, found others; save the model again") from None
+    for grc, sizes in calls:
+        names = [name for name, _ in model.named_modules()]
+        saved_sizes = {_find_module(name, names, folder): each for name, each in sizes.items()}
+        add_caches(model, from_dict(GRC, grc, f"{file}: grc"), where=list(saved_sizes), saved_sizes=saved_sizes)
 
 
 def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:

@@ -47,15 +47,10 @@ def remember(
     Raises InputError for a model of an unknown layout, parts that it does not have, a decoder that is not causal, and
     parts whose logits are not the model's.
     """
-    # --- what is no decoder with its head: a wrapper, one of our models, a bare decoder ---
+    # --- what is no decoder of another library ---
     cls = type(model).__name__
     if not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"remember: expected tokens, a whole number of at least 1, found {tokens!r}; change tokens")
-    if isinstance(model, Remembering):
-        raise InputError(
-            f"remember: expected a decoder, found {cls}, which has memory tokens already; use it as it is, or give "
-            "its .model"
-        )
     if not isinstance(model, nn.Module):
         raise InputError(f"remember: expected a model, a torch.nn.Module, found {cls}; give the model itself")
     if type(model).__module__.startswith("mnemos."):
@@ -72,16 +67,9 @@ def remember(
         theirs = [c.__name__ for c in type(model).__mro__ if c.__module__.startswith("transformers.")]
         known = next((name for name in theirs if name in _KNOWN), None)
         if known is None:
-            stem = cls.removesuffix("Model")
-            whole = next((one for one in (f"{stem}LMHeadModel", f"{stem}ForCausalLM") if one in _KNOWN), None)
-            if whole is not None:
-                raise InputError(
-                    f"remember: expected a decoder with its head, found {cls}, which returns hidden states and no "
-                    f"logits; use {whole}"
-                )
             raise InputError(
-                f"remember: expected a causal decoder whose layout is known ({', '.join(sorted(_KNOWN))}), found "
-                f"{cls}; name its parts: {_PARTS}"
+                f"remember: expected a causal decoder with its head, whose layout is known "
+                f"({', '.join(sorted(_KNOWN))}), found {cls}; name its parts: {_PARTS}"
             )
         of_library: Any = model
         inner = model.get_submodule(_KNOWN[known])
@@ -124,9 +112,9 @@ class Remembering(nn.Module):
 
         [M_{t−1} ; s_t ; M_{t−1}]  →  decoder  →  [· ; hidden states ; M_t]
 
-    x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid, or attention_mask [B, T] with
-    1 = valid; logits [B, T, V] predict the token after x[:, i], of the next segment where i is the last. The state is a
-    `TokenState`: m·D numbers per row, in new rows the learned start. The decoder's causal mask holds for all 2m + T
+    x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid; logits [B, T, V] predict the
+    token after x[:, i], of the next segment where i is the last. The state is a `TokenState`: m·D numbers per row, in
+    new rows the learned start. The decoder's causal mask holds for all 2m + T
     tokens, so a memory token attends to those before it. Positions start again with each call: the read tokens at 0,
     and padding takes no position, so that a row's memory does not depend on it. A row that is all padding keeps its
     memory.
@@ -173,14 +161,9 @@ class Remembering(nn.Module):
         return self.memory.initial_state(batch_size, device, dtype)
 
     def forward(
-        self,
-        x: Tensor,
-        state: TokenState | None = None,
-        mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, TokenState]:
-        """See the class. attention_mask: the mask as tokenizers of Hugging Face return it."""
-        hidden, state = self.hidden(x, state, _merge_masks(mask, attention_mask))
+        hidden, state = self.hidden(x, state, mask)
         return self.logits(hidden), state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -190,15 +173,9 @@ class Remembering(nn.Module):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def advance(
-        self,
-        x: Tensor,
-        state: TokenState | None = None,
-        mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> TokenState:
+    def advance(self, x: Tensor, state: TokenState | None = None, mask: Tensor | None = None) -> TokenState:
         """The memory that `forward` returns, without the head."""
-        return self.hidden(x, state, _merge_masks(mask, attention_mask))[1]
+        return self.hidden(x, state, mask)[1]
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -225,42 +202,6 @@ class Remembering(nn.Module):
             return hidden[:, m:], state
         active = None if mask is None else mask.any(1)
         return hidden[:, m : m + t], TokenMemory.written(state, hidden[:, m + t :], active)
-
-    @torch.no_grad()
-    def generate(
-        self,
-        x: Tensor,
-        state: TokenState | None = None,
-        mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        """What the model's own `generate` returns after the memory and the tokens x [B, T]: the new tokens only.
-
-        options: its settings, such as max_new_tokens. mask [B, T] bool, with padding on the left, because the new
-        tokens follow the last column. The memory is read and not written: call the wrapper with the whole segment for
-        that. Raises InputError for padding in the last column too.
-        """
-        mask = _merge_masks(mask, attention_mask)
-        state = self._check(x, state, mask)
-        if mask is not None and not bool(mask[:, -1].all()):
-            rows = (~mask[:, -1]).nonzero().flatten().tolist()
-            raise InputError(
-                f"generate: expected padding on the left, found rows {rows} that end with it; move it to the left"
-            )
-        embeds = torch.cat([self._embed(state), self.parts[0](x)], 1)
-        valid = embeds.new_ones(embeds.shape[:2], dtype=torch.bool)
-        if mask is not None and not bool(mask.all()):
-            if "position_ids" not in inspect.signature(self.model.forward).parameters:
-                raise InputError(
-                    f"generate: expected rows without padding, because {type(self.model).__name__} takes no "
-                    "position_ids, found padding; generate rows of one length at a time"
-                )
-            valid = torch.cat([valid[:, : self.memory.start.shape[0]], mask], 1)
-            order = valid.byte().argsort(dim=1, stable=True)  # padding first, then the memory: the tokens follow it
-            embeds, valid = _reorder(embeds, order), valid.gather(1, order)
-        generate: Any = self.model.generate
-        return generate(inputs_embeds=embeds, attention_mask=valid.long(), **options)
 
     def check_parts(self, decoder: str) -> None:
         """Raise InputError unless the named decoder is causal and its parts give the model's logits; finds `after`.
@@ -300,23 +241,14 @@ class Remembering(nn.Module):
                 "name other parts"
             )
 
-        def are_same(x: Tensor) -> bool:  # but for rounding
-            rounding = max(torch.finfo(x.dtype).eps, torch.finfo(whole.dtype).eps)
-            return bool((x - whole).abs().max() <= min(100 * rounding, 0.05) * whole.abs().max())
-
-        for after in (AfterHead.of(model), AfterHead()):  # in half precision rounding may hide a cap
-            if are_same(after(logits)):
-                self.after = after
-                return
-        logits, whole = logits.float(), whole.float()
-        factor = (logits * whole).sum() / logits.square().sum()
-        differs = f"that they differ by up to {(logits - whole).abs().max():.2g}"
-        if factor != 0 and are_same(logits * factor):
-            differs = f"that {cls} multiplies them by {factor:.4g}"
-        raise InputError(
-            f"remember: expected parts whose logits are those of {cls}, found {differs}; name parts that include all "
-            "that it computes, or use a model whose layout is known"
-        )
+        rounding = max(torch.finfo(x.dtype).eps for x in (logits, whole))
+        self.after = AfterHead.of(model)
+        difference = (self.after(logits).float() - whole.float()).abs().max()
+        if difference > min(100 * rounding, 0.05) * whole.abs().max():
+            raise InputError(
+                f"remember: expected parts whose logits are those of {cls}, found that they differ by up to "
+                f"{difference:.2g}; name parts that include all that it computes, or use a model whose layout is known"
+            )
 
     def _embed(self, state: TokenState) -> Tensor:
         """M [B, m, D] as the decoder's embeddings."""
@@ -370,20 +302,6 @@ class Remembering(nn.Module):
 def _reorder(x: Tensor, order: Tensor) -> Tensor:
     """x [B, n, D] in another order [B, n] of the tokens of each row."""
     return x.gather(1, order[..., None].expand_as(x))
-
-
-def _merge_masks(mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-    """The mask, or `attention_mask` as booleans. Raises InputError for both, and for other values than 0 and 1."""
-    if attention_mask is None:
-        return mask
-    if mask is not None:
-        raise InputError("expected mask= or attention_mask=, found both; leave one out")
-    if attention_mask.is_floating_point() or attention_mask.dim() != 2:
-        raise InputError(
-            f"attention_mask: expected integers or booleans [B, T], 1 = valid, found {attention_mask.dtype} "
-            f"{tuple(attention_mask.shape)}; give the one that the tokenizer returns"
-        )
-    return attention_mask != 0
 
 
 class SegmentedState(NamedTuple):

@@ -1,21 +1,18 @@
-"""The caches of rows: a cache per row and the tokens since its last update, and where a model's calls keep them.
+"""The caches of a decoder's rows: a cache per row and the tokens since its last update, and where calls keep them.
 
-Of a causal decoder, from a token to the next: `BlockState` is what a row reads and the tokens of its unfinished block;
-`RowBlocks` the blocks of one call; `RowState` the same on a layer of the host's own cache, with as many tokens as
-`crop` may take back. transformers changes a layer's keys and values through methods of the layer: beams reorder its
-rows, assisted decoding crops its tokens. The class of a layer that carries a state is therefore replaced by a subclass
-that does the same to the state. No function or class of transformers is changed.
-Of an encoder, from a segment to the next: `carry`.
+`BlockState` is what a row reads and the tokens of its unfinished block; `RowBlocks` the blocks of one call; `RowState`
+the same on a layer of the host's own cache, with as many tokens as `crop` may take back. transformers changes a layer's
+keys and values through methods of the layer: beams reorder its rows, assisted decoding crops its tokens. The class of a
+layer that carries a state is therefore replaced by a subclass that does the same to the state. No function or class of
+transformers is changed.
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cache as once
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.types import InputError
@@ -173,7 +170,7 @@ def _widen(index: Tensor, values: Tensor) -> Tensor:
     return index.view(*index.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
 
 
-# --- on the cache of a decoder of transformers ---
+# --- on a cache of transformers ---
 
 
 class RecentTokens(NamedTuple):
@@ -326,15 +323,16 @@ def _make_carrying(layer: type) -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Pickle finds a class by its name, and this class is made when it is needed.
-            return _make_empty, (layer,), self.__dict__
+            return make_empty, (_make_carrying, layer), self.__dict__
 
     Carrying.__name__, Carrying.__qualname__ = layer.__name__, layer.__qualname__
     return Carrying
 
 
-def _make_empty(layer: type) -> Any:
-    cls = _make_carrying(layer)
-    return cls.__new__(cls)
+def make_empty(make: Callable[[type], Any], cls: type) -> Any:
+    """An instance of the class that `make` makes of a class, without a call of its constructor."""
+    made = make(cls)
+    return made.__new__(made)
 
 
 def list_layers(past: Any) -> tuple[Any, list[Any]]:
@@ -374,56 +372,3 @@ def find_row_state(past: Any, number: int, batch: int, t: int) -> RowState:
         )
     layer.mnemos_gated = carried
     return carried
-
-
-# --- of an encoder, in segments ---
-
-RowCaches = dict[str, Tensor]  # the caches [B, Tm, Dm] of the rows by the names of their branches
-
-
-class _Carrying(threading.local):
-    """The call of `carry` that is being made: caches of the rows by branch. Threads may share a model."""
-
-    before: Mapping[nn.Module, Tensor] | None = None  # None: there is none
-    after: dict[nn.Module, Tensor]
-
-
-_carrying = _Carrying()
-
-
-@contextlib.contextmanager
-def carrying_rows(before: Mapping[nn.Module, Tensor]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Branches that are called inside read `before`, and begin new rows if it has none of theirs; what they leave."""
-    outside = _carrying.before, getattr(_carrying, "after", {})
-    _carrying.before, _carrying.after = before, {}
-    try:
-        yield _carrying.after
-    finally:
-        _carrying.before, _carrying.after = outside
-
-
-def is_carrying() -> bool:
-    """Whether this code runs inside a call of `carry`."""
-    return _carrying.before is not None
-
-
-def rows_before(branch: nn.Module, rows: int, zeros: Tensor) -> Tensor:
-    """The caches [B, Tm, Dm] of the rows that a branch is called with; those of new rows are `zeros` [Tm, Dm].
-
-    Layers that share a branch, as in ALBERT, all read what was there before the call.
-    """
-    caches = (_carrying.before or {}).get(branch)
-    if caches is None:
-        return zeros.expand(rows, -1, -1)
-    if caches.shape != (rows, *zeros.shape):
-        raise InputError(
-            f"carry: expected a state of {rows} rows of {list(zeros.shape)}, found {list(caches.shape)}; pass None to "
-            "begin"
-        )
-    return caches
-
-
-def rows_written(branch: nn.Module, caches: Tensor) -> None:
-    """Keep what a branch leaves in the caches of its rows, [B, Tm, Dm]."""
-    if is_carrying():
-        _carrying.after[branch] = caches

@@ -89,7 +89,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
     def _build(self, config: Any) -> nn.Module:
         host = AutoModelForCausalLM.from_config(config.of_host(), trust_remote_code=False)
         if record := config.host.get("mnemos"):
-            apply_record(host, record, "RememberingConfig")
+            apply_record(host, record, "RememberingConfig", "config.json")
         return Segmented(remember(host, config.tokens), config.segment)
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:

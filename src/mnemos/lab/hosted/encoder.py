@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, uncache
-from mnemos.hosts.branch import carry
+from mnemos.hosts.branch import RowCaches, carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
-from mnemos.hosts.row_caches import RowCaches
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
-from mnemos.hosts.linearise import LONGEST
+from mnemos.hosts.linearised import LONGEST
 from mnemos.models.shared import check_sizes
 from mnemos.types import InputError, JSONObject
 

@@ -63,12 +63,13 @@ def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> Tenso
             module(*given, **named)
         finally:
             del own.read
-        q, k, v, sizes, *rest = spy.given
-        whole = own.read(q, k, v, sizes._replace(window=q.shape[2]), *rest)[0]
+        tokens, state = spy.given
+        sizes = tokens.sizes
+        whole = own.read(tokens._replace(sizes=sizes._replace(window=tokens.q.shape[2])), state)[0]
         errors = []
         for value in (-torch.inf, *GRID):
             own.log_gamma.fill_(value)
-            y = own.read(q, k, v, sizes, *rest)[0]
+            y = own.read(tokens, state)[0]
             errors.append((y - whole)[:, sizes.window :].square().sum((0, 1, 3)))
         found = torch.stack(errors)
         least = found[1:].argmin(0)
