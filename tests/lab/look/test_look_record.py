@@ -351,9 +351,9 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     found = record(step, Document.of_text(TOKENS[0].tolist()))
     with observing(step) as calls:
         step(TOKENS)
-    (call,) = [one for each in calls.values() for one in each if isinstance(one, Windowed)]
+    (call,) = [one.tokens for each in calls.values() for one in each if isinstance(one, Windowed)]
     q, k, far = call.q[0], call.k[0, 0], own.far()
-    raw_q, raw_k = (call.q, call.k) if rotary else call.rotation.before(call.q, call.k)
+    raw_q, raw_k = (call.q, call.k) if rotary else call.unrotated
     distance = torch.arange(21)[:, None] - torch.arange(21)
     scores = (q @ k.T * call.sizes.scale).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
     near = torch.exp(scores - scores.amax(-1, keepdim=True))

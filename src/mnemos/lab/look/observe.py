@@ -17,7 +17,7 @@ from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.hosts.branch import HostBranch
-from mnemos.hosts.linearised import Linearised
+from mnemos.hosts.linearised import Linearised, LinearisedState, Tokens
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.slots import SlotMemory
 from mnemos.models.segments import SegmentAttention
@@ -91,14 +91,10 @@ class Added(NamedTuple):
 
 
 class Windowed(NamedTuple):
-    """A call of a linearised attention: q [B, H, T, D], k [B, Hk, T, D], v, sizes, rotation and state before."""
+    """A call of a linearised attention: its tokens, and its state before them."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    sizes: Any
-    rotation: Any
-    state: Any
+    tokens: Tokens
+    state: LinearisedState | None
 
 
 Call = Attended | Summed | SlotsWritten | CacheWritten | Mixed | Added | Windowed
@@ -190,7 +186,7 @@ def _see_sums(
 
 def _see_window(name: str, note: Note, read: Any, *given: Any) -> Any:
     y, state = read(*given)
-    note(name, Windowed(*given[:6]))
+    note(name, Windowed(*given))
     return y, state
 
 

@@ -157,8 +157,8 @@ class LinearisedReader(SumsReader):
             moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
             if (
                 far.beta is None
-                and int(old.seen) >= call.sizes.window + call.sizes.sinks
-                and count <= call.sizes.window
+                and int(old.seen) >= call.tokens.sizes.window + call.tokens.sizes.sinks
+                and count <= call.tokens.sizes.window
             ):
                 left = slice(0, count)  # the words that left the window in this call
                 raw = old.raw if old.raw.shape[-1] else old.k
@@ -167,8 +167,9 @@ class LinearisedReader(SumsReader):
                 k = k * torch.exp(far.decay * later)[:, None]
                 found = (k @ u.mT) * (v @ w.mT) / sigma[:, None].clamp(min=1e-12)
                 loads = found.abs().clamp(max=1).transpose(1, 2).flatten(0, 1)
-            q = call.q if not self.layer.raw or call.rotation is None else call.rotation.before(call.q, call.k)[0]
-            group = call.q.shape[1] // self.heads
+            unrotated = call.tokens.unrotated if self.layer.raw else None
+            q = call.tokens.q if unrotated is None else unrotated[0]
+            group = q.shape[1] // self.heads
             features = far.query(q.float())[0].unflatten(0, (self.heads, group)).mean(1)
             readers = _read_directions(features @ self.matrix(old).float(), features, u0, sigma0)
         self.put(moved=moved.flatten(), strength=sigma.flatten(), readers=readers, written=loads)
@@ -188,11 +189,9 @@ def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
     window are met by the query at its own position here, where the layer lets it meet them at the window's end. With
     the delta rule, the sums are those before the call.
     """
-    sizes, state = call.sizes, None if call.state is None else call.state.window
-    q, own = call.q[0].float(), call.k[0].float()
-    raw_q, raw_k = call.q, call.k
-    if layer.raw and call.rotation is not None:
-        raw_q, raw_k = call.rotation.before(call.q, call.k)
+    tokens, state = call.tokens, None if call.state is None else call.state.window
+    q, own, sizes = tokens.q[0].float(), tokens.k[0].float(), tokens.sizes
+    raw_q, raw_k = (tokens.unrotated if layer.raw else None) or (tokens.q, tokens.k)
     features, keys = raw_k[0].float(), own
     seen = held = 0
     if state is not None:
