@@ -296,7 +296,7 @@ def test_what_is_refused_and_left() -> None:
         mnemos.linearise(plain("falcon"))
     with pytest.raises(InputError, match="linearised already"):
         mnemos.linearise(model, window=7)
-    with pytest.raises(InputError, match="linearise.state: expected 'none', .*found 'mamba'"):
+    with pytest.raises(InputError, match=r"linearise\.state: expected 'none', .*found 'mamba'"):
         mnemos.linearise(plain("llama"), state="mamba")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="half_life: expected at most 1,048,576, found 1000000000; 0 never"):
         mnemos.linearise(plain("llama"), half_life=10**9)

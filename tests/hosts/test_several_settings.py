@@ -68,20 +68,6 @@ def test_an_attention_is_cached_once():
         mnemos.cache(model, GRC(length=4))
 
 
-@pytest.mark.slow
-def test_code_that_was_compiled_between_two_calls():
-    model, inputs = build("torch_encoder", torch.float32), example("torch_encoder", dtype=torch.float32)
-    mnemos.cache(model, GRC(length=3), where="layers.0.self_attn")
-    open_caches(model)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        run(compiled, inputs)
-        mnemos.cache(model, GRC(length=3))
-        open_caches(model)
-        torch.testing.assert_close(run(compiled, inputs), run(model, inputs))
-
-
 @pytest.mark.parametrize("name", ["timm_vit", "torch_padded", "hf_bert"])
 def test_any_model_is_saved_with_all_settings(name, tmp_path):
     model = twice(name).train()
