@@ -5,9 +5,9 @@ small, in double precision, with random weights.
 """
 
 import copy
+import pickle
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from hosts import MODELS, Example, build, close, example, given, loss, open_caches, run, state
@@ -80,24 +80,50 @@ def trains(name: str) -> None:
 
 
 def strict_state(name: str) -> None:
-    """The host's own checkpoint loads with strict=True and leaves the caches as they are."""
-    model, plain = cached(name), host(name)
+    """The host's own checkpoint loads with strict=True and leaves the caches, and what is pending, as they are."""
+    model, plain = cached(name).train(), host(name)
+    loss(model, example(name))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    assert [key for key in before if ".grc." not in f".{key}"] == list(plain.state_dict())
-    model.load_state_dict(plain.state_dict(), strict=True)
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key]), key
+    own = [key for key in before if ".grc." in f".{key}"]
+    assert [key for key in before if key not in own] == list(plain.state_dict())
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter += 1
+    for assign in (False, True):
+        other = {key: value.clone() for key, value in plain.state_dict().items()}
+        model.load_state_dict(other, strict=True, assign=assign)
+        assert list(other) == list(plain.state_dict()), "what was given was changed"
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, (before if key in own else other)[key]), key
+    loss(model, example(name)).backward()
 
 
-def deep_copy(name: str) -> None:
-    """A deep copy computes the same, and training it leaves the original alone."""
-    model, inputs = cached(name), example(name)
-    again = copy.deepcopy(model)
-    expected = run(model, inputs)
-    close(run(again, inputs), expected)
-    loss(again.train(), inputs)
-    again.eval()
-    close(run(model, inputs), expected)
+def copies(name: str) -> None:
+    """A copy, also one by pickle, has all of the original, stores into itself, and reads what it has itself."""
+    model = cached(name, GRC(preset="paper", length=_SLOTS))
+    with torch.no_grad():
+        run(model, example(name))  # something is remembered of the frozen cache
+    run(model.train(), example(name, seed=1))
+    left = [(branch.cache.clone(), branch.pending.clone()) for branch in caches(model)]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        run(twin, example(name, seed=2))
+        for mine, (stored, pending), theirs in zip(caches(model), left, caches(twin), strict=True):
+            assert theirs is not mine
+            assert torch.equal(mine.cache, stored)
+            assert torch.equal(mine.pending, pending)
+            assert torch.equal(theirs.cache, pending)
+        mnemos.uncache(twin)
+        assert not caches(twin)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter += 1
+    with torch.no_grad():
+        expected = run(model.eval(), example(name))
+        twin = copy.deepcopy(model)
+        for branch in caches(twin):
+            branch.cache.add_(1)
+        assert not torch.equal(run(twin, example(name)), expected)
+        close(run(model, example(name)), expected)
 
 
 def compiled(name: str) -> str | None:
@@ -174,33 +200,56 @@ def checkpointed(name: str) -> str | None:
 
 
 def saved(name: str) -> None:
-    """A saved model comes back: from its folder (Hugging Face), or by its state dict."""
+    """A trained model comes back with its settings and all that it has learned and stored."""
     # Single precision: some hosts compute constants at loading, in the precision that the model then has.
-    model, inputs = cached(name, dtype=torch.float32), example(name, dtype=torch.float32)
-    expected = run(model, inputs)
+    single = torch.float32
+    model = cached(name, GRC(length=_SLOTS, gate_init=-1.5, candidate="layernorm_gelu", write=True), single).train()
+    for seed in (1, 2):
+        loss(model, example(name, seed=seed, dtype=single)).backward()
     with tempfile.TemporaryDirectory() as folder:
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(folder)
-            again = mnemos.hosts.from_pretrained(type(model), folder).eval()
+            again = mnemos.hosts.from_pretrained(type(model), folder)
+            assert not again.training
         else:
-            path = Path(folder) / "weights.pt"
-            torch.save(model.state_dict(), path)
-            again = host(name, torch.float32)
-            mnemos.cache(again, GRC(length=_SLOTS))
-            again.load_state_dict(torch.load(path))
-    close(run(again, inputs), expected, 1e-5)
+            mnemos.hosts.save(model, folder)
+            again = mnemos.hosts.load(host(name, single), folder)
+    for mine, theirs in zip(caches(model), caches(again), strict=True):
+        assert (mine.grc, mine.grid, mine.prefix) == (theirs.grc, theirs.grid, theirs.prefix)
+    for training in (False, True):
+        found, expected = (loss(one.train(training), example(name, seed=3, dtype=single)) for one in (again, model))
+        close(found, expected, 1e-4)
+    expected = model.state_dict()
+    for key, value in again.state_dict().items():
+        assert torch.equal(value, expected[key]), key
 
 
 def uncached(name: str) -> None:
-    """`uncache` gives back the host: outputs, names, hooks."""
-    model, inputs = host(name), example(name)
-    expected = run(model, inputs)  # BigBird replaces its attention at the first short input
+    """`uncache` gives back the host: outputs, names, hooks, also those of the user."""
+    model, inputs, calls = host(name), example(name), []
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    mine = last.register_forward_hook(lambda *_: calls.append(1))
+    expected = _passes(model, inputs)  # hosts remember things of a forward: BigBird replaces its attention
     before = state(model)
-    mnemos.cache(model, GRC(length=_SLOTS))
+    mnemos.cache(model, GRC(preset=("paper", "official", "mnemos")[len(name) % 3], length=_SLOTS), **given(name))
     assert state(model) != before
-    mnemos.uncache(model)
-    close(run(model, inputs), expected)
+    _passes(model, inputs)
+    assert mnemos.uncache(model) is model
     assert state(model) == before
+    calls.clear()
+    close(_passes(model, inputs), expected)
+    assert calls or name == "torch_mha", "a hook of the user's was taken away"
+    assert state(model) == before
+    mine.remove()
+    mnemos.cache(model, GRC(length=_SLOTS))
+    run(model.train(), inputs)
+
+
+def _passes(model: nn.Module, inputs: Example) -> torch.Tensor:
+    loss(model.train(), inputs).backward()
+    model.zero_grad()
+    with torch.no_grad():
+        return run(model.eval(), inputs)
 
 
 def bfloat16(name: str) -> str | None:
@@ -312,7 +361,7 @@ CHECKS: dict[str, Check] = {
     "closed gate": closed_gate,
     "trains": trains,
     "strict state": strict_state,
-    "deepcopy": deep_copy,
+    "deepcopy": copies,
     "compile": compiled,
     "autocast": autocast,
     "checkpointing": checkpointed,

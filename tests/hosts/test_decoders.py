@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import FAMILIES, FEW, FURTHER, plain
-from hosts import close, open_caches, state
+from hosts import close, open_caches
 from torch import Tensor
 
 import mnemos
 from mnemos import GRC, InputError
-from mnemos.hosts import from_pretrained
 from mnemos.hosts.row_caches import KEEP
 from mnemos.libraries import cache_name, transformers
 from mnemos.memory.gated_cache import caches
@@ -137,30 +136,6 @@ def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
         found = outputs(changed)
         assert torch.equal(found[:, :j], before[:, :j])
         assert not torch.equal(found[:, j:], before[:, j:])
-
-
-@pytest.mark.parametrize(
-    "grc", [STREAM, SHARED, GRC(length=4, preset="official")], ids=["stream", "shared", "official"]
-)
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.each_value
-def test_a_closed_gate_is_the_host_and_uncache_restores_it(name, grc):
-    model = plain(name)
-    given, mask = pad(ids(), 0, 2, 5)
-    before, was = logits(model, given, mask), state(model)
-    text = model.generate(given, attention_mask=mask, max_new_tokens=5, do_sample=False)
-    report = mnemos.cache(model, grc)
-    assert len(report.swapped) == 2
-    open_caches(model)
-    opened = logits(model, given, mask)
-    with torch.no_grad():
-        for branch in caches(model):
-            branch.mix.fill_(-torch.inf)
-    assert torch.equal(logits(model, given, mask), before)
-    assert not torch.equal(opened, before)
-    assert torch.equal(model.generate(given, attention_mask=mask, max_new_tokens=5, do_sample=False), text)
-    mnemos.uncache(model)
-    assert state(model) == was
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -357,27 +332,6 @@ def test_threads_share_a_model_and_no_state():
     with ThreadPoolExecutor(3) as pool:
         for found, theirs in zip(pool.map(text, prompts), expected, strict=True):
             assert torch.equal(found, theirs)
-
-
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.each_value
-def test_copies_and_files_have_the_cached_model(name, tmp_path):
-    model = cached(name)
-    given, mask = pad(ids(), 0, 2, 5)
-    expected = logits(model, given, mask)
-    model.save_pretrained(tmp_path)
-    for other in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        from_pretrained(type(model), tmp_path, dtype=torch.float64).eval(),
-    ):
-        close(logits(other, given, mask), expected)
-        with torch.no_grad():
-            caches(other)[1].to_query.weight.zero_()
-        other.load_state_dict(model.state_dict(), strict=True)
-        close(logits(other, given, mask), expected)
-    stock = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
-    close(logits(stock, given, mask), logits(mnemos.uncache(model), given, mask))
 
 
 def trained(model: Any, call: Any) -> list[Tensor]:

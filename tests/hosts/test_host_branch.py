@@ -272,15 +272,16 @@ def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, mas
         x, y = calls(dim, out, t, seed)
         mask = masks(t, seed) if masked else None
         whole = torch.ones(B, t, dtype=torch.bool)
-        for training in (True, False)[:seed]:
+        for training in (True, False):
             branch.train(training)
             torch.testing.assert_close(branch.cache, expected_cache)
             expected, left = oracle(branch, x, y, whole if mask is None else mask, expected_cache)
             found = call(branch, x, y, mask)
             torch.testing.assert_close(found, expected)
-            theirs = gradients(branch, expected, x, y)
-            for name, grad in gradients(branch, found, x, y).items():
-                torch.testing.assert_close(grad, theirs[name], msg=lambda m, n=name: f"{n}: {m}")
+            if training or seed == 2:
+                theirs = gradients(branch, expected, x, y)
+                for name, grad in gradients(branch, found, x, y).items():
+                    torch.testing.assert_close(grad, theirs[name], msg=lambda m, n=name: f"{n}: {m}")
             if training:
                 expected_cache = left
             else:

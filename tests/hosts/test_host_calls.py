@@ -36,33 +36,6 @@ def test_padding_is_told_apart(name, training):
         assert torch.equal(mask, expected)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", [name for name in PADDED if name.startswith("hf_")])
-@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
-def test_what_stands_in_the_padding_changes_nothing(name, preset):
-    model, inputs = cached(name, preset), example(name)
-    other = example(name)
-    padding = ~inputs.kwargs["attention_mask"].bool()
-    other.kwargs["input_ids"] = torch.where(padding, 7, inputs.kwargs["input_ids"])
-    if name == "hf_roberta":  # which counts positions by what is padding
-        positions = torch.arange(2, 2 + padding.shape[1]).expand(len(padding), -1)
-        inputs.kwargs["position_ids"] = other.kwargs["position_ids"] = positions
-    for training in (True, False):
-        model.train(training)
-        results = []
-        for one in (inputs, other):
-            with mnemos.memory.hold_caches(model):
-                results.append(run(model, one))
-        close(*results)
-    left = []
-    for one in (inputs, other):
-        twin = cached(name, preset).train()
-        run(twin, one)
-        left.append([branch.pending for branch in caches(twin)])
-    for a, b in zip(*left, strict=True):
-        close(a, b)
-
-
 @pytest.mark.parametrize("name", [name for name in ZOO if not name.startswith("hf_reformer")])
 def test_the_input_and_the_output_are_the_hosts_own(name):
     """The host alone, on what the branch was given as its input, gives what the branch was given as its output."""

@@ -2,12 +2,11 @@
 
 import copy
 import functools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hosts import FEW, ZOO, build, close, example, few, given, loss, open_caches, run
+from hosts import FEW, build, close, example, given, loss, open_caches, run
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -27,50 +26,6 @@ def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64
     mnemos.cache(model, GRC(preset=preset, length=3), **given(name))
     open_caches(model)
     return model.train()
-
-
-def pickled(model: nn.Module) -> nn.Module:
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("how", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("name", few(ZOO))
-def test_a_copy_is_whole_and_commits_into_itself(name, how):
-    model = cached(name, "paper")
-    with torch.no_grad():
-        run(model.eval(), example(name))  # something is remembered of the frozen cache
-    run(model.train(), example(name, seed=1))
-    stored, pending = ([getattr(b, n).clone() for b in caches(model)] for n in ("cache", "pending"))
-    twin = how(model)
-    assert not {id(b) for b in caches(twin)} & {id(b) for b in caches(model)}
-    assert not {b.cache.data_ptr() for b in caches(twin)} & {b.cache.data_ptr() for b in caches(model)}
-    run(twin, example(name, seed=2))
-    for mine, before, left, theirs in zip(caches(model), stored, pending, caches(twin), strict=True):
-        assert torch.equal(mine.cache, before)
-        assert torch.equal(mine.pending, left)
-        assert torch.equal(theirs.cache, left)
-    close(run(model, example(name, seed=2)), run(how(twin), example(name, seed=2)), 10.0)  # both run
-    mnemos.uncache(twin)
-    assert caches(model)
-    assert not caches(twin)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter += 1
-    run(model, example(name, seed=3))
-
-
-def test_a_copy_does_not_read_what_its_original_remembers():
-    model = cached("timm_vit", "paper").eval()
-    inputs = example("timm_vit")
-    with torch.no_grad():
-        run(model, inputs)
-        twin = copy.deepcopy(model)
-        for branch in caches(twin):
-            branch.cache.add_(1)
-        different = run(twin, inputs)
-        assert (different - run(model, inputs)).abs().max() > 1e-3
-        close(different, run(twin.eval(), inputs))
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from hosts import FEW, ZOO, build, close, example, few, given, loss, open_caches, run, state
+from hosts import FEW, ZOO, build, close, example, few, loss, open_caches, run
 
 import mnemos
-from mnemos import GRC, InputError
-from mnemos.hosts import HostBranch
+from mnemos import GRC
 from mnemos.memory.gated_cache import caches
 
 PRESETS = ("paper", "official", "mnemos")
@@ -38,28 +37,6 @@ def test_the_gate_opens_to_the_cache_and_a_move_of_the_model_moves_it(name):
         found = [run(model.train(training), inputs) for model in (before, after)]
         close(*found)
         assert (found[0] - run(host.double().train(training), inputs)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", few(ZOO))
-def test_the_hosts_own_checkpoint_still_loads(name):
-    host = build(name)
-    model = copy.deepcopy(host)
-    mnemos.cache(model, GRC(length=4))
-    open_caches(model)
-    model.train()
-    loss(model, example(name))  # something is pending, too
-    before = {k: v.clone() for k, v in model.state_dict().items() if inside(k)}
-    assert [k for k in model.state_dict() if not inside(k)] == list(host.state_dict())
-    with torch.no_grad():
-        for parameter in host.parameters():
-            parameter += 1
-    for assign in (False, True):
-        other = {k: v.clone() for k, v in host.state_dict().items()}
-        model.load_state_dict(other, strict=True, assign=assign)
-        assert set(other) == set(host.state_dict()), "what was given was changed"
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, before[key] if inside(key) else other[key]), key
-    loss(model, example(name)).backward()
 
 
 @pytest.mark.each_value
@@ -99,40 +76,6 @@ def test_a_damaged_checkpoint_is_refused(name):
         with pytest.raises(RuntimeError, match="grc"):
             model.load_state_dict(one, strict=True)
     model.load_state_dict(whole, strict=True)
-
-
-def passes(model: torch.nn.Module, inputs) -> torch.Tensor:
-    loss(model.train(), inputs).backward()
-    model.zero_grad()
-    with torch.no_grad():
-        return run(model.eval(), inputs)
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", few(ZOO))
-def test_uncache_leaves_nothing_behind(name, preset):
-    model, inputs, calls = build(name), example(name), []
-    last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
-    mine = last.register_forward_hook(lambda *_: calls.append("mine"))
-    output = passes(model, inputs)  # hosts remember things of a forward
-    before = state(model)
-    mnemos.cache(model, GRC(preset=preset, length=3), **given(name))
-    assert state(model) != before
-    passes(model, inputs)
-    assert mnemos.uncache(model) is model
-    assert state(model) == before
-    close(passes(model, inputs), output)
-    assert state(model) == before
-    assert not any(isinstance(m, HostBranch) for m in model.modules())
-    calls.clear()
-    run(model, inputs)
-    assert calls or name == "torch_mha", "a hook of the user's was taken away"
-    mine.remove()
-    with pytest.raises(InputError, match="found none of its caches"):
-        mnemos.uncache(model)
-    assert mnemos.cache(model, GRC(length=3)).swapped
-    run(model.train(), inputs)
 
 
 @pytest.mark.parametrize("name", ["torch_encoder", "torch_padded"])

@@ -9,7 +9,8 @@ from hosts import FEW
 from matrix import CHECKS, MODELS
 
 ROOT = Path(__file__).parents[2]
-QUICK = ("trains", "bfloat16", "rows alone")  # other files have tests like the other checks
+QUICK = ("trains", "strict state", "deepcopy", "save, load", "uncache", "bfloat16", "rows alone")
+SOME = (*FEW, "hf_gpt2", "hf_mistral")  # of architectures that read a row whole, and of decoders
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the hosts
 
 
@@ -29,7 +30,7 @@ def test_with_the_gate_closed_the_host_is_what_it_was_and_padding_does_not_matte
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        (name, check) if name in FEW and check in QUICK else pytest.param(name, check, marks=pytest.mark.exhaustive)
+        (name, check) if name in SOME and check in QUICK else pytest.param(name, check, marks=pytest.mark.exhaustive)
         for name in MODELS
         for check in CHECKS
     ],
