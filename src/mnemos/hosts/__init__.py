@@ -6,8 +6,8 @@ adds, in the order of reading:
 1. `attach`: cache(model), from the attentions that it chooses to the report.
 2. What it knows of them: `host` (what an adapter declares), `adapters` (the table), `inputs` (tokens and grids of each
    architecture), or `named` for a module that only the user knows.
-3. What it adds to them: `branch`, put in by `hooks`, which read `masks` and `grids`. `row_caches` keeps a cache for
-   each row of a decoder or an encoder.
+3. What it adds to them: `branch`, put in by `hooks`, which read `masks` and `grids`. In a decoder `row_caches` keeps a
+   cache for each row.
 4. `pretrained` saves and loads all this.
 
 Apart from it: `linearise` gives a decoder a state of constant size (`linearised` is the attention, `linearised_cache`
