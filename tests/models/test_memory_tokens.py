@@ -236,7 +236,10 @@ def test_bad_input():
         (lambda: RMT(segment=0), "segment: .* found 0"),
         (lambda: RMT(dim=6, num_heads=2, position="rotary"), "even width per head, found 3"),
         (lambda: RMT(memory=3), "model.memory: expected a TokensConfig"),
-        (lambda: RMT(memory=AssociationsConfig()), r"model.memory: expected TokensConfig, found AssociationsConfig\("),
+        (
+            lambda: RMT(memory=AssociationsConfig()),
+            r"model.memory: expected a TokensConfig, found AssociationsConfig\(",
+        ),
         (
             lambda: TokensConfig(tokens=0),
             "memory.tokens: expected at least 1, found 0; .* use tokens=0 with write=False",

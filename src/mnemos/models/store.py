@@ -7,7 +7,7 @@ sizes of its weights; `skeleton`, the modules, names and shapes of a configurati
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +183,7 @@ class _Budget(TorchFunctionMode):
         super().__init__()
         self.saved, self.tensors, self.values = (tensors, values), 0, 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
         if name in ("empty", "zeros", "ones", "rand", "randn", "arange"):
             sizes = [n for one in (*args, named.get("size", ())) for n in (one if isinstance(one, Sequence) else [one])]
@@ -218,13 +212,7 @@ def skeleton(config: ModelConfig) -> nn.Module:
 class _WithoutValues(TorchFunctionMode):
     """A mode in which operations that write into a parameter, such as those of `torch.nn.init`, do nothing."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
         target = args[0] if args else named.get("tensor")
         writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
