@@ -4,6 +4,7 @@ PyTorch is imported where it is used: the process that starts the others would t
 """
 
 import gc
+import os
 from collections import defaultdict
 
 import pytest
@@ -12,6 +13,8 @@ from pairwise import cover
 pytest_plugins = ["record"]
 # What is imported stays; to search it for garbage takes a fifth of the time of imports.
 gc.disable()
+# Which library computes dense layers would be measured: equal tests could have other bits, and so could processes.
+os.environ.setdefault("MNEMOS_DENSE", "blas")
 
 
 def pytest_addoption(parser):

@@ -10,15 +10,16 @@ from mnemos.lab.cli.verbs import main
 from mnemos.ops.convolution import BACKENDS
 from mnemos.testing import verify
 
-FEW = ["short_convolution", "gated", "linear_attention (both"]
+FEW = ["short_convolution", "gated", "dense", "linear_attention (both"]
 
 
 def test_the_operations_of_this_machine_pass(capsys):
     assert main(["verify", *FEW]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("processor")
-    assert "torch" in lines[2]
-    assert lines[-1] == f"all {len(lines) - 7} passed"
+    assert lines[2] == "dense layers few rows blas, many rows blas, gradients of weights blas"
+    assert "torch" in lines[3]
+    assert lines[-1] == f"all {len(lines) - 8} passed"
     assert sum("chunked" in line for line in lines) == 4  # two operations, float64 and float32
 
 

@@ -392,16 +392,25 @@ def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
 # ---- operators ----
 
 
+def dense_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """oneDNN's product of linear layers in float32 on a CPU: product(x, weight, bias) = x·weightᵀ + bias.
+
+    It makes x contiguous; the weight may be a transposed matrix. It has no gradient. torch.compile uses the operator;
+    public ones take oneDNN's own tensors alone. Fallback: None, and layers are computed as usual.
+    """
+    product = getattr(getattr(getattr(torch.ops, "mkldnn", None), "_linear_pointwise", None), "default", None)
+    if product is None or not torch.backends.mkldnn.is_available():
+        return None
+    return lambda x, weight, bias: product(x, weight, bias, "none", [], "")
+
+
 def packed_products() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor | None], Tensor]] | None:
     """oneDNN's (pack, product) of linear layers in float32 on a CPU: product(x, pack(weight), bias) = x·weightᵀ + bias.
 
     torch.compile uses the same operators for frozen weights. Fallback: None, and layers are computed as usual.
     """
-    space: Any = getattr(torch.ops, "mkldnn", None)
-    pack, product = (getattr(space, name, None) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    if pack is None or product is None or not torch.backends.mkldnn.is_available():
-        return None
-    return pack, lambda x, weight, bias: product(x, weight, bias, "none", [], "")
+    pack, product = getattr(getattr(torch.ops, "mkldnn", None), "_reorder_linear_weight", None), dense_product()
+    return None if pack is None or product is None else (pack, product)
 
 
 def operators(*names: str) -> list[Any]:

@@ -5,8 +5,9 @@ selective. native.py has the C++ kernels, which kernel_call.py makes an operator
 has PyTorch's operations, everywhere. The others have none: associative, slot_memory and relative_position; and, called
 by attentions and memories alone, window_state and gated_cache, which decides by itself when its kernels run.
 An operator's tensors are checked once, in its `__init__.py`, by a `Signature` (signature.py).
-The files beside the folders: padding, rotary, sinusoids and dropout, what attentions do to their inputs; rewind, the
-state after an earlier token of a call; precision and backward, what operators of several folders share.
+The files beside the folders: dense_layer, the dense layers of all models, by the faster of two libraries; padding,
+rotary, sinusoids and dropout, what attentions do to their inputs; rewind, the state after an earlier token of a call;
+precision and backward, what operators of several folders share.
 """
 
 import importlib
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .convolution import short_convolution as short_convolution
     from .delta import decayed_attention as decayed_attention
     from .delta import delta_rule as delta_rule
+    from .dense_layer import Linear as Linear
+    from .dense_layer import dense as dense
     from .linear import linear_attention as linear_attention
     from .relative_position import relative_attention as relative_attention
     from .rewind import rewindable as rewindable
@@ -39,6 +42,7 @@ _WITH_BACKENDS = {
     "decayed_attention": "delta",
     "short_convolution": "convolution",
     "selective_scan": "selective",
+    "dense": "dense_layer",
 }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mnemos import native, ops
 from mnemos.errors import InputError
+from mnemos.ops import dense_layer
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
 from mnemos.ops.gated_cache import write
@@ -75,10 +76,10 @@ class Case(NamedTuple):
 def verify(operations: list[str] | None = None) -> Iterator[Verified]:
     """Compare values and gradients of every operation that has several backends with its float64 oracle.
 
-    The operations are linear attention, the delta rule, decayed attention, the short convolution, the selective scan
-    and the write of a gated cache, each from non-zero states, with padding, at odd sizes; by every backend that runs on
-    this machine, the C++ kernels with every instruction set that the processor has. operations: the first words of
-    those that are wanted; by default all. Cost: some seconds. Raises InputError for an unknown operation.
+    The operations are linear attention, the delta rule, decayed attention, the short convolution, the selective scan,
+    dense layers and the write of a gated cache, each from non-zero states, with padding, at odd sizes; by every backend
+    that runs on this machine, the C++ kernels with every instruction set that the processor has. operations: the first
+    words of those that are wanted; by default all. Cost: some seconds. Raises InputError for an unknown operation.
     """
     known = {case.operation: case for case in cases()}
     wanted = [name for name in known if operations is None or any(map(name.startswith, operations))]
@@ -173,12 +174,27 @@ def cases() -> list[Case]:
     steps = {"x": normal(B, T, 9), "dt": uniform(B, T, 9), "B": normal(B, T, D), "C": normal(B, T, D)}
     add("selective_scan", steps | rates | skips, reference_selective_scan, ops.selective_scan)
 
+    # --- dense layers ---
+    layer = {"x": normal(B, T, 9), "weight": normal(7, 9), "bias": normal(7)}
+    every.append(Case("dense", layer, _sums, _dense, ops.backends("dense")))
+
     # --- the write of a gated cache ---
     width = 7
     gates = {"source": normal(B, 5, width), "cache": normal(B, 5, width)}
     gates |= {f"{part}_{gate}": normal(width, *[2 * width] * (part == "W")) / 3 for gate in "urc" for part in "Wb"}
     every.append(Case("gated cache", gates, _gates, _write, [*(["native"] if native.library() else []), "pytorch"]))
     return every
+
+
+def _sums(x: Tensor, weight: Tensor, bias: Tensor) -> Outputs:
+    return ((x[..., None, :] * weight).sum(-1) + bias,)
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor, backend: str) -> Outputs:
+    """The backend itself: `dense` leaves products as small as this one to PyTorch."""
+    if backend == "onednn" and x.dtype != torch.float32:
+        raise InputError("oneDNN computes float32")
+    return (dense_layer.BACKENDS.by_name[backend].run(x, weight, bias),)
 
 
 def _gates(source: Tensor, cache: Tensor, **weights: Tensor) -> Outputs:

@@ -29,8 +29,8 @@ def test_a_new_run_says_what_and_where_it_is(tmp_path):
     assert recipe["model"]["is"] == "toy"
     about = json.loads((run.folder / "run.json").read_text())
     assert set(about) == {
-        "commit", "dirty", "versions", "device", "cpu", "threads", "seed", "data", "command", "started", "finished",
-        "resumed", "source_sha256",
+        "commit", "dirty", "versions", "device", "cpu", "threads", "dense", "seed", "data", "command", "started",
+        "finished", "resumed", "source_sha256",
     }  # fmt: skip
     assert set(about["versions"]) >= {"mnemos", "torch", "python", "numpy", "lightning-fabric", "pillow"}
     assert about["finished"] is None

@@ -17,6 +17,7 @@ def verify(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from mnemos import native
     from mnemos.lab.run.provenance import processor, versions
+    from mnemos.ops import dense_layer
     from mnemos.testing.machine import HEAD
     from mnemos.testing.machine import verify as compare
 
@@ -24,6 +25,7 @@ def verify(arguments: list[str]) -> int:
     sets = native.instruction_sets()
     listed = ", ".join(sets)
     say(f"kernels      {f'compiled, {sets[-1]} (of {listed})' if sets else native.why_not()}")
+    say(f"dense layers {dense_layer.choice()}")
     found = {name: version or "not installed" for name, version in versions().items()}
     say(f"versions     {', '.join(f'{name} {version}' for name, version in found.items())}\n")
     say(HEAD)

@@ -47,6 +47,7 @@ from mnemos.lab.run.files import Measurement, Provenance, read_object
 from mnemos.lab.run.progress import progress
 from mnemos.lab.run.provenance import command_line, now, provenance, source
 from mnemos.lab.run.stopping import StopSignals
+from mnemos.ops import dense_layer
 from mnemos.types import InputError, JSONObject
 
 from .assess import assess, plan_assessment
@@ -109,7 +110,8 @@ class Training:
         Raises Interrupted after SIGINT or SIGTERM, with a checkpoint, and TrainingFailed for a loss that is no number.
         """
         done: JSONObject = {}
-        with StopSignals() as signals:
+        dense = dense_layer.using(dense_layer.Choice.from_json(Provenance.read(self.folder).dense))
+        with dense, StopSignals() as signals:
             if self.maps and self.settings.transfer_tokens:
                 done["transfer"] = _Stage(self, "transfer", signals).run()
             if self.settings.tokens and self.trained:

@@ -217,6 +217,7 @@ class Provenance(_File):
         device: that trained.
         cpu: the processor's name.
         threads: within operations on the CPU.
+        dense: which library computes dense layers (`Choice.to_json` of mnemos.ops.dense_layer); {} in old files.
         seed: the run's.
         data: the exact source of the data (`provenance.data_read`).
         command: the words of the command that started the run.
@@ -234,6 +235,7 @@ class Provenance(_File):
     device: str | None = None
     cpu: str | None = None
     threads: int | None = None
+    dense: JSONObject = field(default_factory=dict)
     seed: int | None = None
     data: JSONObject = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
@@ -261,7 +263,7 @@ class Provenance(_File):
         if not all(isinstance(entry, dict) for entry in about.resumed):
             raise damaged(path, f"{about.resumed!r:.40} as its 'resumed'")
         for part in (found, *about.resumed):
-            for name in ("data", "weights", "versions"):
+            for name in ("data", "weights", "versions", "dense"):
                 if not isinstance(part.get(name) or {}, dict):
                     raise damaged(path, f"{part[name]!r:.40} as its {name!r}")
             data: JSONObject = part.get("data") or {}

@@ -19,6 +19,7 @@ import mnemos
 from mnemos.atomic import check_file
 from mnemos.config import to_dict
 from mnemos.lab.tasks.task import DataConfig
+from mnemos.ops import dense_layer
 from mnemos.types import JSON, InputError, JSONObject
 
 from .files import Provenance
@@ -39,6 +40,7 @@ def provenance(seed: int, device: str, data: DataConfig | None = None) -> JSONOb
         "device": device,
         "cpu": processor(),
         "threads": torch.get_num_threads(),
+        "dense": dense_layer.choice().to_json(),
         "seed": seed,
         **({} if data is None else {"data": data_read(data)}),
         "command": command_line(),

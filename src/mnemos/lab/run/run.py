@@ -8,8 +8,9 @@
 a run that was not. A checkpoint holds the weights, the optimiser, the carried state, the sums behind the next line of
 metrics and every random generator; the position in the data is the number of the update; an evaluation restores all
 generators. Conditions: the same code, data and libraries, the same kind of machine, the same number of processes and of
-threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round
-differently) and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`).
+threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round differently)
+and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`). Which library computes dense layers
+(`mnemos.ops.dense`) is recorded in run.json, and kept.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ from mnemos.lab.tasks.metrics import MAJORITY
 from mnemos.lab.tasks.task import HeldOut, Task
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
+from mnemos.ops import dense_layer
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices, loop
 from .checks import check_run, check_settings, complete, precision_warning, schedule_warning
-from .files import Measurement, Result, Scores
+from .files import Measurement, Provenance, Result, Scores
 from .flops import count_update_flops
 from .folder import RunFolder, check_unchanged, extend
 from .learner import Learner
@@ -73,6 +75,7 @@ class Run:
         recipe: with the sizes of the model and the numbers of rows that it takes from its data.
         task: the recipe's data.
         path: the run's folder.
+        dense: which library computes dense layers: that of the run's first process, on all of them.
         files: the folder, locked for this run; None on all processes but the first.
         learner: the model in training, with its optimiser and position; only while there is something to train.
         model: the model; None before a finished run is assessed.
@@ -87,6 +90,7 @@ class Run:
     """
 
     learner: Learner
+    dense: dense_layer.Choice
 
     def __init__(self, recipe: Recipe, task: Task, path: Path, fabric: Fabric, model: nn.Module | None, quiet: bool):
         self.recipe, self.task, self.path, self.fabric, self.quiet = recipe, task, path, fabric, quiet
@@ -176,6 +180,7 @@ class Run:
         Every process raises the first one's error; otherwise the others would wait for it without end.
         """
         saved, problem, refused, step = None, None, None, 0
+        dense: JSONObject = {}
         if self.first:
             try:
                 if resume and not accept_changed_data:  # before anything in the folder changes
@@ -190,15 +195,18 @@ class Run:
                 else:
                     device = devices.device_name(self.fabric.device)
                     self.files = RunFolder.start(self.path, self.recipe, device, weights)
+                dense = Provenance.read(self.path).dense if Provenance.exists(self.path) else {}
             except InputError as error:
                 problem = str(error)
             except (OSError, TrainingFailed) as error:
                 refused = one_line(error) or str(error)
-        problem, refused, step, self.result = self.fabric.broadcast((problem, refused, step, self.result))
+        outcome = problem, refused, step, self.result, dense
+        problem, refused, step, self.result, dense = self.fabric.broadcast(outcome)
         if problem is not None:
             raise InputError(problem)
         if refused is not None:
             raise TrainingFailed(refused)
+        self.dense = dense_layer.Choice.from_json(dense)
         if self.recipe.train.num_nodes > 1 and devices.any_of(self.fabric, not _visible(self.path / "recipe.json")):
             raise InputError(
                 f"{self.path}: expected a folder that every machine sees, because each reads the run's checkpoints "
@@ -247,7 +255,8 @@ class Run:
             return self.result
         shown = progress(self.quiet or self.files is None, self.recipe.name, self.recipe.train.steps, self.step)
         threads = devices.threads(self.recipe.train.threads)
-        with threads, self._closed_on_error(), self._signals, shown as self.display:
+        dense = dense_layer.using(self.dense)
+        with threads, dense, self._closed_on_error(), self._signals, shown as self.display:
             generators.put(self._generators)  # whatever was drawn since the run was opened
             try:
                 loop.train(self, on_evaluation or self.gates)
@@ -281,6 +290,11 @@ class Run:
         assert self.result is not None, "train() comes first"
         if self.result.assessed or not self.first:
             return self.result
+        with dense_layer.using(self.dense):
+            return self._assess()
+
+    def _assess(self) -> Result:
+        assert self.result is not None
         recipe, task, folder, length = self.recipe, self.task, self.path, self.recipe.train.rollout.segment_length
         model, split = self._trained_model(), self.result.split
         model.train()

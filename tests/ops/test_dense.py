@@ -1,0 +1,483 @@
+"""Dense layers by oneDNN: values and gradients of any shapes and strides, and what stays with PyTorch."""
+
+import concurrent.futures
+import copy
+import json
+import multiprocessing
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import mnemos
+from mnemos import InputError
+from mnemos.ops import dense, dense_layer
+from mnemos.ops.dense_layer import FIXED, NEVER, Choice, Linear, choice, using
+
+needs_onednn = pytest.mark.skipif(dense_layer.why_no_onednn() != "", reason="this PyTorch has no oneDNN")
+pytestmark = needs_onednn
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What oneDNN multiplies: the shapes of x and of the weight."""
+    seen, product = [], dense_layer._product
+
+    def counted(x, weight, bias):
+        seen.append((tuple(x.shape), tuple(weight.shape)))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(dense_layer, "_product", counted)
+    return seen
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """oneDNN computes products of any size, and their gradients."""
+    monkeypatch.setattr(dense_layer, "FEW", 0)
+    monkeypatch.setattr(dense_layer, "WIDE", 0)
+    with using(Choice(1, 1, 1)):
+        yield
+
+
+# ---- values and gradients ----
+
+
+def oracle(x, weight, bias, dy):
+    """y, dx, dW and db, in float64: the sums as they are written."""
+    x, weight, dy = x.double(), weight.double(), dy.double()
+    y = torch.einsum("...i,oi->...o", x, weight)
+    rows, columns = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    dx, dw = torch.einsum("...o,oi->...i", dy, weight), torch.einsum("ro,ri->oi", columns, rows)
+    return [y if bias is None else y + bias.double(), dx, dw, columns.sum(0)]
+
+
+class Draw:
+    """Random sizes and strides."""
+
+    def __init__(self, seed):
+        self.g = torch.Generator().manual_seed(seed)
+
+    def number(self, least, most):
+        return int(torch.randint(least, most + 1, (), generator=self.g))
+
+    def one(self, *things):
+        return things[self.number(0, len(things) - 1)]
+
+    def tensor(self, *shape):
+        """Numbers of this shape: contiguous, or a view of more, or of fewer, numbers."""
+        view = self.one("whole", "whole", "transposed", "expanded", "part", "part of the last axis", "every second")
+        if view == "transposed" and len(shape) > 1:
+            return self.tensor_of(*reversed(shape)).permute(*reversed(range(len(shape))))
+        if view == "expanded" and shape[0]:
+            return self.tensor_of(1, *shape[1:]).expand(shape)
+        if view == "part":
+            return self.tensor_of(shape[0] + 3, *shape[1:])[2 : 2 + shape[0]]
+        if view == "part of the last axis":
+            return self.tensor_of(*shape[:-1], shape[-1] + 5)[..., 1 : 1 + shape[-1]]
+        if view == "every second":
+            return self.tensor_of(*shape[:-1], 2 * shape[-1])[..., ::2]
+        return self.tensor_of(*shape)
+
+    def tensor_of(self, *shape):
+        return torch.randn(shape, generator=self.g)
+
+
+def check(seed):
+    """Values and gradients of a random call, beside PyTorch's own."""
+    draw = Draw(seed)
+    width, out = (draw.one(1, 2, 16, 64, draw.number(1, 300)) for _ in range(2))
+    leading = [draw.one(0, 1, 1, draw.number(1, 9), draw.number(1, 40)) for _ in range(draw.number(0, 3))]
+    x, weight = draw.tensor(*leading, width), draw.tensor(out, width)
+    if draw.number(0, 9) == 0:
+        x = weight  # of one storage
+    bias, dy = draw.one(None, draw.tensor(out)), draw.tensor(*x.shape[:-1], out)
+    needed = [draw.one(True, True, False) for _ in range(3)]
+    leaves = [
+        None if z is None else z.detach().requires_grad_(n) for z, n in zip((x, weight, bias), needed, strict=True)
+    ]
+    expected = oracle(x, weight, bias, dy)
+    wanted = [z for z in leaves if z is not None and z.requires_grad]
+
+    def run(function):
+        y = function(*leaves)
+        grads = torch.autograd.grad(y, wanted, dy) if wanted else ()
+        return [y.detach(), *grads]
+
+    right = [expected[0]] + [e for z, e in zip(leaves, expected[1:], strict=True) if z is not None and z.requires_grad]
+    for one, theirs, true in zip(run(dense), run(F.linear), right, strict=True):
+        assert one.shape == theirs.shape == true.shape
+        if not torch.equal(one, theirs):  # those of PyTorch itself may have larger errors
+            largest = float(true.abs().max())
+            error, own = (float((z.double() - true).abs().max()) for z in (one, theirs))
+            assert error <= max(3 * own, 2**-22 * largest), seed  # or two roundings: PyTorch's may be exact
+            assert error <= 2e-6 * largest, seed
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_values_and_gradients_of_any_shape_and_stride(part, always):
+    for seed in range(50 * part, 50 * (part + 1)):
+        check(seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(25))
+def test_values_and_gradients_of_five_thousand(part, always):
+    for seed in range(200 * part, 200 * (part + 1)):
+        check(seed)
+
+
+def tensors(rows=3, width=20, out=7, grad=True):
+    g = torch.Generator().manual_seed(0)
+    shapes = (rows, width), (out, width), (out,)
+    return tuple(torch.randn(shape, generator=g).requires_grad_(grad) for shape in shapes)
+
+
+def test_onednn_computes_the_product_and_both_gradients(always, calls):
+    x, weight, bias = tensors()
+    dense(x, weight, bias).sum().backward()  # the gradient is one number, expanded
+    assert calls == [((3, 20), (7, 20)), ((7, 3), (20, 3))]
+    del calls[:]
+    dense(x, weight, bias).square().sum().backward()
+    assert calls == [((3, 20), (7, 20)), ((3, 7), (20, 7)), ((7, 3), (20, 3))]
+
+
+@pytest.mark.parametrize("needed", [(True, False), (False, True), (False, False)])
+def test_only_what_a_gradient_needs_is_kept(always, needed):
+    x, weight, bias = tensors()
+    x.requires_grad_(needed[0]), weight.requires_grad_(needed[1])
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        y = dense(x, weight, bias)
+    assert kept == [t.data_ptr() for t, n in ((x, needed[1]), (weight, needed[0])) if n]
+    y.square().sum().backward()
+    assert [t.grad is not None for t in (x, weight, bias)] == [*needed, True]
+
+
+def test_nothing_of_an_earlier_weight_is_kept(always):
+    x, weight, bias = tensors(grad=False)
+    before = dense(x, weight, bias)
+    weight.mul_(2)
+    torch.testing.assert_close(dense(x, weight, bias), 2 * (before - bias) + bias)
+    weight.requires_grad_()
+    y = dense(x.requires_grad_(), weight, bias)
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_equal_inputs_give_equal_bits(always):
+    torch.use_deterministic_algorithms(True)
+    try:
+        x, weight, bias = tensors(130, 257, 65)
+        first = None
+        for shift in (0, 1, 3):  # also at other addresses
+            room = torch.empty(x.numel() + shift)
+            moved = room[shift:].view_as(x).copy_(x.detach()).requires_grad_()
+            y = dense(moved, weight, bias)
+            bits = y, *torch.autograd.grad(y.square().sum(), [moved, weight, bias])
+            first = first or bits
+            assert all(torch.equal(a, b) for a, b in zip(bits, first, strict=True))
+            with torch.no_grad():  # a forward that is repeated with gradients has the same
+                assert torch.equal(dense(moved, weight, bias), y)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_errors_are_those_of_pytorch(always):
+    x, weight, bias = tensors()
+    for wrong in (
+        (x, weight[:, 1:], bias),
+        (x, weight, bias[1:]),
+        (x.double(), weight, bias),
+        (x, weight, bias.double()),
+    ):
+        with pytest.raises(RuntimeError) as theirs:
+            F.linear(*wrong)
+        with pytest.raises(RuntimeError) as found:
+            dense(*wrong)
+        assert str(found.value) == str(theirs.value)
+
+
+# ---- derivatives of derivatives, and all that rewrites or counts operations ----
+
+
+def test_second_derivatives(always):
+    def penalty(function):
+        x, weight, bias = tensors()
+        y = function(x, weight, bias)
+        grads = torch.autograd.grad(y.pow(3).sum(), [x, weight, bias], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), [x, weight, bias])
+
+    for found, expected in zip(penalty(dense), penalty(F.linear), strict=True):
+        assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
+    doubles = [z.double().detach().requires_grad_() for z in tensors()]
+    assert torch.autograd.gradgradcheck(dense, doubles)
+
+
+def test_many_gradients_at_once(always):
+    x, weight, bias = tensors()
+    y = dense(x, weight, bias)
+    upstream = torch.randn(4, *y.shape, generator=torch.Generator().manual_seed(1))
+    together = torch.autograd.grad(y, [x, weight, bias], upstream, is_grads_batched=True, retain_graph=True)
+    for i, dy in enumerate(upstream):
+        for found, expected in zip(
+            together, torch.autograd.grad(y, [x, weight, bias], dy, retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(found[i], expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+def test_transforms_and_modes_see_pytorchs_operation(always, calls):
+    x, weight, bias = tensors(grad=False)
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(torch.vmap(dense, (0, None, None))(x, weight, bias), expected)
+    torch.func.grad(lambda w: dense(x, w, bias).sum())(weight)
+    tangent = torch.func.jvp(lambda z: dense(z, weight, bias), (x,), (x,))[1]
+    torch.testing.assert_close(tangent, x @ weight.t())
+    with torch.autograd.forward_ad.dual_level():
+        dual = dense(torch.autograd.forward_ad.make_dual(x, x), weight, bias)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, x @ weight.t())
+    with torch.autocast("cpu"):
+        assert dense(x, weight, bias).dtype == torch.bfloat16
+    with FlopCounterMode(display=False) as counter:
+        dense(x, weight.clone().requires_grad_(), bias).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 3 * 20 * 7
+    for where in ("meta", torch.device("cpu")):
+        with torch.device(where):  # a mode, too
+            assert dense(x, weight, bias).shape == (3, 7)
+    assert dense(x.to("meta"), weight.to("meta")).is_meta
+    with torch.backends.mkldnn.flags(enabled=False):
+        dense(x, weight, bias)
+    for wide in (torch.float64, torch.bfloat16):
+        assert dense(x.to(wide), weight.to(wide)).dtype == wide
+    traced = torch.jit.trace(dense, (x, weight, bias), check_trace=False)
+    assert torch.equal(traced(x, weight, bias), expected)
+    assert calls == []
+
+
+class Doubled(torch.Tensor):
+    """A subclass that sees functions."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return (
+            super().__torch_function__(function, types, args, kwargs) * 2
+            if function is F.linear
+            else (super().__torch_function__(function, types, args, kwargs))
+        )
+
+
+def test_subclasses_see_pytorchs_operation(always, calls):
+    x, weight, bias = tensors(grad=False)
+    assert torch.equal(
+        dense(x, weight.as_subclass(Doubled), bias).as_subclass(torch.Tensor), 2 * F.linear(x, weight, bias)
+    )
+    assert calls == []
+
+
+@pytest.mark.slow
+def test_compiled_and_exported(always, calls):
+    layer = Linear(20, 7)
+    x = tensors()[0]
+    expected = F.linear(x, layer.weight, layer.bias)
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)(x)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    program = torch.export.export(layer, (x.detach(),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.testing.assert_close(program.module()(x[:2]), expected[:2])
+    assert calls == []
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(always, calls, reentrant):
+    layers, x = nn.Sequential(Linear(20, 30), nn.ReLU(), Linear(30, 20)), tensors()[0]
+    expected = torch.autograd.grad(layers(x).square().sum(), list(layers.parameters()))
+    del calls[:]
+    checkpoint(layers, x, use_reentrant=reentrant).square().sum().backward()
+    assert len(calls) == 8  # two products, the same again, and four gradients
+    for parameter, grad in zip(layers.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+# ---- the layer ----
+
+
+def test_the_layer_is_a_linear_layer(always, calls):
+    torch.manual_seed(1)
+    plain = nn.Linear(20, 7)
+    torch.manual_seed(1)
+    layer = Linear(20, 7)
+    assert repr(layer) == repr(plain)
+    assert list(layer.state_dict()) == list(plain.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), plain.parameters(), strict=True))
+    x = tensors(grad=False)[0]
+    torch.testing.assert_close(copy.deepcopy(layer)(x), plain(x))
+    assert len(calls) == 1
+    layer.__class__ = nn.Linear
+    assert torch.equal(layer(x), plain(x))
+    assert len(calls) == 1
+
+
+# ---- the choice ----
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """As in a new process, without the variable."""
+    monkeypatch.delenv(dense_layer.VARIABLE, raising=False)
+    monkeypatch.setattr(dense_layer._state, "choice", None)
+    monkeypatch.setattr(dense_layer._state, "least", dense_layer.LEAST)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    return monkeypatch
+
+
+def clocked(monkeypatch, **factors):
+    """By the clock that is read a product takes 20 ns for a thousand multiplications, and 10 µs; times a factor."""
+    now, product, linear, matmul = [0.0], dense_layer._product, F.linear, torch.Tensor.__matmul__
+
+    def timed(function, name, call):
+        def run(a, b, *bias):
+            now[0] += factors.get(name, 1) * 2e-11 * a.numel() * (len(b) if name != "matmul" else b.shape[1]) + call
+            return function(a, b, *bias)
+
+        return run
+
+    monkeypatch.setattr(dense_layer.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(dense_layer, "_product", timed(product, "onednn", 1e-5))
+    monkeypatch.setattr(dense_layer.F, "linear", timed(linear, "linear", 0))
+    monkeypatch.setattr(torch.Tensor, "__matmul__", timed(matmul, "matmul", 0))
+
+
+@pytest.mark.parametrize(
+    ("factors", "threads_now", "expected"),
+    [
+        ({}, 2, Choice(NEVER, NEVER, NEVER)),
+        ({"onednn": 0.97}, 2, Choice(NEVER, NEVER, NEVER)),  # too little to be sure of
+        ({"onednn": 0.5}, 2, Choice(2**25, 2**22, 2**22)),
+        ({"onednn": 0.5}, 1, Choice(NEVER, 2**22, 2**22)),
+        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**27, 2**24, NEVER)),
+    ],
+)
+def test_the_choice_is_measured_once(unmeasured, threads, factors, threads_now, expected):
+    threads(threads_now)
+    clocked(unmeasured, **factors)
+    assert choice() == expected
+    assert torch.get_num_threads() == threads_now
+    clocked(unmeasured, onednn=9.0)
+    assert choice() == expected
+    unmeasured.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    unmeasured.setattr(dense_layer._state, "choice", None)
+    assert choice() == FIXED["blas"]
+
+
+def test_a_measurement_takes_little_time_and_no_random_number(unmeasured):
+    before = torch.get_rng_state()
+    start = time.perf_counter()
+    dense_layer.measure()
+    assert time.perf_counter() - start < 1  # some 20 ms on an idle machine
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_variable_fixes_the_choice(unmeasured, threads, calls):
+    threads(2)
+    unmeasured.setattr(dense_layer, "measure", lambda: pytest.fail("measured"))
+    large, small, row = torch.ones(64, 512), torch.ones(4, 512), torch.ones(1, 2048)
+    weight, wide = torch.ones(256, 512), torch.ones(512, 2048)
+    dense(small, weight)  # nothing that needs a choice
+    for name, computed in (("onednn", 2), ("blas", 0)):
+        unmeasured.setenv(dense_layer.VARIABLE, name)
+        unmeasured.setattr(dense_layer._state, "choice", None)
+        unmeasured.setattr(dense_layer._state, "least", dense_layer.LEAST)
+        del calls[:]
+        dense(large, weight), dense(row, wide), dense(small, weight)
+        assert len(calls) == computed
+        assert mnemos.ops.which("dense", large, weight) == name
+        assert mnemos.ops.which("dense", small, weight) == "blas"
+    threads(1)
+    assert mnemos.ops.which("dense", row, wide) == "blas"
+    assert mnemos.ops.backends("dense") == ["onednn", "blas"]
+    unmeasured.setenv(dense_layer.VARIABLE, "mkl")
+    unmeasured.setattr(dense_layer._state, "choice", None)
+    unmeasured.setattr(dense_layer._state, "least", dense_layer.LEAST)
+    with pytest.raises(InputError, match="MNEMOS_DENSE: expected blas or onednn, found 'mkl'"):
+        dense(large, weight)
+
+
+def test_gradients_of_few_rows_and_narrow_weights_are_pytorchs(threads, calls):
+    threads(2)
+    weight = torch.ones(2048, 1024, requires_grad=True)
+    with using(FIXED["onednn"]):
+        for rows in (1, 2, 3):
+            dense(torch.ones(rows, 1024, requires_grad=True), weight).square().sum().backward()
+        forward = [((rows, 1024), (2048, 1024)) for rows in (1, 2, 3)]
+        assert calls == [*forward, ((3, 2048), (1024, 2048)), ((2048, 3), (1024, 3))]
+        del calls[:]
+        dense(
+            torch.ones(2048, 64, requires_grad=True), torch.ones(64, 64, requires_grad=True)
+        ).square().sum().backward()
+        assert len(calls) == 2
+
+
+def test_a_wide_gradient_copies_the_smaller_transpose(threads, calls, always):
+    x, dy = torch.randn(300, 5), torch.randn(300, 70)
+    found = dense_layer._weight_gradient(x, dy)
+    assert calls == [((5, 300), (70, 300))]
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, dy.t() @ x, rtol=1e-5, atol=1e-4)
+
+
+def test_a_choice_is_written_and_read():
+    for one in (*FIXED.values(), Choice(NEVER, 2**22, 2**24)):
+        assert Choice.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert Choice.from_json({}) == FIXED["blas"]
+    for wrong in ({"few_rows": "many"}, {"many_rows": -1}, {"many_rows": True}):
+        with pytest.raises(InputError, match="expected sizes"):
+            Choice.from_json(wrong)
+    assert str(Choice(NEVER, 2**22, NEVER)) == (
+        "few rows blas, many rows onednn from 4,194,304 multiplications on, gradients of weights blas"
+    )
+
+
+def test_threads_and_forks(unmeasured):
+    """The first products of several threads are computed by one choice, and a forked process has it, too."""
+    measured = []
+    unmeasured.setattr(dense_layer, "measure", lambda: measured.append(1) or FIXED["onednn"])
+    x, weight = torch.ones(64, 512), torch.ones(256, 512)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: dense(x, weight), range(8)))
+    assert measured == [1]
+    assert all(torch.equal(y, results[0]) for y in results)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=_forked, args=(queue, x, weight))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert queue.get() == float(results[0].sum())
+
+
+def _forked(queue, x, weight):
+    torch.set_num_threads(1)
+    queue.put(float(dense(x, weight).sum()))
+
+
+def test_before_a_small_product_it_takes_little_time():
+    """The best of many: 0.6 µs on an idle machine."""
+    x, weight, bias = tensors(grad=False)
+
+    def least(function):
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            for _ in range(100):
+                function(x, weight, bias)
+            times.append(time.perf_counter() - start)
+        return min(times) / 100
+
+    assert least(dense) - least(F.linear) < 3e-6
