@@ -269,7 +269,7 @@ def test_threads_share_a_state_and_the_result_is_the_same() -> None:
 
 @torch.no_grad()
 def test_what_the_kernel_of_single_tokens_leaves_to_pytorch() -> None:
-    """Other rows than the state's are refused, shapes may broadcast, tangents are kept; buffers may be any views."""
+    """Other rows than the state's are refused, tangents are kept; buffers may be any views."""
     x = {name: value.float() for name, value in draw(3, 30, 4, 2, 5, 6).items()}
     sizes, far = Sizes(9, 2, SCALE), far_of("delta", x)
     state = read(x, sizes, far, (), None)[1]
@@ -277,9 +277,6 @@ def test_what_the_kernel_of_single_tokens_leaves_to_pytorch() -> None:
     one = Ring(map_state(lambda leaf: leaf[:1], state), sizes)
     with pytest.raises(RuntimeError, match="must match"):
         one.step(q, k, v, far, sink_q, (raw_q, raw_k))
-    expected = Ring(state, sizes).step(q, k, v, far._replace(gamma=torch.full((4,), 0.5)), sink_q, (raw_q, raw_k))
-    found = Ring(state, sizes).step(q, k, v, far._replace(gamma=torch.full((1,), 0.5)), sink_q, (raw_q, raw_k))
-    torch.testing.assert_close(found, expected)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, torch.ones_like(q))
         y = Ring(state, sizes).step(dual, k, v, far, sink_q, (raw_q, raw_k))

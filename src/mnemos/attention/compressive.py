@@ -217,9 +217,9 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         )
 
         # --- how many groups leave the memory: of each row `leaving` [B], of all rows `most` at most ---
-        inputs, kept = whole[:, c.compressed :], whole_valid[:, c.compressed :]
+        inputs, present = whole[:, c.compressed :], whole_valid[:, c.compressed :]
         if mask is not None and state is not None:  # padding in front has moved slots here
-            kept = kept & (torch.arange(kept.shape[1], device=x.device) >= (~mask).sum(1, keepdim=True))
+            present = present & (torch.arange(present.shape[1], device=x.device) >= (~mask).sum(1, keepdim=True))
         seen = before.seen + count
         passed = self._groups_passed(seen)
         leaving = passed - self._groups_passed(before.seen)
@@ -238,7 +238,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
             # A row of fewer groups than `most` has compressed inputs in their place, or, for those before it, the first
             # one. It is compressed too: a row whose first input is the first of a group moves as many as any.
             index, rows = index.clamp(min=0), torch.arange(b, device=x.device)[:, None]
-            old, old_valid = inputs[rows, index], kept[rows, index]
+            old, old_valid = inputs[rows, index], present[rows, index]
             new, new_filled = self.compressor(old.detach() if c.detached else old, old_valid)
             if self.training and c.compression == "convolution" and c.reconstruction:  # also in replay's first pass
                 # Through time the task's loss trains the compression too; this loss must not go on into the inputs.
@@ -250,8 +250,8 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
 
         # --- what is kept: a copy, because a view would keep the keys' inputs of the whole call alive ---
         position = seen[:, None] + torch.arange(-c.memory, 0, device=x.device)
-        kept = kept[:, n - c.memory :] & (position >= (passed * c.ratio)[:, None])
-        after = CompressedSegments(slots, filled, inputs[:, n - c.memory :].clone(), kept, seen)
+        present = present[:, n - c.memory :] & (position >= (passed * c.ratio)[:, None])
+        after = CompressedSegments(slots, filled, inputs[:, n - c.memory :].clone(), present, seen)
         return heads, after.detach() if c.detached else after
 
     def _groups_passed(self, seen: Tensor) -> Tensor:
@@ -278,11 +278,11 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         return (error * counted).sum() / counted.sum().clamp(min=1)
 
 
-def _push(kept: Tensor, new: Tensor, count: Tensor) -> Tensor:
-    """The last K of `kept` [B, K, ..] followed by the last `count` [B] of `new` [B, M, ..]."""
-    k, m = kept.shape[1], new.shape[1]
-    column = torch.arange(k, device=kept.device)
+def _push(slots: Tensor, new: Tensor, count: Tensor) -> Tensor:
+    """The last K of `slots` [B, K, ..] followed by the last `count` [B] of `new` [B, M, ..]."""
+    k, m = slots.shape[1], new.shape[1]
+    column = torch.arange(k, device=slots.device)
     index = column + count[:, None]
     index = torch.where(index < k, index, column + m)
-    rows = torch.arange(kept.shape[0], device=kept.device)[:, None]
-    return torch.cat([kept, new.to(kept.dtype)], 1)[rows, index]
+    rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+    return torch.cat([slots, new.to(slots.dtype)], 1)[rows, index]

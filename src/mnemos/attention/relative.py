@@ -219,10 +219,10 @@ class RelativeAttention(RelativeHeads[Segments]):
                 front = padding_first(state.x.shape[1], mask)
                 context = Segments(take(context.x, front), take(context.valid, front))
             seen = context.valid
-        heads, kept = self.read(x, context.x, seen), context.last(self.config.memory)
+        heads, remembered = self.read(x, context.x, seen), context.last(self.config.memory)
         if state is None or not state.x.shape[1]:  # a view of what the caller owns and may change
-            kept = Segments(kept.x.clone(), kept.valid.clone())
-        return heads, kept.detach() if self.config.detached else kept
+            remembered = Segments(remembered.x.clone(), remembered.valid.clone())
+        return heads, remembered.detach() if self.config.detached else remembered
 
 
 class PositionBias(nn.Module):

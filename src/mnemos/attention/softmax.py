@@ -12,7 +12,7 @@ from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import BranchedKeyValues, KeyValues, check_key_values
 from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
-from mnemos.ops.positions import Rotary, rotary_of, rotate
+from mnemos.ops.positions import Rotary, rotary_of
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -224,16 +224,6 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
     weights = drop(torch.softmax(scores, -1), dropout)
     y = torch.bmm(weights.flatten(0, 1), v).view(b, h, t, v.shape[-1])
     return y if blind is None else y.masked_fill_(blind, 0.0)
-
-
-def project_qkv(qkv: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [B, T, H, d] of qkv [B, T, 3·H·d], with queries and keys rotated by `turns`, if that is not None."""
-    if turns is None:
-        q, k, v = qkv.view(*qkv.shape[:2], 3, heads, qkv.shape[2] // (3 * heads)).unbind(2)
-        return q, k, v
-    qk, v = qkv.split([2 * qkv.shape[2] // 3, qkv.shape[2] // 3], 2)
-    q, k = rotate(qk.unflatten(2, (2 * heads, -1)), turns).chunk(2, 2)
-    return q, k, v.unflatten(2, (heads, -1))
 
 
 def open_empty_rows(mask: Tensor) -> Tensor:

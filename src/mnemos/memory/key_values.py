@@ -317,8 +317,8 @@ class BranchedKeyValues(SharedRows):
             same = BranchedKeyValues((self.k, self.v), visible, seen, self.copies, self.shared, self._room)
             attempt = self.since and self.since % MERGE == 0 and self.k.device.type == "cpu"
             return same.merged() if attempt else same
-        kept = torch.tensor(groups, dtype=torch.int64, device=self.k.device)  # also where there are none
-        entries = self.k.index_select(0, kept), self.v.index_select(0, kept)
+        index = torch.tensor(groups, dtype=torch.int64, device=self.k.device)  # also where there are none
+        entries = self.k.index_select(0, index), self.v.index_select(0, index)
         return BranchedKeyValues(entries, visible, seen, self.copies, self.shared)
 
     @property
@@ -399,10 +399,10 @@ class Encoded(SharedRows):
         """The given rows. A source of which rows are taken several times in a row is stored once."""
         sources = [row // self.copies for row in rows.listed]
         copies = _copies(sources)
-        kept = sources[::copies]
-        if kept == list(range(len(self.valid))):
+        groups = sources[::copies]
+        if groups == list(range(len(self.valid))):
             return Encoded(self.layers, self.valid, copies)
-        index = torch.tensor(kept, device=self.valid.device, dtype=torch.int64)
+        index = torch.tensor(groups, device=self.valid.device, dtype=torch.int64)
         layers = tuple((k.index_select(0, index), v.index_select(0, index)) for k, v in self.layers)
         return Encoded(layers, self.valid.index_select(0, index), copies)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.attention.cross import KeysValues
 from mnemos.attention.multi_head import MultiHeadAttention
-from mnemos.attention.softmax import attend, project_qkv
+from mnemos.attention.softmax import attend
 from mnemos.config import ModelConfig
 from mnemos.memory.associations import AssociationsConfig, AssociationState, AssociativeMemory
 from mnemos.memory.grid import Stretch, stretches
@@ -24,7 +24,7 @@ from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.padding import PackedRows
-from mnemos.ops.positions import Rotary, count_seen, rotary_of, sinusoids
+from mnemos.ops.positions import Rotary, count_seen, rotary_of, rotate, sinusoids
 from mnemos.registry import register
 from mnemos.types import Device, InputError, S, State, check_token_ids, leaves, map_state
 
@@ -190,7 +190,9 @@ class SegmentAttention(MultiHeadAttention[Context]):
 
     def compute_heads(self, x: Tensor, state: Context | None, mask: Tensor | None) -> tuple[Tensor, Context | None]:
         t = x.shape[1]
-        q, k, v = project_qkv(self.qkv(x), self.num_heads, None if state is None else state.turn)
+        qk, v = self.qkv(x).unflatten(2, (3 * self.num_heads, -1)).split([2 * self.num_heads, self.num_heads], 2)
+        turn = None if state is None else state.turn
+        q, k = (qk if turn is None else rotate(qk, turn)).chunk(2, 2)
         state = Context(k[:, :0], v[:, :0]) if state is None else state
         keys, values = k, v
         if state.k.shape[1]:

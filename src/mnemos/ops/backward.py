@@ -58,8 +58,8 @@ def differentiate_again(
         pairs = [(y, g) for y, g in zip(compute(*views), upstream, strict=True) if y is not None and g is not None]
     outputs, grads = zip(*pairs, strict=True)
     wanted = [x for x, n in zip(views, needs, strict=True) if n]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=graph, allow_unused=True))
-    return tuple([next(found) if n else None for n in needs])
+    results = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=graph, allow_unused=True))
+    return tuple([next(results) if n else None for n in needs])
 
 
 def by_slab(

@@ -83,15 +83,15 @@ def kernel_operator(
     """The function of an operator's inputs that returns its results; it is differentiable once.
 
     schema: the inputs, tensors first: "Tensor q, Tensor? s, float scale". The first `gradients` have a gradient.
-    compute(kept, *inputs): the outputs. The first `results` of them are the function's; others are for the backward,
-    and None unless something is `kept` for it. allocate: the same, not filled, for what traces the operator.
+    compute(keeps, *inputs): the outputs. The first `results` of them are the function's; others are for the backward,
+    and None unless it `keeps` something for that. allocate: the same, not filled, for what traces the operator.
     derive(needs, *inputs, *saved, *upstream): gradients, None where an input is None. saved: the outputs of the
     numbers `saves`. upstream: what comes from above for each result, or None. needs: which inputs ask for a gradient.
     in_pytorch: the same function of the inputs in PyTorch's own operations, which transforms (torch.func) rewrite.
     name_of: the operation's name in errors, from the inputs, where it is not NAME.
 
-    It also defines mnemos::NAME (schema, bool kept) and mnemos::NAME_backward on the CPU, whose results are tensors: an
-    empty one for None.
+    It also defines mnemos::NAME (schema, bool keeps) and mnemos::NAME_backward on the CPU, whose results are tensors,
+    an empty one for None.
     """
     tensors, count = schema.count("Tensor"), schema.count(",") + 1
     called = name_of or (lambda inputs: name)
@@ -101,8 +101,8 @@ def kernel_operator(
         return tuple([like.new_empty(0) if x is None else x for x in outputs])
 
     def on_all(function: Callable[..., Outputs], *args: Any) -> tuple[Tensor, ...]:
-        kept = args[count] if len(args) > count else True  # the dispatcher leaves out what is the default
-        return as_tensors(function(kept, *args[:count]), args[0])
+        keeps = args[count] if len(args) > count else True  # the dispatcher leaves out what is the default
+        return as_tensors(function(keeps, *args[:count]), args[0])
 
     def compute_gradients(*args: Any) -> tuple[Tensor, ...]:
         return as_tensors(derive([x is not None for x in args[:gradients]], *args), args[0])
@@ -132,7 +132,7 @@ def kernel_operator(
     total = max([results, *[number + 1 for number in saves]])
     upstreams = ", ".join([*[f"Tensor saved{i}" for i in saves], *[f"Tensor? grad{i}" for i in range(results)]])
     for operator, signature, function, fake in (
-        (f"mnemos::{name}", f"({schema}, bool kept=True) -> ({', '.join(['Tensor'] * total)})",
+        (f"mnemos::{name}", f"({schema}, bool keeps=True) -> ({', '.join(['Tensor'] * total)})",
          functools.partial(on_all, compute), functools.partial(on_all, allocate)),
         (f"mnemos::{name}_backward", f"({schema}, {upstreams}) -> ({', '.join(['Tensor'] * gradients)})",
          compute_gradients, empty_gradients),
@@ -170,10 +170,10 @@ def kernel_operator(
         skips = can_skip_dispatcher(*inputs)
         if not skips and rewritten():
             return in_pytorch(*args)
-        kept = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs])
+        keeps = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs])
         if not skips:
-            return forward(*args, kept)[:results]
-        if kept:
+            return forward(*args, keeps)[:results]
+        if keeps:
             return Direct.apply(*args)
         return compute(False, *args)[:results]  # type: ignore[return-value]
 

@@ -35,16 +35,16 @@ def _sizes(x: Tensor, weight: Tensor, activation: str | None) -> tuple[int, ...]
     return *x.shape, weight.shape[1], TYPES[x.dtype], torch.get_num_threads(), activation is not None
 
 
-def _allocate(kept: bool, *inputs: Any) -> Outputs:
+def _allocate(keeps: bool, *inputs: Any) -> Outputs:
     """y and the window after the call. The kernel writes the valid tokens' rows of y alone."""
     x, weight, _, _, mask, *_ = inputs
     b, _, c = x.shape
     return x.new_empty(x.shape) if mask is None else x.new_zeros(x.shape), x.new_empty(b, weight.shape[1] - 1, c)
 
 
-def _forward(kept: bool, *inputs: Any) -> Outputs:
+def _forward(keeps: bool, *inputs: Any) -> Outputs:
     x, weight, bias, state, mask, resets, activation = inputs
-    y, end = outputs = _allocate(kept, *inputs)
+    y, end = outputs = _allocate(keeps, *inputs)
     weights = weight.float(), None if bias is None else bias.float()
     KERNEL((False,), (*_sizes(x, weight, activation), x, y, *weights, mask, resets, state, end))
     return outputs

@@ -60,17 +60,17 @@ def _sizes(q: Tensor, v: Tensor, decay: Tensor | None) -> tuple[int, ...]:
     return b, t, shared, h, d, m, TYPES[v.dtype], torch.get_num_threads(), channels, _keep(m)
 
 
-def _allocate(kept: bool, *inputs: Any) -> Outputs:
+def _allocate(keeps: bool, *inputs: Any) -> Outputs:
     """y, the state after the call, and room for the states that the backward begins with but for a row's first."""
     q, _, v, *_ = inputs
     (b, t, h, m), d = v.shape, q.shape[-1]
-    states = v.new_empty(b, h, (max(t, 1) - 1) // _keep(m), d, m, dtype=torch.float32) if kept else None
+    states = v.new_empty(b, h, (max(t, 1) - 1) // _keep(m), d, m, dtype=torch.float32) if keeps else None
     return v.new_empty(v.shape), v.new_empty(b, h, d, m, dtype=torch.float32), states
 
 
-def _forward(kept: bool, *inputs: Any) -> Outputs:
+def _forward(keeps: bool, *inputs: Any) -> Outputs:
     q, k, v, beta, decay, s, scale = inputs
-    y, end, states = outputs = _allocate(kept, *inputs)
+    y, end, states = outputs = _allocate(keeps, *inputs)
     KERNEL((False,), (*_sizes(q, v, decay), q, k, v, y, decay, beta, s, end, states), scale)
     return outputs
 

@@ -37,15 +37,15 @@ def gated_update(
     reset: tuple[Tensor, Tensor],
     candidate: tuple[Tensor, Tensor],
     norm: tuple[Tensor, Tensor] | None = None,
-    places: Tensor | None = None,
+    index: Tensor | None = None,
 ) -> tuple[Tensor, GateValues]:
     """C_t = (1 − g_u) ⊙ C + g_u ⊙ C̃ for S̄ `source` [B, Tm, Dm] and `cache` [Tm, Dm] or [B, Tm, Dm].
 
         g_u = σ(W_u [S̄ ; C])    g_r = σ(W_r [S̄ ; C])    C̃ = W_c [S̄ ; g_r ⊙ C]
 
     update, reset, candidate: (weight [Dm, 2·Dm], bias [Dm]). norm: (gain, shift) of a layer norm; the candidate is then
-    LN(GELU(·)), which is bounded. Without it the recurrence is linear in C and unbounded. places [Tm] integers: source
-    is [B, T, Dm] and slot i takes its token places[i].
+    LN(GELU(·)), which is bounded. Without it the recurrence is linear in C and unbounded. index [Tm] integers: source
+    is [B, T, Dm] and slot i takes its token index[i].
 
     Each weight is split into its two halves: [S̄ ; C] is not built, and a cache shared by the batch is multiplied once
     instead of B times. Cost of a forward: 4·B·Tm·Dm² multiply-adds, 6·B·Tm·Dm² for a cache per row. Sums and
@@ -59,18 +59,18 @@ def gated_update(
         # Function transforms (vmap, jvp) and graphs have rules for PyTorch's operations, and none for `_Update`.
         plain = in_graph() or transformed(source)
         compute = _Update.apply if differentiates and not plain else _update
-        new, g_u, g_r = compute(places, *inputs)
+        new, g_u, g_r = compute(index, *inputs)
     return new, GateValues(g_u, g_r)
 
 
-def _update(places: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _update(index: Tensor | None, source: Tensor, cache: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """C_t, g_u, g_r."""
     w_u, b_u, w_r, b_r, w_c, b_c, gain, shift = weights
     d = source.shape[-1]
     # Not in place where a mode observes the operations: selective checkpointing keeps results of products.
     observed = not torch.compiler.is_compiling() and dispatch_mode_active()
     add, sigmoid = (Tensor.add, Tensor.sigmoid) if observed else (Tensor.add_, Tensor.sigmoid_)
-    slots = (source if places is None else source.index_select(1, places)).to(cache.dtype)
+    slots = (source if index is None else source.index_select(1, index)).to(cache.dtype)
     rows = slots.flatten(0, 1)  # a matrix with any row stride is multiplied without a copy
 
     def product(weight: Tensor, bias: Tensor, beside: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ class _Update(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple:
-        places, *inputs = ctx.saved_tensors
+        index, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         with full_precision(grad.device.type):  # as in the forward
-            return None, *differentiate_again(lambda *args: _update(places, *args)[:1], inputs, needed, [grad])
+            return None, *differentiate_again(lambda *args: _update(index, *args)[:1], inputs, needed, [grad])
 
 
 Pair = tuple[Tensor, Tensor]

@@ -70,17 +70,17 @@ def _sizes(causal: bool, q: Tensor, k: Tensor, v: Tensor, code: int) -> tuple[in
     return *tokens, h, d, v.shape[-1], TYPES[v.dtype], code, torch.get_num_threads()
 
 
-def _allocate(kept: bool, *inputs: Any) -> Outputs:
+def _allocate(keeps: bool, *inputs: Any) -> Outputs:
     """y, s and z after the call, and the denominators."""
     q, _, v, *_ = inputs
     (b, t, h, d), m, wide = q.shape, v.shape[-1], torch.float32
-    den = v.new_empty(b, t, h, dtype=wide) if kept else None
+    den = v.new_empty(b, t, h, dtype=wide) if keeps else None
     return v.new_empty(b, t, h, m), v.new_empty(b, h, d, m, dtype=wide), v.new_empty(b, h, d, dtype=wide), den
 
 
-def _forward(causal: bool, kept: bool, *inputs: Any) -> Outputs:
+def _forward(causal: bool, keeps: bool, *inputs: Any) -> Outputs:
     q, k, v, s, z, mask, code, eps = inputs
-    y, s_end, z_end, den = outputs = _allocate(kept, *inputs)
+    y, s_end, z_end, den = outputs = _allocate(keeps, *inputs)
     values = *_sizes(causal, q, k, v, code), q, k, v, y, mask, s, z, s_end, z_end, den
     if causal:
         _FORWARD((), values, eps)

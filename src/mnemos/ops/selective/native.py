@@ -37,17 +37,17 @@ def _sizes(x: Tensor, A: Tensor) -> tuple[int, ...]:
     return *x.shape, A.shape[1], TYPES[x.dtype], torch.get_num_threads(), KEEP
 
 
-def _allocate(kept: bool, *inputs: Any) -> Outputs:
+def _allocate(keeps: bool, *inputs: Any) -> Outputs:
     """y, the state after the call, and room for the states that the backward begins with but for a row's first."""
     x, _, A, *_ = inputs
     (b, t, c), n = x.shape, A.shape[1]
-    states = x.new_empty(b, (max(t, 1) - 1) // KEEP, -(-c // GROUP), n, GROUP, dtype=torch.float32) if kept else None
+    states = x.new_empty(b, (max(t, 1) - 1) // KEEP, -(-c // GROUP), n, GROUP, dtype=torch.float32) if keeps else None
     return x.new_empty(x.shape), x.new_empty(b, c, n, dtype=torch.float32), states
 
 
-def _forward(kept: bool, *inputs: Any) -> Outputs:
+def _forward(keeps: bool, *inputs: Any) -> Outputs:
     x, dt, A, B, C, D, s, mask, resets = inputs
-    y, end, states = outputs = _allocate(kept, *inputs)
+    y, end, states = outputs = _allocate(keeps, *inputs)
     KERNEL((False,), (*_sizes(x, A), x, dt, B, C, y, A, D, mask, resets, s, end, states))
     return outputs
 

@@ -1,7 +1,7 @@
 """One token at a time without gradients: `Ring` keeps a state in buffers that it changes in place.
 
 In decoding, the time of such a layer is mostly the overhead of some fifty operations of PyTorch on a few numbers: on a
-CPU one call of a kernel (native/window/window.cpp) computes them.
+CPU one call of a kernel (native/window/window.cpp) computes them. Elsewhere a token is a block (`read_blocks`).
 """
 
 import math
@@ -10,12 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mnemos.ops.delta import KEY_EPS
 from mnemos.ops.kernel_call import Kernel, can_skip_dispatcher, why_no_kernels
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.precision import full_precision
 
-from .chunked import Far, Sizes, WindowState
+from .chunked import Far, Sizes, Tokens, WindowState, read_blocks
 
 KERNEL = Kernel(
     "window_attention",
@@ -32,19 +31,21 @@ class Ring:
 
     sink_k: the sinks' keys as the queries that `step` gets for them meet them; None: those of the state.
     `state()` is the state as `window_attention` has it. Cost of a step: O(w + s + F·M) per head, one call of a kernel
-    or about 50 of PyTorch, and no copies.
+    and no copies; without the kernel, copies of the buffers.
     """
 
     def __init__(self, state: WindowState, sizes: Sizes, sink_k: Tensor | None = None) -> None:
-        self.sizes, self.oldest = sizes, 0
+        self.sizes, self._sinks, self._types = sizes, state.sink_k, (state.k.dtype, state.v.dtype)
+        self._fill(state, state.sink_k if sink_k is None else sink_k)
+
+    def _fill(self, state: WindowState, sink_k: Tensor) -> None:
         wide = state.s.dtype
-        self._sinks, self._types = state.sink_k, (state.k.dtype, state.v.dtype)
         # As large as its state and no view of what a longer call kept.
         self.keys, self.raw = (_own(x.to(wide)) for x in (state.k, state.raw))
         self.values = torch.cat([state.sink_v.to(wide), state.v.to(wide)], -2)
-        self.sink_k = _own((state.sink_k if sink_k is None else sink_k).to(wide))
+        self.sink_k = _own(sink_k.to(wide))
         self.s, self.z, self.seen = _own(state.s), _own(state.z), state.seen.clone()
-        self.steps = 0
+        self.oldest = self.steps = 0
 
     def state(self) -> WindowState:
         """The state after the tokens read."""
@@ -66,65 +67,17 @@ class Ring:
     ) -> Tensor:
         """y [B, H, 1, M] of one token: q [B, H, 1, D], k [B, Hk, 1, D], v [B, Hk, 1, M], sink_q as q, raw q and k."""
         y = kernel_step(self, q, k, v, far, q if sink_q is None else sink_q, raw)
-        if y is None:
-            with full_precision(q.device.type):
-                y = self._step(q, k, v, far, sink_q, raw)
-        self.oldest, self.steps = (self.oldest + 1) % self.sizes.window, self.steps + 1
-        return y.to(v.dtype)
-
-    def _step(
-        self, q: Tensor, k: Tensor, v: Tensor, far: Far | None, sink_q: Tensor | None, raw: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
-        wide, oldest, sinks = self.s.dtype, self.oldest, self.sizes.sinks
-        q, k, v = q.to(wide), k.to(wide), v.to(wide)
-        sink_q = None if sink_q is None else sink_q.to(wide)
-        raw = None if raw is None else (raw[0].to(wide), raw[1].to(wide))
-        b, heads = q.shape[:2]
-        kv_heads = k.shape[1]
-        slot = slice(oldest, oldest + 1)
-        if far is not None:
-            old = (self.keys if raw is None else self.raw)[:, :, slot]
-            fq = far.query(q if raw is None else raw[0]) * far.gamma[:, None, None]
-            self._leave(far.key(old), self.values[:, :, sinks + oldest], far)
-            fq = fq.view(b, kv_heads, heads // kv_heads, -1)
-        self.keys[:, :, slot] = k
-        self.values[:, :, sinks + oldest] = v[:, :, 0]
-        if raw is not None:
-            self.raw[:, :, slot] = raw[1]
-        grouped = q.reshape(b, kv_heads, heads // kv_heads, -1)
-        scores = grouped @ self.keys.mT
-        if sinks:
-            meeting = grouped if sink_q is None else sink_q.reshape(grouped.shape)
-            scores = torch.cat([meeting @ self.sink_k.mT, scores], -1)
-        scores *= self.sizes.scale
-        if (cap := self.sizes.softcap) is not None:
-            scores = cap * torch.tanh(scores / cap)
-        if far is None:
-            y = torch.softmax(scores, -1) @ self.values
-        else:
-            weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-            norm = fq @ self.z[..., None]
-            if far.beta is not None:
-                norm.clamp_(min=0)
-            y = (weights @ self.values + fq @ self.s) / (weights.sum(-1, keepdim=True) + norm)
-        return y.view(b, heads, 1, -1)
-
-    def _leave(self, fk: Tensor, v: Tensor, far: Far) -> None:
-        """The token with features fk [B, Hk, 1, F] and value v [B, Hk, M] leaves the window."""
-        fk = fk[:, :, 0]
-        if far.decay:
-            self.s *= math.exp(far.decay)
-            self.z *= math.exp(far.decay)
-        if far.beta is None:
-            self.s.addcmul_(fk[..., None], v[:, :, None])
-            self.z += fk
-            return
-        fk = fk * torch.rsqrt(fk.square().sum(-1, keepdim=True) + KEY_EPS)
-        rate = far.beta.to(fk)[:, None]
-        u = rate * (v - (fk[:, :, None] @ self.s)[:, :, 0])
-        one = rate * (1 - (fk * self.z).sum(-1, keepdim=True))
-        self.s.addcmul_(fk[..., None], u[:, :, None])
-        self.z.addcmul_(fk, one)
+        if y is not None:
+            self.oldest, self.steps = (self.oldest + 1) % self.sizes.window, self.steps + 1
+            return y.to(v.dtype)
+        group = k.shape[1], q.shape[1] // k.shape[1]
+        raw_q, raw_k = (None, None) if raw is None else raw
+        q, sink_q, raw_q = (x if x is None else x.unflatten(1, group) for x in (q, sink_q, raw_q))  # type: ignore[assignment]
+        with full_precision(q.device.type):
+            state = self.state()._replace(sink_k=self.sink_k)
+            y, after = read_blocks(Tokens(q, k, v, sink_q, raw_q, raw_k), self.sizes, far, state, None)
+        self._fill(after, self.sink_k)
+        return y.flatten(1, 2)
 
 
 def _own(x: Tensor) -> Tensor:
@@ -173,7 +126,7 @@ def kernel_step(
     floats = [x if x is None else x.to(torch.float32) for x, _ in shaped]
     y = q.new_empty(b, heads, 1, m, dtype=torch.float32)
     sizes = b, kv_heads, heads // kv_heads, d, m, f, window, sinks, ring.oldest, torch.get_num_threads(), features
-    held = ring.keys, ring.values, None if raw is None else ring.raw, ring.s, ring.z, ring.sink_k
+    contents = ring.keys, ring.values, None if raw is None else ring.raw, ring.s, ring.z, ring.sink_k
     decay = 1.0 if far is None else math.exp(far.decay)
-    KERNEL((), (*sizes, *floats, *held, y), ring.sizes.scale, ring.sizes.softcap or 0.0, decay)
+    KERNEL((), (*sizes, *floats, *contents, y), ring.sizes.scale, ring.sizes.softcap or 0.0, decay)
     return y
