@@ -179,6 +179,7 @@ def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
     assert torch.equal(small, F.interpolate(pixels.reshape(1, 1, 4, 6), (2, 3), mode="bilinear").reshape(1, 6, 1))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["train", "eval", "no gradient"])
 @pytest.mark.parametrize("shape", [(0, 20), (3, 0)])

@@ -47,15 +47,6 @@ def test_a_reset_row_equals_a_fresh_one():
     assert torch.equal(slots(state, heard(7)).slots[1], slots(fresh, heard(7)).slots[1])
 
 
-def test_no_gradient_crosses_a_reset():
-    slots = memory()
-    tokens = heard(3).requires_grad_()
-    state = slots(slots.initial_state(B, dtype=torch.float64), tokens)
-    slots(reset(state, torch.tensor([True, False, True])), heard(4)).slots.square().sum().backward()
-    assert not tokens.grad[[0, 2]].any()
-    assert tokens.grad[1].any()
-
-
 def test_finished_rows_and_rows_of_padding_stay_exactly_as_they_are():
     slots = memory(self_logit=0.5)
     state = written(slots)

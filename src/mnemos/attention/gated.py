@@ -17,7 +17,7 @@ from mnemos._compat import exportable, is_plain
 from mnemos.memory.gated_cache import GRC, GatedCache, Projection, begin_forward, end_forward
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.modes import in_graph
-from mnemos.ops.gated_cache import native
+from mnemos.ops.gated_cache import batch_mean, native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
 from mnemos.ops.padding import take, valid_first, zero_invalid
@@ -512,10 +512,10 @@ class GatedCacheAttention(GatedBranch):
         )
         if shared:
             if self.training:
-                self.stage(*self.batch_mean(after.cache, written))
+                self.stage(*batch_mean(after.cache, written))
                 if self.grc.read == "mean":
                     rows_read = None if mask is None else mask.any(1)
-                    means = [self.read_mean(*self.batch_mean(cache, rows_read)) for _, cache in pieces]
+                    means = [self.read_mean(*batch_mean(cache, rows_read)) for _, cache in pieces]
                     pieces = [
                         (n, torch.where(rows > 0, mean, start)[None])
                         for (n, _), (mean, rows) in zip(pieces, means, strict=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mnemos.attention.gated import GatedBranch, is_plain_linear
 from mnemos.memory.gated_cache import GRC, Projection, begin_forward, end_forward, promote, recomputing
 from mnemos.memory.tokens import TokenMemory
-from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
+from mnemos.ops.gated_cache import batch_mean, grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
@@ -318,10 +318,10 @@ class DecoderBranch(HostBranch):
 
         # --- what the call leaves: the successor of the stored cache, and the state of its rows ---
         if shared and self.training:
-            self.stage(*self.batch_mean(caches[-1], blocks.written))
+            self.stage(*batch_mean(caches[-1], blocks.written))
             if self.grc.read == "mean":
                 counted = None if mask is None else mask.any(1)
-                means = [self.read_mean(*self.batch_mean(cache, counted)) for cache in caches]
+                means = [self.read_mean(*batch_mean(cache, counted)) for cache in caches]
                 caches = [torch.where(rows > 0, mean, start)[None] for mean, rows in means]
         if carried is not None:
             carried.extend(source, mask, blocks, gradient=not shared)

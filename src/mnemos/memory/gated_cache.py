@@ -33,7 +33,7 @@ from mnemos._compat import (
 )
 from mnemos.config import check_fields
 from mnemos.libraries import loaded_weights
-from mnemos.ops.gated_cache import GateValues, Written, batch_mean, write
+from mnemos.ops.gated_cache import GateValues, Written, write
 from mnemos.types import InputError, check_heads
 
 # --- The switches ---
@@ -623,10 +623,6 @@ class GatedCache(StoredCache):
         # Sharding with mixed precision gathers weights in half precision; the cache keeps its dtype.
         weights = [w if w is None or w.dtype == cache.dtype else w.to(cache.dtype) for w in weights]
         return write(source, cache, weights, mask, self.grc.resample, grid, mean, self.observer_of_gates)
-
-    def batch_mean(self, new: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The mean [Tm, Dm] of C_t [B, Tm, Dm] over `rows` ([B] bool, None: all), and the number of rows."""
-        return batch_mean(new, rows)
 
     def _gates(self) -> list[Any]:
         """The modules whose weights an update reads without calling them."""

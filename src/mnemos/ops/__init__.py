@@ -6,8 +6,8 @@ has PyTorch's operations, everywhere. The others have none: associative, slot_me
 by attentions and memories alone, window_state and gated_cache, which decides by itself when its kernels run.
 An operator's tensors are checked once, in its `__init__.py`, by a `Signature` (signature.py).
 The files beside the folders: dense_layer, the dense layers of all models, by the faster of two libraries; padding,
-rotary, sinusoids and dropout, what attentions do to their inputs; rewind, the state after an earlier token of a call;
-precision and backward, what operators of several folders share.
+positions and dropout, what attentions do to their inputs; rewind, the state after an earlier token of a call; precision
+and backward, what operators of several folders share.
 """
 
 import importlib
