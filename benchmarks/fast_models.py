@@ -1,20 +1,26 @@
-"""Whole models of Hugging Face Transformers on a CPU, as they come and with `mnemos.fast`: training, prefill, decoding.
+"""Whole models of Transformers and timm on a CPU, as they come and with `mnemos.fast`: training, prefill, decoding.
 
     python benchmarks/fast_models.py [--models Qwen3Next Mamba2 KimiLinear] [--width 64] [--tokens 1024] [--out FILE]
     python benchmarks/fast_models.py --models Mamba --parts prefill token --no-check        # 1,024 tokens
     python benchmarks/fast_models.py --models Mamba --parts training --tokens 160 --rounds 2
     python benchmarks/fast_models.py --models Mamba --parts training --alone                # 1,024 tokens
+    python benchmarks/fast_models.py --models Llama Bert ViT
+    python benchmarks/fast_models.py --models SmolLM2 --batch 1 --tokens 512
 
 Random weights, float32, batch 2, 4 layers of width 512. Qwen3-Next: key heads 4 and value heads 8 of `--width`. Kimi
 Linear: 8 heads of `--width`, with decays per channel. In both every fourth layer is an attention, and the MLPs are
 dense, of width 1024. Mamba-2: 8 heads of `--width` in 4 groups, states of `--width`, no MLP. First, logits and
 gradients must agree. Mamba: 1024 channels, states of 16 numbers a channel, no MLP. Transformers' training step of it
 grows with the square of the tokens and more, to many minutes at 1,024: it is timed with fewer, or left out (`--alone`).
+Llama: 8 heads of 64, 2 of keys, MLPs of 1408. Bert: 8 heads, MLPs of 2048, without dropout, a masked language model.
+SmolLM2: the shape of SmolLM2-135M, 30 layers of width 576 and a vocabulary of 49,152. ViT: ViT-S/16 of timm, 8 pictures
+of 224², a forward in place of the prefill. These four have dense layers and attentions alone.
 
-A round times each model once, in an order that rotates. Decoding: 64 single tokens after 64 by model(token, cache),
-for batches of 1 and of `--batch`. "Operators": the part of a training step and of a prefill that the recurrent
-operators and convolutions take, with all that is computed for them alone: what is saved where functions that return
-one of their inputs stand in their place.
+A round times each model once, in an order that rotates. A training step: forward, loss and backward; with `--optimiser`
+AdamW's step, fused, is in it. Decoding: 64 single tokens after 64 by model(token, cache), for batches of 1 and of
+`--batch`. "Operators": the part of a training step and of a prefill that the recurrent operators and convolutions take,
+with all that is computed for them alone: what is saved where functions that return one of their inputs stand in their
+place.
 """
 
 import argparse
@@ -58,13 +64,22 @@ def build(name: str, width: int) -> Any:
         | {"linear_num_heads": 8, "linear_head_dim": width, "kv_lora_rank": 64, "num_key_value_heads": 8}
         | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "mlp_layer_types": ["dense"] * LAYERS}
         | {"bos_token_id": 1, "eos_token_id": 2},
+        "Llama": {"intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2},
+        "SmolLM2": {"vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536}
+        | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+        "Bert": {"intermediate_size": 2048, "num_attention_heads": 8, "max_position_embeddings": 4096}
+        | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         "Mamba": {"state_size": 16},
         "Mamba2": {"num_heads": 8, "head_dim": width, "state_size": width, "n_groups": 4, "expand": width // 64},
     }
-    library = transformers()
     torch.manual_seed(0)
-    config = getattr(library, f"{name}Config")(**COMMON, **sizes[name])
-    return getattr(library, f"{name}ForCausalLM")(config)
+    if name == "ViT":
+        import timm
+
+        return timm.create_model("vit_small_patch16_224")
+    library, kind = transformers(), "Llama" if name == "SmolLM2" else name
+    config = getattr(library, f"{kind}Config")(**COMMON | sizes[name])
+    return getattr(library, f"{kind}ForMaskedLM" if name == "Bert" else f"{kind}ForCausalLM")(config)
 
 
 class Through(torch.autograd.Function):
@@ -121,17 +136,29 @@ def operators_left_out() -> Iterator[None]:
         yield
 
 
-def train(model: Any, x: Tensor) -> Tensor:
+def writes(model: Any) -> bool:
+    """Whether a model writes tokens, from a cache."""
+    return bool(getattr(getattr(model, "config", None), "use_cache", False)) and not getattr(model, "bert", None)
+
+
+def train(model: Any, x: Tensor, optimiser: torch.optim.Optimizer | None = None) -> Tensor:
     model.train().zero_grad()
-    out = model(x, labels=x, use_cache=False)
-    out.loss.backward()
-    logits: Tensor = out.logits.detach()
-    return logits
+    if x.is_floating_point():
+        logits = model(x)
+        torch.nn.functional.cross_entropy(logits, torch.arange(len(x))).backward()
+    else:
+        out = model(x, labels=x, **({"use_cache": False} if writes(model) else {}))
+        out.loss.backward()
+        logits = out.logits
+    if optimiser is not None:
+        optimiser.step()
+    kept: Tensor = logits.detach()
+    return kept
 
 
 @torch.no_grad()
 def prefill(model: Any, x: Tensor) -> Any:
-    return model.eval()(x, use_cache=True, logits_to_keep=1)
+    return model.eval()(x, **({"use_cache": True, "logits_to_keep": 1} if writes(model) else {}))
 
 
 @torch.no_grad()
@@ -156,7 +183,8 @@ def check(plain: Any, fast: Any, x: Tensor) -> None:
         torch.testing.assert_close(
             q.grad, p.grad, rtol=1e-2, atol=1e-3 * scale, msg=lambda m, name=name: f"{name}: {m}"
         )
-    torch.testing.assert_close(decode(fast, x)[1], decode(plain, x)[1], rtol=1e-3, atol=1e-4)
+    if writes(plain):
+        torch.testing.assert_close(decode(fast, x)[1], decode(plain, x)[1], rtol=1e-3, atol=1e-4)
 
 
 def rounds_of(runs: dict[str, Callable[[], float]], rounds: int) -> Times:
@@ -179,24 +207,34 @@ def timed(call: Callable[[], object]) -> float:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain = build(name, options.width)
-    fast, without = copy.deepcopy(plain), copy.deepcopy(plain)
+    fast, without = copy.deepcopy(plain), None
     report = mnemos.fast(fast)
-    with operators_left_out():
-        mnemos.fast(without)
-    x = torch.randint(3, VOCABULARY, (options.batch, options.tokens), generator=torch.Generator().manual_seed(0))
+    if any(name.startswith(known) for known in ("Qwen3Next", "Mamba", "KimiLinear")):
+        without = copy.deepcopy(plain)
+        with operators_left_out():
+            mnemos.fast(without)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randint(3, VOCABULARY, (options.batch, options.tokens), generator=random)
+    if name == "ViT":
+        x = torch.randn(8, 3, 224, 224, generator=random)
     if options.check and not options.alone:
-        check(plain, fast, x[:, :256])
+        check(plain, fast, x[:2] if name == "ViT" else x[:, :256])
     row: dict[str, Any] = {"model": name, "width": options.width, "tokens": options.tokens, "batch": options.batch}
     row["layers changed"] = len(report.changed)
     parts: dict[str, dict[str, Callable[[], float]]] = {}
-    models = {"transformers": plain, "mnemos": fast, "operators left out": without}
+    models = {"transformers": plain, "mnemos": fast} | ({} if without is None else {"operators left out": without})
     if options.alone:
         del models["transformers"]
-    for part, call in (("training step", train), ("prefill", prefill)):
-        parts[part] = {
-            key: lambda model=model, call=call: timed(lambda: call(model, x)) for key, model in models.items()
-        }
-    for rows in dict.fromkeys((1, options.batch)):
+    optimisers = {
+        key: torch.optim.AdamW(model.parameters(), 1e-6, fused=True) if options.optimiser else None
+        for key, model in models.items()
+    }
+    parts["training step"] = {
+        key: lambda model=model, key=key: timed(lambda: train(model, x, optimisers[key]))
+        for key, model in models.items()
+    }
+    parts["prefill"] = {key: lambda model=model: timed(lambda: prefill(model, x)) for key, model in models.items()}
+    for rows in dict.fromkeys((1, options.batch)) if writes(plain) else ():
         tokens = x[:rows, : BEFORE + STEPS + 4]
         pair = [pair for pair in models.items() if pair[0] != "operators left out"]
         parts[f"token, batch {rows}"] = {key: lambda model=model, x=tokens: decode(model, x)[0] for key, model in pair}
@@ -229,6 +267,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--optimiser", action="store_true", help="a training step includes AdamW's")
     parser.add_argument("--no-check", dest="check", action="store_false")
     parser.add_argument("--alone", action="store_true", help="without the model as it comes and its comparison")
     parser.add_argument("--out", type=Path, help="rows are added to those of this file")

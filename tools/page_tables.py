@@ -480,11 +480,12 @@ def fast_models() -> str:
     parts = ("training step", "prefill", "token, batch 1")
     lines = ["| model | processor | training step, ms | prefill, ms | one token, ms |\n", "|---|---|---|---|---|\n"]
     titles = {"Mamba2": "Mamba-2", "Qwen3Next": "Qwen3-Next", "KimiLinear": "Kimi Linear", "Mamba": "Mamba"}
+    titles |= {"Llama": "Llama", "Bert": "BERT", "SmolLM2": "SmolLM2-135M", "ViT": "ViT-S"}
     files = [_load(file) for file in ("fast_models", "fast_models_epyc")]
     rows = [(row, found) for model in titles for found in files for row in found["rows"] if row["model"] == model]
     more = _load("fast_models_more")
     for row, found in [*rows, *((row, more) for row in more["rows"])]:
-        usual = row["tokens"] == 1024 and row["width"] == 64
+        usual = (row["tokens"] == 1024 and row["width"] == 64) or row["model"] in ("SmolLM2", "ViT")
         cells = [titles[row["model"]] + ("" if usual else f", {row['tokens']:,} tokens, heads of {row['width']}")]
         cells.append(_processor(found))
         for part in parts:
