@@ -37,6 +37,7 @@ TESTS = [
     "tests/ops/test_delta_native.py",
     "tests/ops/test_short_convolution.py",
     "tests/ops/test_selective_scan.py",
+    "tests/ops/test_softmax_attention.py",
     "tests/ops/test_gated_cache_native.py",
     "tests/ops/test_window_state.py",
     "tests/hugging_face/test_fast.py",

@@ -4,7 +4,10 @@ import itertools
 
 import pytest
 import torch
+from native_kernels import needs_kernels
+from torch.utils.flop_counter import FlopCounterMode
 
+import mnemos.attention.softmax
 from mnemos import InputError
 from mnemos.attention import SoftmaxAttention
 from mnemos.attention.softmax import attend
@@ -235,3 +238,68 @@ def test_a_state_from_inference_mode_goes_on_without_it():
         _, state = module(x[:, 1:2], state)
     with torch.no_grad():
         torch.testing.assert_close(module(x[:, 2:3], state)[0], module(x[:, :3])[0][:, 2:])
+
+
+# --- our kernels, which long calls in float32 take ---
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """A list that has an entry for every call of the kernels."""
+    calls, attention = [], mnemos.attention.softmax.softmax_attention
+    monkeypatch.setattr(
+        mnemos.attention.softmax, "softmax_attention", lambda *args: calls.append(args) or attention(*args)
+    )
+    return calls
+
+
+def long_layer(**settings):
+    torch.manual_seed(0)
+    return SoftmaxAttention(128, 4, **{"causal": True, "rotary": True, **settings})
+
+
+SETTINGS = [{}, {"window": 30}, {"kv_heads": 2, "query_key_norm": True}, {"causal": False}]
+
+
+@needs_kernels
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_long_calls_equal_those_in_double_precision(settings, padded, kernel_calls):
+    """Of one call, and of two with a state between them."""
+    module = long_layer(**settings)
+    x, mask = torch.randn(2, 400, 128), torch.ones(2, 400, dtype=torch.bool)
+    mask[0, :90] = mask[1, 300:] = False
+    above = torch.randn(2, 400, 128) * mask[..., None]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = x.to(dtype).requires_grad_()
+        whole = module.to(dtype)(leaf, None, mask if padded else None)[0]
+        grads = torch.autograd.grad(whole, [leaf, *module.parameters()], above.to(dtype))
+        parts, state = [], None
+        for part, marks in zip(leaf.chunk(2, 1), mask.chunk(2, 1), strict=True) if module.causal else ():
+            y, state = module(part, state, marks if padded else None)
+            parts.append(y)
+        second = torch.autograd.grad(torch.cat(parts, 1), leaf, above.to(dtype)) if parts else ()
+        outputs = [y[mask] if padded else y for y in (whole, *([torch.cat(parts, 1)] if parts else []))]
+        found.append([*outputs, *grads, *second])
+        if dtype == torch.float32:
+            assert len(kernel_calls) == (0 if padded and module.window else 3 if module.causal else 1)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5 * max(1.0, float(b.detach().abs().max())))
+
+
+@needs_kernels
+def test_compilers_counters_and_transforms_see_pytorchs_operations(kernel_calls):
+    module, x = long_layer().requires_grad_(False), torch.randn(2, 400, 128)
+    expected = module(x)[0]
+    assert len(kernel_calls) == 1
+    torch.testing.assert_close(torch.compile(module, backend="aot_eager", fullgraph=True)(x)[0], expected)
+    torch.testing.assert_close(torch.func.vmap(lambda row: module(row[None])[0][0])(x), expected)
+    torch.func.grad(lambda x: module(x)[0].sum())(x)
+    with FlopCounterMode(display=False):
+        module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        module(x)
+    module.dropout = 0.1
+    module(x)
+    assert len(kernel_calls) == 1

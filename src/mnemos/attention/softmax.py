@@ -1,7 +1,7 @@
-"""Softmax attention (eq. 1 of all three papers) on PyTorch's fused kernel, with a key-value state."""
+"""Softmax attention (eq. 1 of all three papers), with a key-value state, on our kernels or on PyTorch's fused one."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,14 @@ from mnemos.memory.key_values import BranchedKeyValues, KeyValues, check_key_val
 from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.positions import Rotary, rotary_of
+from mnemos.ops.softmax_attention import can_attend, softmax_attention
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
 from .multi_head import MultiHeadAttention
+
+# Queries, keys, and multiplications in all from which on our kernels are no slower than PyTorch's.
+FEWEST_QUERIES, FEWEST_KEYS, LEAST = 16, 48, 1 << 24
 
 
 @register
@@ -50,6 +54,21 @@ class SoftmaxConfig(AttentionConfig):
         """The layer, [B, T, dim] -> [B, T, dim]. rotary: rotate queries and keys by their positions."""
         settings = self.window, self.kv_heads, self.query_key_norm
         return SoftmaxAttention(dim, num_heads, causal, dropout, rotary, *settings)
+
+
+class Past(NamedTuple):
+    """What T causal queries, the last of N tokens, attend to in our kernels: which is no [T, N] of marks.
+
+    valid [B, N] bool: the keys that any may attend to; None: all. window: as many up to the query's own; None: all.
+    """
+
+    valid: Tensor | None
+    window: int | None
+
+    def marks(self, k: Tensor, t: int) -> Tensor:
+        """The `visible` argument of `attend` that says the same of the keys k [B, N, ..]."""
+        valid = k.new_ones(1, k.shape[1], dtype=torch.bool) if self.valid is None else self.valid
+        return _visible(valid, t, self.window, False)
 
 
 Keys = KeyValues | BranchedKeyValues  # the latter: of rows that branch from common tokens, as the beams of a search
@@ -96,7 +115,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         self.key_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0
+        self, q: Tensor, k: Tensor, v: Tensor, visible: "Tensor | Past | None", causal: bool, dropout: float = 0.0
     ) -> Tensor:
         """The function `attend`; programs have another form of it."""
         return attend(q, k, v, visible, causal, dropout)
@@ -159,6 +178,9 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         n = new.k.shape[1]
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep
+        if bias is None and not p and (mask is None or self.window is None) and fits_kernels(q, new.k, new.v):
+            valid = None if mask is None and n == t else new.valid
+            return self.attend(q, new.k, new.v, Past(valid, self.window), True), keep
         visible = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window, mask is not None)
         return self.attend(q, new.k, new.v, add_bias(visible, bias), False, p), keep
 
@@ -173,12 +195,23 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         __call__ = forward
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | Past | None, causal: bool, dropout: float = 0.0
+) -> Tensor:
     """softmax(q·kᵀ/√d)·v for q [B, T, H, d], k [B, N, H, d], v [B, N, H, M].
 
     visible [B or 1, H or 1, T or 1, N]: which keys a query attends to (bool), or a term added to its scores (float).
     k and v may have fewer heads, each of which H / heads successive heads of q share.
     """
+    # --- our kernels ---
+    if isinstance(visible, Past):
+        return softmax_attention(q, k, v, True, visible.window, visible.valid)
+    of_keys = visible is not None and visible.dtype == torch.bool and visible.shape[1:3] == (1, 1)
+    if not dropout and (visible is None or of_keys) and fits_kernels(q, k, v):
+        valid = None if visible is None else visible[:, 0, 0].expand(len(q), -1)
+        return softmax_attention(q, k, v, causal, None, valid)
+
+    # --- PyTorch's ---
     if (groups := q.shape[2] // k.shape[2]) > 1:
         if q.shape[1] == 1 and (visible is None or visible.shape[1] == 1):
             # The heads that share a key head become queries at one place: keys of a long state are not copied.
@@ -201,6 +234,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
         q, k = F.pad(q, (0, more)), F.pad(k, (0, more))
     y = F.scaled_dot_product_attention(q, k, v, visible, dropout, causal, scale=width**-0.5)
     return y.transpose(1, 2)
+
+
+def fits_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether our kernels compute a call, and are no slower than PyTorch's."""
+    if in_graph() or q.shape[1] < FEWEST_QUERIES or k.shape[1] < FEWEST_KEYS or len(q) != len(k):
+        return False
+    (b, t, h, d), (n, m) = q.shape, v.shape[1::2]
+    return b * t * h * n * (d + m) >= LEAST and can_attend(q, k, v)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:

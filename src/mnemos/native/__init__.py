@@ -42,6 +42,7 @@ _KERNELS = {
     "delta": "iipd",
     "convolution": "iip",
     "selective": "iip",
+    "softmax": "iipd",
     "token": "ipdd",
     "norm": "vipdd",
     "window": "ipddd",

@@ -11,6 +11,7 @@
 #include "delta/delta.h"
 #include "simd/flush.h"
 #include "selective/selective.h"
+#include "softmax/softmax.h"
 #include "decoder/token.h"
 #include "window/window.h"
 
@@ -39,6 +40,7 @@ VARIANTS(Cache, gated_cache)
 VARIANTS(DeltaRule, delta_rule)
 VARIANTS(ShortConvolution, convolution)
 VARIANTS(SelectiveScan, selective)
+VARIANTS(SoftmaxAttention, softmax)
 VARIANTS(TokenKernel, token)
 VARIANTS(WindowKernel, window_state)
 #ifdef BFLOAT16_VARIANT
@@ -86,8 +88,8 @@ constexpr struct {
 #define FIELDS(NAME) {#NAME, mnemos::NAME##_fields},
     FIELDS(Rows) FIELDS(Marks) FIELDS(Gates) FIELDS(Part) FIELDS(Linear) FIELDS(LinearGradient) FIELDS(Tokens)
     FIELDS(Affine) FIELDS(Recurrent) FIELDS(Sums) FIELDS(Keys) FIELDS(Window) FIELDS(Visible)
-    FIELDS(Call) FIELDS(Everything) FIELDS(Delta) FIELDS(Convolution) FIELDS(Selective) FIELDS(Token) FIELDS(Norm)
-    FIELDS(WindowToken) FIELDS(Update) FIELDS(Reading) FIELDS(Stack) FIELDS(Layer) FIELDS(Step) FIELDS(Memory)
+    FIELDS(Call) FIELDS(Everything) FIELDS(Delta) FIELDS(Convolution) FIELDS(Selective) FIELDS(Softmax) FIELDS(Token)
+    FIELDS(Norm) FIELDS(WindowToken) FIELDS(Update) FIELDS(Reading) FIELDS(Stack) FIELDS(Layer) FIELDS(Step) FIELDS(Memory)
     FIELDS(Numbers)
 #undef FIELDS
 };
@@ -189,6 +191,19 @@ int mnemos_selective(int variant, int backward, const mnemos::Selective* call) {
     in_large_pages((backward ? c.dx : c.y).data, c.B * c.T * c.C * (c.type == mnemos::FLOAT32 ? 4 : 2));
     if (backward) in_large_pages(c.d_dt, c.B * c.T * c.C * (i64)sizeof(float));
     return (backward ? mnemos::selective::of(variant).backward : mnemos::selective::of(variant).forward)(c);
+}
+
+int mnemos_softmax(int variant, int backward, const mnemos::Softmax* call, double scale) {
+    mnemos::Flush flush;
+    const mnemos::Softmax& c = *call;
+    if (!backward) {
+        in_large_pages(c.y.data, c.B * c.T * c.H * c.M * (i64)sizeof(float));
+        return mnemos::softmax::of(variant).forward(c, scale);
+    }
+    in_large_pages(c.dq.data, c.B * c.T * c.H * c.D * (i64)sizeof(float));
+    in_large_pages(c.dk.data, c.parts * c.B * c.S * c.heads * c.D * (i64)sizeof(float));
+    in_large_pages(c.dv.data, c.parts * c.B * c.S * c.heads * c.M * (i64)sizeof(float));
+    return mnemos::softmax::of(variant).backward(c, scale);
 }
 
 int mnemos_token(int variant, const mnemos::Token* call, double beta, double eps) {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
-from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.attention.softmax import Past, SoftmaxAttention
 from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.linearised import Linearised, LinearisedState, Tokens
 from mnemos.memory.gated_cache import GatedCache
@@ -170,6 +170,8 @@ def _length(y: Tensor) -> Tensor:
 
 def _see_attention(name: str, note: Note, attend: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
     visible, causal = (*more[:2], None, False)[:2] if len(more) < 2 else more[:2]
+    if isinstance(visible, Past):
+        visible, causal = visible.marks(k, q.shape[1]), False
     note(name, Attended(q, k, v, visible, bool(causal)))
     found: Tensor = attend(q, k, v, *more)
     return found

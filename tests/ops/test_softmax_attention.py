@@ -1,0 +1,251 @@
+"""Softmax attention is its equation: windows, padding, shared key heads, odd sizes, large scores; its errors.
+
+The kernels: every variant that this processor can run.
+"""
+
+import functools
+
+import pytest
+import torch
+from kernel_cases import strange
+from native_kernels import needs_kernels
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from mnemos.ops.softmax_attention import can_attend, softmax_attention
+from mnemos.ops.softmax_attention.reference import reference_softmax_attention
+from mnemos.types import InputError
+
+pytestmark = needs_kernels
+
+
+def inputs(b, t, s, h, shared, d, m, seed=0):
+    """q, k, v: leaves, none contiguous."""
+    g = torch.Generator().manual_seed(seed)
+    return [strange(shape, g) for shape in ((b, t, h, d), (b, s, shared, d), (b, s, shared, m))]
+
+
+def holes(b, s):
+    """Padding in front of a row and in its middle; a row that is all padding."""
+    mask = torch.rand(s, b, generator=torch.Generator().manual_seed(4)).T > 0.3
+    mask[0, : s // 2] = False
+    mask[-1] = False
+    return mask
+
+
+def visible(t, s, causal, window, mask):
+    """[B or 1, 1, T, S]"""
+    query, key = torch.arange(s - t, s)[:, None], torch.arange(s)
+    seen = key <= query if causal else torch.ones(t, s, dtype=torch.bool)
+    if window is not None:
+        seen = seen & (key > query - window)
+    return seen[None, None] if mask is None else seen & mask[:, None, None]
+
+
+def dense(q, k, v, causal=True, window=None, mask=None, scale=None):
+    """The equation with all weights at once, in the inputs' dtype."""
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    seen = visible(q.shape[1], k.shape[1], causal, window, mask)
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return torch.einsum("bhts,bshm->bthm", weights, v)
+
+
+def fused(q, k, v, causal=True, window=None, mask=None):
+    """PyTorch's."""
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, visible(q.shape[2], k.shape[2], causal, window, mask)).transpose(
+        1, 2
+    )
+
+
+def results(call, leaves, **options):
+    """y and the gradients of q, k and v; what comes from above is not contiguous."""
+    y = call(*leaves, **options)
+    above = torch.randn(y.shape[::-1], generator=torch.Generator().manual_seed(9)).permute(3, 2, 1, 0).to(y.dtype)
+    return y.detach(), *torch.autograd.grad(y, leaves, above)
+
+
+def exactly(leaves):
+    return [x.detach().double().requires_grad_() for x in leaves]
+
+
+def agrees(leaves, oracle=dense, tolerance=3e-6, **options):
+    found = results(softmax_attention, leaves, **options)
+    expected = results(oracle, exactly(leaves), **options)
+    for name, a, b in zip(("y", "dq", "dk", "dv"), found, expected, strict=True):
+        assert a.isfinite().all(), name
+        size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+        torch.testing.assert_close(
+            a.double(), b, rtol=0, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+# B, T, S, H, K, D, M
+SMALL = [
+    (2, 7, 7, 2, 1, 5, 3),
+    (3, 1, 4, 3, 3, 4, 8),
+    (2, 9, 13, 4, 2, 17, 33),
+    (2, 0, 3, 1, 1, 4, 4),
+    (1, 5, 70, 2, 2, 3, 1),
+]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("seen", [(True, None), (True, 1), (True, 3), (False, None)], ids=str)
+def test_equals_the_equation(seen, padded, shape, variant, poisoned):
+    causal, window = seen
+    agrees(
+        inputs(*shape), reference_softmax_attention, causal=causal, window=window,
+        mask=holes(shape[0], shape[2]) if padded else None,
+    )  # fmt: skip
+
+
+# 64 queries and keys are a block, 32 queries a strip, 256 queries a unit.
+LARGE = [
+    (1, 63, 63, 2, 2, 33, 64), (1, 65, 65, 2, 1, 64, 5), (2, 300, 333, 3, 1, 32, 32), (1, 1000, 1000, 2, 2, 64, 64),
+    (1, 130, 200, 2, 2, 96, 128), (9, 70, 70, 4, 2, 16, 16), (1, 257, 320, 9, 3, 128, 96),
+]  # fmt: skip
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("seen", [(True, None), (True, 50), (True, 128), (False, None)], ids=str)
+def test_every_block_equals_the_equation(seen, padded, shape, variant, poisoned):
+    causal, window = seen
+    agrees(inputs(*shape), causal=causal, window=window, mask=holes(shape[0], shape[2]) if padded else None)
+
+
+@pytest.mark.each_value
+def test_drawn_shape_equals_the_equation():
+    g = torch.Generator().manual_seed(11)
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    for seed in range(40):
+        t, shared = draw(1, 140), draw(1, 3)
+        shape = draw(1, 3), t, t + draw(0, 1) * draw(0, 140), shared * draw(1, 3), shared, draw(1, 70), draw(1, 70)
+        causal = draw(0, 3) > 0
+        window = draw(1, 150) if causal and draw(0, 1) else None
+        mask = holes(shape[0], shape[2]) if draw(0, 1) else None
+        agrees(inputs(*shape, seed=seed), causal=causal, window=window, mask=mask)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("d", [5, 33, 64, 128])
+def test_errors_are_those_of_pytorch(d, size, window):
+    """Against float64, at most three times as large; `size` multiplies the scores."""
+    leaves = inputs(1, 400, 400, 4, 4, d, d)
+    leaves[0] = (leaves[0].detach() * size).requires_grad_()
+    exact = results(dense, exactly(leaves), window=window)
+    ours, theirs = results(softmax_attention, leaves, window=window), results(fused, leaves, window=window)
+    for name, a, b, c in zip(("y", "dq", "dk", "dv"), ours, theirs, exact, strict=True):
+        error, other = ((x.double() - c).square().mean().sqrt() for x in (a, b))
+        assert error <= 3 * other + 1e-9, name
+        error, other = ((x.double() - c).abs().max() for x in (a, b))
+        assert error <= 3 * other + 1e-9, name
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_scores_choose_a_key(sign, variant):
+    """Scores of ±1e4 and beyond: the weight is one key's, and nothing overflows."""
+    q, k, v = (x.detach() for x in inputs(1, 150, 150, 2, 2, 16, 16))
+    q, k = q.abs() + 1, sign * (k.abs() + 1) * torch.rand(1, 150, 1, 1).mul(400).add(1)
+    assert (q[:, -1, 0] @ k[0, :, 0].T).abs().max() > 1e4
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    found = results(softmax_attention, leaves)
+    assert all(x.isfinite().all() for x in found)
+    torch.testing.assert_close(found[0].double(), dense(*exactly(leaves)).detach(), rtol=0, atol=1e-2)
+
+
+def test_infinite_scores(variant):
+    """Keys of −∞ have no weight, as in PyTorch; where all have none, y is 0."""
+    q, k, v = (x.detach() for x in inputs(1, 80, 80, 1, 1, 4, 4))
+    q = q.abs() + 0.1
+    k[0, 3:70] = -torch.inf
+    torch.testing.assert_close(softmax_attention(q, k, v), dense(q, k, v))
+    k[0, :3] = -torch.inf
+    assert not softmax_attention(q, k, v)[:, :70].any()
+
+
+def test_a_number_that_is_not_finite_is_seen_and_not_lost(variant):
+    q, k, v = (x.detach() for x in inputs(1, 200, 200, 1, 1, 8, 8))
+    for x in (q, k, v):
+        y = x.clone()
+        y[0, 130] = torch.nan
+        found = softmax_attention(*[y if x is z else z for z in (q, k, v)])
+        assert found[0, 130].isnan().any()
+        assert found[0, :128].isfinite().all()  # of earlier blocks; within a block it is multiplied by 0, as in PyTorch
+        assert found[0, 131:].isnan().any() == (x is not q)
+
+
+@pytest.mark.parametrize("holds", [torch.nan, torch.inf])
+def test_what_padding_holds_changes_nothing(holds, variant):
+    leaves, mask = inputs(2, 150, 150, 2, 1, 8, 8), torch.ones(2, 150, dtype=torch.bool)
+    mask[0, :70] = mask[1, 90] = False
+    clean = results(softmax_attention, leaves, mask=mask)
+    dirty = [leaves[0], *(x.detach().masked_fill(~mask[..., None, None], holds).requires_grad_() for x in leaves[1:])]
+    assert not clean[0][0, :70].any(), "a query that reads nothing"
+    assert not clean[1][0, :70].any()
+    assert not clean[2][~mask].any()
+    assert not clean[3][~mask].any()
+    assert all(torch.equal(a, b) for a, b in zip(clean, results(softmax_attention, dirty, mask=mask), strict=True))
+
+
+def test_any_number_of_threads_gives_the_same_bits(threads):
+    leaves = inputs(1, 700, 700, 6, 2, 64, 64)
+    threads(1)
+    one = results(softmax_attention, leaves, window=300)
+    threads(3)
+    assert all(torch.equal(a, b) for a, b in zip(one, results(softmax_attention, leaves, window=300), strict=True))
+
+
+def test_only_inputs_output_and_sums_are_kept():
+    leaves, kept = inputs(2, 100, 100, 4, 2, 16, 16), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        y = softmax_attention(*leaves)
+    assert sorted(kept) == sorted([*[x.shape for x in leaves], y.shape, torch.Size([2, 4, 100])])
+
+
+def test_the_operators_are_registered_as_pytorch_wants_them():
+    leaves, mask = inputs(2, 20, 20, 2, 2, 4, 4), holes(2, 20)
+    operator = torch.ops.mnemos.softmax_attention
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(operator, (*leaves, mask, True, 5, 0.5), test_utils=checks)
+    registered = functools.partial(lambda *x: operator(*x, mask, True, 5, 0.5)[0])
+    direct = functools.partial(softmax_attention, mask=mask, window=5, scale=0.5)
+    both = results(registered, leaves), results(direct, leaves)
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    first = torch.autograd.grad(direct(*leaves).sum(), leaves[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match=r"^softmax_attention is differentiable once"):
+        first.sum().backward()
+
+
+def test_calls_that_are_not_for_the_kernels():
+    q, k, v = (x.detach() for x in inputs(1, 3, 3, 1, 1, 4, 4))
+    assert can_attend(q, k, v)
+    assert not can_attend(q.double(), k.double(), v.double())
+    assert not can_attend(q.bfloat16(), k, v)
+    assert not can_attend(q.to("meta"), k.to("meta"), v.to("meta"))
+    with FlopCounterMode(display=False):
+        assert not can_attend(q, k, v)
+    assert not torch.func.vmap(lambda x: torch.tensor(can_attend(x, x, x)))(q[None]).any()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"k": torch.zeros(1, 2, 1, 4)}, {"window": 0}, {"causal": False, "window": 2}, {"q": torch.zeros(1, 3, 2, 5)},
+     {"mask": torch.ones(1, 3)}, {"v": torch.zeros(1, 3, 1, 4).double()}],
+)  # fmt: skip
+def test_errors_say_what_was_expected(changed):
+    q, k, v = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
+    with pytest.raises(InputError, match=r"expected .*found"):
+        softmax_attention(**{"q": q, "k": k, "v": v, **changed})
