@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from mnemos import native as kernels
 from mnemos.ops.backward import Gradients
-from mnemos.ops.kernel_call import Outputs, dense, kernel_operator, mask_address, pointers, rows
+from mnemos.ops.kernel_call import Kernel, Outputs, kernel_operator
 
-CALL = kernels.layout(
-    "Softmax", "B T S heads H D M threads causal window q:4 k:4 v:4 y:4 valid:3 lse parts g:4 dq:4 dk:4 dv:4"
+KERNEL = Kernel(
+    "softmax_attention",
+    "softmax",
+    "Softmax",
+    "B T S heads H D M threads causal window q:4 k:4 v:4 y:4 valid:3 lse parts g:4 dq:4 dk:4 dv:4",
 )
 UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
-_NO_BACKWARD = (0,) * 17
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -28,48 +30,49 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return typed and v.device.type == "cpu" and q.shape[-1] > 0 and v.shape[-1] > 0
 
 
-def _allocate(kept: bool, *inputs: Any) -> Outputs:
-    """y, and the logarithms of the sums [B, H, T]."""
-    q, _, v, *_ = inputs
-    (b, t, h, _), m = q.shape, v.shape[-1]
-    return q.new_empty(b, t, h, m), q.new_empty(b, h, t) if kept else None
-
-
-def _forward(outputs: Outputs, *inputs: Any) -> None:
-    (y, lse), (q, k, v, mask, causal, window, scale) = outputs, inputs
-    q, k, v = dense(q, k, v)
-    call = CALL.pack(
-        *_sizes(q, v, causal, window), *rows(q, k, v, y), *mask_address(mask), *pointers(lse), *_NO_BACKWARD
-    )
-    _run(False, call, scale)
-
-
-def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
-    q, k, v, mask, causal, window, scale, y, lse, gy = inputs
-    gy = y.new_zeros(y.shape) if gy is None else gy
-    q, k, v, y, gy = dense(q, k, v, y, gy)
-    # Few rows and key heads would leave threads idle, so the query heads of a key head are divided into parts.
-    b, _, shared, _ = k.shape
-    parts = max(1, min(q.shape[2] // shared, -(-UNITS // max(1, b * shared))))
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(parts, *k.shape), v.new_empty(parts, *v.shape)
-    call = CALL.pack(
-        *_sizes(q, v, causal, window), *rows(q, k, v, y), *mask_address(mask), *pointers(lse), parts,
-        *rows(gy, dq, dk[0], dv[0]),
-    )  # fmt: skip
-    _run(True, call, scale)
-    dk, dv = [x[0] if parts == 1 else x.sum(0) for x in (dk, dv)]
-    return dq, dk, dv
-
-
 def _sizes(q: Tensor, v: Tensor, causal: bool, window: int) -> tuple[int, ...]:
     (b, t, h, d), (_, s, shared, m) = q.shape, v.shape
     return b, t, s, shared, h, d, m, torch.get_num_threads(), causal, window
 
 
-def _run(backward: bool, call: bytes, scale: float) -> None:
-    loaded, instructions = kernels.load_kernels()
-    if loaded.mnemos_softmax(instructions, backward, call, scale):
-        raise MemoryError("softmax_attention: not enough memory for its buffers; use fewer tokens or heads")
+def _allocate(kept: bool, *inputs: Any) -> Outputs:
+    """y, and the logarithms of the sums [B, H, T]."""
+    q, _, v, *_ = inputs
+    b, t, h, _ = q.shape
+    return q.new_empty(b, t, h, v.shape[-1]), q.new_empty(b, h, t) if kept else None
+
+
+def _forward(kept: bool, *inputs: Any) -> Outputs:
+    q, k, v, mask, causal, window, scale = inputs
+    y, lse = outputs = _allocate(kept, *inputs)
+    KERNEL((False,), (*_sizes(q, v, causal, window), q, k, v, y, mask, lse), scale)
+    return outputs
+
+
+def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
+    q, k, v, mask, causal, window, scale, y, lse, gy = inputs
+    gy = y.new_zeros(y.shape) if gy is None else gy
+    # Few rows and key heads would leave threads idle, so the query heads of a key head are divided into parts.
+    b, _, shared, _ = k.shape
+    parts = max(1, min(q.shape[2] // shared, -(-UNITS // max(1, b * shared))))
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(parts, *k.shape), v.new_empty(parts, *v.shape)
+    read = *_sizes(q, v, causal, window), q, k, v, y, mask, lse
+    KERNEL((True,), (*read, parts, gy, dq, dk[0], dv[0]), scale)
+    dk, dv = [x[0] if parts == 1 else x.sum(0) for x in (dk, dv)]
+    return dq, dk, dv
+
+
+def _in_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int, scale: float
+) -> tuple[Tensor]:
+    """By PyTorch's kernel, with a mark for every query and key."""
+    t, s = q.shape[1], k.shape[1]
+    last = torch.arange(s - t, s, device=q.device)[:, None] if causal else s
+    key = torch.arange(s, device=q.device)
+    seen = (key <= last) & (key > last - window if window else key >= 0)
+    seen = seen.expand(1, 1, t, s) if mask is None else seen & mask[:, None, None]
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2) for x in (k, v))
+    return (F.scaled_dot_product_attention(q.transpose(1, 2), k, v, seen, scale=scale).transpose(1, 2),)
 
 
 attend = kernel_operator(
@@ -78,6 +81,7 @@ attend = kernel_operator(
     _allocate,
     _forward,
     _backward,
+    _in_pytorch,
     results=1,
     gradients=3,
     saves=[0, 1],
