@@ -1,6 +1,5 @@
 """Bad input: one clear line, and the model as it was."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,56 +114,6 @@ def test_an_example_that_cannot_be_run(bad):
     model.blocks[0].eval()
     line = refused(model, "could not be run on the example", GRC(length=3), example=bad)
     assert "\n" not in line
-
-
-def test_a_model_that_is_distributed_already(monkeypatch):
-    class Wrapped(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Wrapped)
-    refused(Wrapped(build("timm_vit")), "not distributed yet, found Wrapped; call mnemos.cache.. first")
-
-
-def calls_of(attention: nn.Module) -> dict[str, tuple[str, Callable[[], Any]]]:
-    x = torch.randn(3, 7, 12, dtype=torch.float64)
-    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    return {
-        "another key": ("expected the same values as query and key", lambda: attention(x, x + 1, x)),
-        "causal": ("causally", lambda: attention(x, x, x, attn_mask=later, is_causal=True)),
-        "a causal mask": ("causally", lambda: attention(x, x, x, attn_mask=later)),
-        "a causal mask that is added": (
-            "causally",
-            lambda: attention(x, x, x, attn_mask=torch.zeros(7, 7).masked_fill(later, -torch.inf).double()),
-        ),
-        "padding of another shape": (
-            "key_padding_mask",
-            lambda: attention(x, x, x, key_padding_mask=torch.zeros(7, 3, dtype=torch.bool)),
-        ),
-    }
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("case", calls_of(nn.Identity()))
-def test_calls_that_a_cache_cannot_serve(case, training):
-    attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
-    mnemos.cache(attention, GRC(length=3))
-    attention.train(training)
-    x = torch.randn(3, 7, 12, dtype=torch.float64)
-    attention(x, x, x)
-    match, call = calls_of(attention)[case]
-    pending = caches(attention)[0].pending.clone()
-    # A mask of another shape PyTorch may refuse itself, before it comes to the cache.
-    with pytest.raises((InputError, RuntimeError, AssertionError)) as raised:
-        call()
-    if isinstance(raised.value, InputError):
-        assert match in str(raised.value)
-        assert "\n" not in str(raised.value)
-    else:
-        assert case == "padding of another shape"
-    attention.eval()
-    assert torch.equal(caches(attention)[0].cache, pending), "what the refused call left was committed"
 
 
 def test_masks_that_hide_no_future_are_taken():

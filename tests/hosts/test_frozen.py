@@ -36,22 +36,14 @@ def test_eval_is_all_that_is_needed(name, mode):
     assert not any(branch._frozen for branch in caches(model)), "training keeps nothing"
 
 
-def step(optimizer: str, **options):
-    def change(model: nn.Module, name: str) -> None:
+def step(model: nn.Module, name: str) -> None:
+    with torch.enable_grad():
         loss(model, example(name)).backward()  # in eval mode, as some fine-tune
-        getattr(torch.optim, optimizer)(model.parameters(), 0.05, **options).step()
-
-    return change
+    torch.optim.AdamW(model.parameters(), 0.05, fused=True).step()
 
 
-def step_in_training(model: nn.Module, name: str) -> None:
-    step("AdamW", fused=True)(model.train(), name)
-    model.eval()
-
-
-def load(model: nn.Module, name: str, assign: bool = False) -> None:
-    found = {k: v + 0.1 if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    model.load_state_dict(found, assign=assign)
+def load(model: nn.Module, name: str) -> None:
+    model.load_state_dict({k: v + 0.1 if v.is_floating_point() else v for k, v in model.state_dict().items()})
 
 
 def in_place(model: nn.Module, name: str) -> None:
@@ -74,46 +66,25 @@ def replaced(model: nn.Module, name: str) -> None:
         branch.to_value.weight = nn.Parameter(branch.to_value.weight.flip(0))
 
 
-def through_data(model: nn.Module, name: str) -> None:
-    for branch in caches(model):
-        branch.to_value.weight.data = branch.to_value.weight.data * 2
-
-
 def written_through_data(model: nn.Module, name: str) -> None:
     """As libraries exchange weights for averaged ones: addresses and versions stay."""
     for branch in caches(model):
         branch.to_value.weight.data.copy_(branch.to_value.weight.flip(0))
 
 
-def cache_written_through_data(model: nn.Module, name: str) -> None:
-    for branch in caches(model):
-        branch.cache.data.mul_(-2)
-
-
-def gate_written_through_data(model: nn.Module, name: str) -> None:
-    for branch in caches(model):
-        branch.mix.data.add_(1)
-
-
 def rounded(model: nn.Module, name: str) -> None:
     model.half().double()
 
 
+# Values are compared with copies, so it is all one how they are written.
 CHANGES = {
-    "SGD": step("SGD"),
-    "Adam, foreach": step("Adam", foreach=True),
-    "Adam, fused": step("Adam", fused=True),
-    "in training": step_in_training,
+    "step": step,
     "load": load,
-    "load, assigned": lambda model, name: load(model, name, assign=True),
-    "in place": in_place,
+    "of the weights": in_place,
     "of the cache": of_the_cache,
     "of the gate": of_the_gate,
     "replaced": replaced,
-    "through .data": through_data,
     "through .data, in place": written_through_data,
-    "of the cache, through .data": cache_written_through_data,
-    "of the gate, through .data": gate_written_through_data,
     "another type and back": rounded,
     "emptied": lambda model, name: mnemos.memory.clear_caches(model),
 }
@@ -125,9 +96,7 @@ def test_a_change_is_seen(name, change):
     model, inputs = cached(name, "paper"), example(name)
     with torch.no_grad():
         before = run(model, inputs)
-    with torch.set_grad_enabled(change.startswith(("SGD", "Adam", "in training"))):
         CHANGES[change](model, name)
-    with torch.no_grad():
         after = run(model, inputs)
         assert not torch.equal(after, before)
         for branch in caches(model):
