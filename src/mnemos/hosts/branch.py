@@ -70,7 +70,7 @@ class HostBranch(GatedBranch):
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
         self.register_load_state_dict_pre_hook(_keep_own)
-        self.kept: str | None = None  # the prefix under which the last loaded checkpoint had no entries
+        self.lacking: str | None = None  # the prefix under which the last loaded checkpoint had no entries
         # Called with the branch, y and lift(o_mem), or with the heads and o_mem.
         self.observer: Callable[[HostBranch, Tensor, Tensor], object] | None = None
 
@@ -254,8 +254,8 @@ class HostBranch(GatedBranch):
 def _keep_own(branch: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Keep the branch's values if a checkpoint has none, as one of the host alone; strict=True must accept it."""
     assert isinstance(branch, HostBranch)
-    branch.kept = None if any(key.startswith(prefix) for key in state_dict) else prefix
-    if branch.kept is not None:
+    branch.lacking = None if any(key.startswith(prefix) for key in state_dict) else prefix
+    if branch.lacking is not None:
         state_dict.update(branch.state_dict(prefix=prefix))
 
 

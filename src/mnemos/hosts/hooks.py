@@ -96,10 +96,10 @@ def follow_grid(site: NamedModule, branch: HostBranch) -> None:
     branch.own_grid = find_own_reader(site.module)
     if branch.own_grid is not None:
         return
-    shown = find_reader_above(site, branch.padded is not None or branch.windows is not None)
-    if shown is None:
+    reads = find_reader_above(site, branch.padded is not None or branch.windows is not None)
+    if reads is None:
         return
-    above, reader = shown
+    above, reader = reads
     if NOTES not in above.__dict__:
         setattr(above, NOTES, Grids(reader))
         if isinstance(above, nn.Conv2d):  # whose output shows it
@@ -295,7 +295,7 @@ def _fail(module: nn.Module, args: tuple, output: object) -> None:
 def _report_missing(model: nn.Module, incompatible: Any) -> None:
     """Report missing keys if a checkpoint has some of the branches: a checkpoint of the host alone has none."""
     branches = [branch for branch in getattr(model, ROSTER) if isinstance(branch, HostBranch)]
-    if any(branch.kept is None for branch in branches):
+    if any(branch.lacking is None for branch in branches):
         for branch in branches:
-            if branch.kept is not None:
-                incompatible.missing_keys.extend(branch.state_dict(prefix=branch.kept))
+            if branch.lacking is not None:
+                incompatible.missing_keys.extend(branch.state_dict(prefix=branch.lacking))

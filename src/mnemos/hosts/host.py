@@ -53,7 +53,7 @@ class Host:
     kind: "module:Class". signature: the first argument names of its forward, checked before anything is changed; the
     cache of Transformers may have either of its names (`libraries.CACHE_NAMES`).
     width, out, heads: dotted attributes of the module with D of its input, D of its output, and H. call: reads the
-    arguments of a call. input(site, seen): what the model declares of its tokens, where `seen` is the T of an example.
+    arguments of a call. input(site, t): what the model declares of its tokens, where t is the T of an example.
     why_skipped(site): why it must not get a cache, or None. carrier: the submodule whose first input, o_self, is mixed,
     for an attention whose own output includes a residual or a norm; "": the output is mixed. projection: the dotted
     path of the module whose first input is the attention's heads, one after another, for mix="heads"; "": what is mixed

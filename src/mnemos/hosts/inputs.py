@@ -1,7 +1,7 @@
 """What models declare about the input of their attentions: tokens, grid, class tokens, and the slots of a cache.
 
-Each function takes an attention and the T of an example, if there is one, and returns an `AttentionInput`. First what
-several libraries share, then timm, torchvision and Hugging Face.
+Each function takes an attention and the T of its call in an example (None: there is none), and returns an
+`AttentionInput`. First what several libraries share, then timm, torchvision and Hugging Face.
 """
 
 import math
@@ -54,41 +54,41 @@ class AttentionInput(NamedTuple):
     padded: Windows | None = None
 
 
-def any_length(site: NamedModule, seen: int | None) -> AttentionInput:
+def any_length(site: NamedModule, t: int | None) -> AttentionInput:
     """Sequences of any length: 64 slots, or the number of tokens of an example."""
     limits = (getattr(getattr(m, "config", None), "max_position_embeddings", None) for m in site.above)
     limit = next((n for n in limits if isinstance(n, int) and n > 0), None)
-    slots = seen or TEXT_SLOTS
-    return AttentionInput(tokens=seen, slots=min(slots, limit or slots), limit=limit)
+    slots = t or TEXT_SLOTS
+    return AttentionInput(tokens=t, slots=min(slots, limit or slots), limit=limit)
 
 
-def in_a_part(site: NamedModule, seen: int | None) -> AttentionInput:
+def in_a_part(site: NamedModule, t: int | None) -> AttentionInput:
     """Images of a model that is not known: as `any_length`, with a warning."""
-    return any_length(site, seen)._replace(warning=PART)
+    return any_length(site, t)._replace(warning=PART)
 
 
-def on_grid(seen: int | None, grid: Grid, prefix: int) -> AttentionInput:
+def on_grid(t: int | None, grid: Grid, prefix: int) -> AttentionInput:
     """One slot per patch of a grid; `prefix` class, distillation and register tokens are not summarised."""
     declared = grid[0] * grid[1] + prefix
-    tokens = seen or declared
+    tokens = t or declared
     return AttentionInput(tokens, tokens - prefix, prefix, grid if tokens == declared else None, tokens)
 
 
 def pyramid(
-    seen: int | None, stage: int, grid: Grid, reduction: int, prefix: int = 0, keys: int | None = None
+    t: int | None, stage: int, grid: Grid, reduction: int, prefix: int = 0, keys: int | None = None
 ) -> AttentionInput:
     """PVT: `keys` slots, or as many as a convolution of stride `reduction` makes of the tokens.
 
     The tokens form the `grid` of the `stage`, unless an example showed another number: then a square, if possible.
     """
-    count = grid[0] * grid[1] if seen is None else seen - prefix
-    shown: Grid | None = grid
+    count = grid[0] * grid[1] if t is None else t - prefix
+    own: Grid | None = grid
     if count != grid[0] * grid[1]:
         side = math.isqrt(count)
-        shown = (side, side) if side * side == count else None
+        own = (side, side) if side * side == count else None
     if keys is None:
-        keys = (shown[0] // reduction) * (shown[1] // reduction) if shown else count // reduction**2
-    return _add_paper(AttentionInput(count + prefix, max(1, min(keys, count)), prefix, shown, count + prefix), stage)
+        keys = (own[0] // reduction) * (own[1] // reduction) if own else count // reduction**2
+    return _add_paper(AttentionInput(count + prefix, max(1, min(keys, count)), prefix, own, count + prefix), stage)
 
 
 def _in_windows(windows: Windows, stage: int | None) -> AttentionInput:
@@ -137,35 +137,35 @@ def _find(site: NamedModule, *names: str) -> Any:
 # --- timm ---
 
 
-def timm_patches(site: NamedModule, seen: int | None, prefix: int | None = None) -> AttentionInput:
+def timm_patches(site: NamedModule, t: int | None, prefix: int | None = None) -> AttentionInput:
     """A vision transformer: one slot per patch. prefix: where it is not `num_prefix_tokens` of attention or model."""
     if any(type(m).__name__ == "MobileVitBlock" for m in site.above):  # rows of patches; there is no class token
-        return any_length(site, seen)
+        return any_length(site, t)
     model = next((m for m in reversed(site.above) if hasattr(m, "patch_embed") or hasattr(m, "embeds")), None)
     if prefix is None:
         owner = site.module if hasattr(site.module, "num_prefix_tokens") else model
         prefix = int(getattr(owner, "num_prefix_tokens", 0))
         declared = hasattr(owner, "num_prefix_tokens")
         if not declared and (owner is None or any(hasattr(m, "cls_token") for m in site.above)):
-            return in_a_part(site, seen)
+            return in_a_part(site, t)
     embed: Any = getattr(model, "patch_embed", None)
     if isinstance(getattr(embed, "num_patches", None), int):
         grid = getattr(embed, "grid_size", None) or [side // embed.patch_size for side in embed.img_size]  # XCiT
-        return on_grid(seen, (grid[0], grid[1]), prefix)
-    if seen:
-        return AttentionInput(seen, seen - prefix, prefix, None, seen)
+        return on_grid(t, (grid[0], grid[1]), prefix)
+    if t:
+        return AttentionInput(t, t - prefix, prefix, None, t)
     sides = getattr(getattr(model, "embeds", None), "pos_embed_grid_size", None)  # NaFlexViT: images of any shape
     return any_length(site, None)._replace(prefix=prefix, slots=math.prod(sides) if sides else TEXT_SLOTS)
 
 
-def convit(site: NamedModule, seen: int | None) -> AttentionInput:
+def convit(site: NamedModule, t: int | None) -> AttentionInput:
     """A class token joins the patches at one of the later blocks."""
     model, block = _find(site, "local_up_to_layer"), _find_stage(site, "blocks")
     joined = None if model is None or block is None else int(block >= model.local_up_to_layer)
-    return timm_patches(site, seen, joined)
+    return timm_patches(site, t, joined)
 
 
-def timm_swin(site: NamedModule, seen: int | None) -> AttentionInput:
+def timm_swin(site: NamedModule, t: int | None) -> AttentionInput:
     """The block around the attention divides the grid of the patches, halved in each stage before it."""
     block, size = site.above[-1] if site.above else None, site.module.window_size
     model, stage = _find(site, "patch_embed"), _find_stage(site, "layers")
@@ -175,42 +175,42 @@ def timm_swin(site: NamedModule, seen: int | None) -> AttentionInput:
     return _in_windows(windows, stage)
 
 
-def timm_pvt_v2(site: NamedModule, seen: int | None) -> AttentionInput:
+def timm_pvt_v2(site: NamedModule, t: int | None) -> AttentionInput:
     """One slot per key; the attention's convolution or pooling determines their number."""
     stage, attention = _find_stage(site, "stages"), site.module
     if stage is None:
-        return in_a_part(site, seen)
+        return in_a_part(site, t)
     height, width = (-(-side // (4 * 2**stage)) for side in _timm_image(site))
     reduction = 1 if attention.sr is None else attention.sr.stride[0]
-    return pyramid(seen, stage, (height, width), reduction, keys=None if attention.pool is None else 49)
+    return pyramid(t, stage, (height, width), reduction, keys=None if attention.pool is None else 49)
 
 
-def twins(site: NamedModule, seen: int | None) -> AttentionInput:
+def twins(site: NamedModule, t: int | None) -> AttentionInput:
     """One slot per key; local attentions divide the grid into windows of side `ws`, the others reduce it."""
     model, stage = _find(site, "patch_embeds"), _find_stage(site, "blocks")
     if model is None or stage is None:
-        return in_a_part(site, seen)
+        return in_a_part(site, t)
     side, embed = getattr(site.module, "ws", None), model.patch_embeds[stage]
     keys = None if side is None else side * side
-    return pyramid(seen, stage, (embed.H, embed.W), getattr(site.module, "sr_ratio", 1), keys=keys)
+    return pyramid(t, stage, (embed.H, embed.W), getattr(site.module, "sr_ratio", 1), keys=keys)
 
 
-def timm_maxvit(site: NamedModule, seen: int | None) -> AttentionInput:
+def timm_maxvit(site: NamedModule, t: int | None) -> AttentionInput:
     """MaxViT: windows, or tokens at equal distances, are rows of the batch; CoAtNet: the whole grid is one row."""
     size = getattr(site.above[-1] if site.above else None, "partition_size", None)
     if size is None:
-        return any_length(site, seen)
+        return any_length(site, t)
     area = size[0] * size[1]
     height, width = (side // (4 * 2 ** (_find_stage(site, "stages") or 0)) for side in _timm_image(site))
     rows = max(1, height // size[0]) * max(1, width // size[1])
     return AttentionInput(area, area, 0, None, area, rows)
 
 
-def mvit(site: NamedModule, seen: int | None) -> AttentionInput:
+def mvit(site: NamedModule, t: int | None) -> AttentionInput:
     """64 slots, or one per token of an example, but for a class token, which torchvision's has always."""
     prefix = int(getattr(site.module, "has_cls_token", True))
-    plain = any_length(site, seen)
-    return plain._replace(prefix=prefix, slots=(seen - prefix) if seen else plain.slots)
+    plain = any_length(site, t)
+    return plain._replace(prefix=prefix, slots=(t - prefix) if t else plain.slots)
 
 
 def _timm_image(site: NamedModule) -> Grid:
@@ -226,19 +226,19 @@ def _timm_image(site: NamedModule) -> Grid:
 # --- torch.nn and torchvision ---
 
 
-def torch_patches(site: NamedModule, seen: int | None) -> AttentionInput:
+def torch_patches(site: NamedModule, t: int | None) -> AttentionInput:
     """64 slots, or one per token of an example. torchvision's ViT: one per patch, without its class token."""
     library = sys.modules.get("torchvision.models.vision_transformer")
     cls = getattr(library, "VisionTransformer", ())
     model = next((m for m in site.above if isinstance(m, cls)), None)
     if model is None:
         inside = library is not None and any(type(m).__module__ == library.__name__ for m in site.above)
-        return any_length(site, seen)._replace(warning=PART if inside else "")
+        return any_length(site, t)._replace(warning=PART if inside else "")
     side = model.image_size // model.patch_size
-    return on_grid(seen, (side, side), 1)
+    return on_grid(t, (side, side), 1)
 
 
-def torchvision_swin(site: NamedModule, seen: int | None) -> AttentionInput:
+def torchvision_swin(site: NamedModule, t: int | None) -> AttentionInput:
     """The tokens are the whole grid of a stage, which the attention divides into windows by itself.
 
     One slot per token of a window. The model declares no image size: the grid is that of 224 × 224 pixels, or the
@@ -249,18 +249,18 @@ def torchvision_swin(site: NamedModule, seen: int | None) -> AttentionInput:
         if module in site.above:
             break
         before.append(module)
-    if not before and not seen:
-        return in_a_part(site, seen)
+    if not before and not t:
+        return in_a_part(site, t)
     stage = sum(type(module).__name__.startswith("PatchMerging") for module in before)
     patch = before[0][0].stride[0] if before else 4
-    tokens = seen or (-(-IMAGE[0] // patch) // 2**stage) ** 2
+    tokens = t or (-(-IMAGE[0] // patch) // 2**stage) ** 2
     side = round(tokens**0.5)
     grid = (side, side) if side * side == tokens else None
     area = site.module.window_size[0] * site.module.window_size[1]
     return _add_paper(AttentionInput(tokens, min(area, tokens), 0, grid, tokens), stage)
 
 
-def torchvision_maxvit(site: NamedModule, seen: int | None) -> AttentionInput:
+def torchvision_maxvit(site: NamedModule, t: int | None) -> AttentionInput:
     """One slot per token of a group."""
     tokens = int(site.module.max_seq_len)
     parent = next((m for m in reversed(site.above) if hasattr(m, "grid_size")), None)
@@ -289,31 +289,31 @@ def _config_grid(site: NamedModule) -> Grid:
     return image[0] // patch[0], image[1] // patch[1]
 
 
-def patches(site: NamedModule, seen: int | None, prefix: int = 1) -> AttentionInput:
+def patches(site: NamedModule, t: int | None, prefix: int = 1) -> AttentionInput:
     """ViT and its relatives."""
-    return on_grid(seen, _config_grid(site), prefix)
+    return on_grid(t, _config_grid(site), prefix)
 
 
-def registers(site: NamedModule, seen: int | None) -> AttentionInput:
+def registers(site: NamedModule, t: int | None) -> AttentionInput:
     """DINOv2 and DINOv3: a class token and a number of register tokens."""
-    return patches(site, seen, 1 + int(config_field(site, "num_register_tokens") or 0))
+    return patches(site, t, 1 + int(config_field(site, "num_register_tokens") or 0))
 
 
-def masked_patches(site: NamedModule, seen: int | None) -> AttentionInput:
+def masked_patches(site: NamedModule, t: int | None) -> AttentionInput:
     """ViTMAE: the encoder sees the patches that are not masked, in random order; the decoder sees all."""
     if "decoder_layers" in site.name.split("."):
-        return patches(site, seen)
+        return patches(site, t)
     height, width = _config_grid(site)
-    kept = seen - 1 if seen else int(height * width * (1 - float(config_field(site, "mask_ratio"))))
-    return AttentionInput(kept + 1, kept, 1, None, height * width)
+    visible = t - 1 if t else int(height * width * (1 - float(config_field(site, "mask_ratio"))))
+    return AttentionInput(visible + 1, visible, 1, None, height * width)
 
 
-def tower(site: NamedModule, seen: int | None, prefix: int) -> AttentionInput:
+def tower(site: NamedModule, t: int | None, prefix: int) -> AttentionInput:
     """A vision tower, or a text tower that is not causal."""
-    return patches(site, seen, prefix) if hasattr(site.module.config, "image_size") else any_length(site, seen)
+    return patches(site, t, prefix) if hasattr(site.module.config, "image_size") else any_length(site, t)
 
 
-def swin(site: NamedModule, seen: int | None) -> AttentionInput:
+def swin(site: NamedModule, t: int | None) -> AttentionInput:
     """Swin and Swin v2: the layer around the attention divides the grid of the patches, halved in each stage before it.
 
     Swin v2's attention is inside a module with the projection, and that inside the layer, which decides whether it
@@ -337,25 +337,25 @@ def swin(site: NamedModule, seen: int | None) -> AttentionInput:
     return _in_windows(windows, stage)
 
 
-def pvt(site: NamedModule, seen: int | None) -> AttentionInput:
+def pvt(site: NamedModule, t: int | None) -> AttentionInput:
     """One slot per key after the strided convolution; the last stage has a class token."""
     encoder, stage = _find(site, "patch_embeddings", "block"), _find_stage(site, "block")
     if encoder is None or stage is None:
-        return in_a_part(site, seen)
+        return in_a_part(site, t)
     prefix = int(getattr(encoder.patch_embeddings[stage], "cls_token", None) is not None)
     height, width = _sides(config_field(site, "image_size"))
     for stride in config_field(site, "strides")[: stage + 1]:
         height, width = height // stride, width // stride
-    return pyramid(seen, stage, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
+    return pyramid(t, stage, (height, width), int(site.module.self.sequences_reduction_ratio), prefix)
 
 
-def overlapping(site: NamedModule, seen: int | None, path: str, reduction: str) -> AttentionInput:
+def overlapping(site: NamedModule, t: int | None, path: str, reduction: str) -> AttentionInput:
     """PVT v2 and SegFormer: one slot per key; patches overlap and extend beyond the edge."""
     stage = _find_stage(site, path)
     if stage is None:
-        return in_a_part(site, seen)
+        return in_a_part(site, t)
     height, width = _sides(config_field(site, "image_size") or IMAGE)
     for stride in config_field(site, "strides")[: stage + 1]:
         height, width = -(-height // stride), -(-width // stride)
     keys = 49 if getattr(site.module, "linear_attention", False) else None
-    return pyramid(seen, stage, (height, width), int(getattr(site.module, reduction)), keys=keys)
+    return pyramid(t, stage, (height, width), int(getattr(site.module, reduction)), keys=keys)

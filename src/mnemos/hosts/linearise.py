@@ -144,7 +144,7 @@ def linearise(
     # --- the new children; until here nothing was changed ---
     sites = list_sites(model)
     chosen, left = _choose(sites, settings, where)
-    made = []
+    children = []
     for site, host in chosen:
         module = site.module
         heads = host.sizes(module)[2]
@@ -157,13 +157,13 @@ def linearise(
         every = chain(module.parameters(), model.parameters())  # quantised projections have integers alone
         dtype = next((x.dtype for x in every if x.is_floating_point() and x.element_size() > 1), torch.float32)
         own.to(device=device, dtype=dtype).train(module.training)
-        made.append((site, own, heads, kv_heads, width))
+        children.append((site, own, heads, kv_heads, width))
 
     # --- the attentions get another class, whose forward runs `linearised.run` ---
     changed: list[LinearisedAttention] = []
     maps: dict[str, nn.Parameter] = {}
     updates: dict[str, nn.Parameter] = {}
-    for site, own, heads, kv_heads, width in made:
+    for site, own, heads, kv_heads, width in children:
         cls = site.module.__class__
         site.module.__class__ = _make_class(cls)
         site.module.linearised = own

@@ -93,12 +93,13 @@ class LinearisedLayer(DynamicLayer):
             b, n = len(q), self.columns
             zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
             keys: Any = self.keys
+            values: Any = self.values
             before = None
             if rotation is not None:
                 cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
                 raw = keys[..., :width] if self.raw is None else self.raw
                 before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-            state = own.read(Tokens(zeros, keys, self.values, sizes, before, self.valid), None)[1]
+            state = own.read(Tokens(zeros, keys, values, sizes, before, self.valid), None)[1]
         y, self.state = own.read(tokens, state)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():

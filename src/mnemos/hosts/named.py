@@ -169,9 +169,9 @@ def _find_integer(module: object, names: tuple[str, ...], divides: int | None = 
     return None
 
 
-def _without_limit(site: NamedModule, seen: int | None) -> AttentionInput:
+def _without_limit(site: NamedModule, t: int | None) -> AttentionInput:
     """As `any_length`, but without a limit: the positions that a model has need not be those of a named module."""
-    return any_length(site, seen)._replace(slots=seen or TEXT_SLOTS, limit=None)
+    return any_length(site, t)._replace(slots=t or TEXT_SLOTS, limit=None)
 
 
 class FirstCall(NamedTuple):

@@ -83,9 +83,9 @@ def remember(
             raise InputError(
                 f"remember: expected the name of a part of {cls}, found {name!r}; it has {known_parts}"
             ) from None
-    made = Remembering(model, tokens, *parts)
-    made.check_parts(str(decoder))
-    return made
+    remembering = Remembering(model, tokens, *parts)
+    remembering.check_parts(str(decoder))
+    return remembering
 
 
 class AfterHead(NamedTuple):
