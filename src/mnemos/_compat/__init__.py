@@ -121,6 +121,9 @@ def dispatch_mode_active() -> bool:
     return _dispatch_modes is None or _dispatch_modes() > 0
 
 
+# Whether torch.jit.trace records what runs. Fallback: the public function, which takes three times as long.
+is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+
 PLAIN = (Tensor, nn.Parameter)
 
 

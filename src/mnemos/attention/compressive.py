@@ -5,12 +5,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig, check_fields
 from mnemos.memory.gated_cache import own_weight
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.dense_layer import Linear, dense
 from mnemos.ops.padding import padding_first, take
 from mnemos.registry import register
 from mnemos.types import Device, InputError, add_auxiliary_loss
@@ -100,7 +100,7 @@ class Compressor(nn.Module):
     def __init__(self, compression: Compression, dim: int, ratio: int) -> None:
         super().__init__()
         self.compression, self.ratio = compression, ratio
-        self.linear = nn.Linear(ratio * dim, dim) if compression == "convolution" else None
+        self.linear = Linear(ratio * dim, dim) if compression == "convolution" else None
 
     def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         x, valid = x.unflatten(1, (-1, self.ratio)), valid.unflatten(1, (-1, self.ratio))
@@ -268,7 +268,7 @@ class CompressiveAttention(RelativeHeads[CompressedSegments]):
         weight = own_weight(self.key_value).detach()
 
         def read(inputs: Tensor, valid: Tensor) -> Tensor:
-            k, v = F.linear(inputs, weight).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+            k, v = dense(inputs, weight).unflatten(-1, (2, self.num_heads, -1)).unbind(2)
             return attend(q, k, v, open_empty_rows(valid)[:, None, None], False)
 
         with torch.no_grad():

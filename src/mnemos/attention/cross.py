@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from mnemos.ops.dense_layer import Linear
 from mnemos.types import check_heads, check_input
 
 from .softmax import attend
@@ -26,7 +27,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         check_heads(dim, num_heads)
         self.dim, self.num_heads, self.dropout = dim, num_heads, dropout
-        self.query, self.key_value, self.output = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.query, self.key_value, self.output = Linear(dim, dim), Linear(dim, 2 * dim), Linear(dim, dim)
 
     def keys_values(self, source: Tensor) -> KeysValues:
         """[B, N, D] -> keys and values, [B, N, H, D/H] each."""

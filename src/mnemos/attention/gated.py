@@ -17,6 +17,7 @@ from mnemos._compat import exportable, is_plain
 from mnemos.memory.gated_cache import GRC, GatedCache, Projection, begin_forward, end_forward
 from mnemos.memory.grid import Unfinished, stretches
 from mnemos.modes import in_graph
+from mnemos.ops.dense_layer import Linear, dense
 from mnemos.ops.gated_cache import batch_mean, native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
@@ -157,7 +158,7 @@ class GatedBranch(GatedCache):
     ) -> tuple[Tensor]:
         """The kernel's result in PyTorch's operations, as a function of all its tensors."""
         w_q, b_q, w_k, b_k, w_v, b_v = weights
-        parts = (F.linear(a, w, b) for a, w, b in ((x, w_q, b_q), (cache, w_k, b_k), (cache, w_v, b_v)))
+        parts = (dense(a, w, b) for a, w, b in ((x, w_q, b_q), (cache, w_k, b_k), (cache, w_v, b_v)))
         o_mem = self._attend(*(part.unflatten(-1, (self.num_heads, -1)) for part in parts))
         return (o_mem if own is None or mix is None else torch.lerp(own, o_mem, torch.sigmoid(mix)[:, None]),)
 
@@ -240,7 +241,7 @@ class GatedBranch(GatedCache):
 
 def is_plain_linear(module: Any) -> bool:
     """Whether calling the module is a product with its weight and a sum with its bias, and nothing else."""
-    return type(module) in (nn.Linear, Projection) and module.bias is not None and is_plain(module)
+    return type(module) in (nn.Linear, Linear, Projection) and module.bias is not None and is_plain(module)
 
 
 @exportable

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
 from mnemos.ops.backend import nearest
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
 from mnemos.ops.positions import Rotary, count_seen, rotary_of
@@ -101,8 +102,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
         if backend not in known:
             raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, known)}")
         self.feature_map, self.eps, self.backend = feature_map, eps, backend
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.output = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.output = Linear(dim, dim)
         # Drawn once and saved: sums of one projection's features cannot be read with another projection.
         self.register_buffer(
             "projection", random_projection(features, dim // num_heads) if feature_map == "favor" else None

@@ -17,6 +17,7 @@ from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
 from mnemos.ops.convolution import short_convolution
 from mnemos.ops.delta import decayed_attention, delta_rule
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import Rotary, count_seen, rotary_of
 from mnemos.registry import register
 from mnemos.types import Device, InputError, check_heads
@@ -351,12 +352,12 @@ class DeltaAttention(RecurrentAttention):
         self.decay, self.doubled_beta = decay, doubled_beta
         # q, k and v together, β, and what the decay and the gate are made of.
         self.parts = [convolved, h, *{"none": [], "head": [h, h * m], "channel": [d, m]}[decay]]
-        self.input = nn.Linear(dim, sum(self.parts), bias=False)
+        self.input = Linear(dim, sum(self.parts), bias=False)
         self.convolution = ShortConvolution(convolved)
         self.norm = GatedNorm(m, {"none": None, "head": "silu", "channel": "sigmoid"}[decay])
-        self.output = nn.Linear(h * m, dim, bias=False)
+        self.output = Linear(h * m, dim, bias=False)
         if decay == "channel":
-            self.to_decay, self.to_gate = nn.Linear(d, h * d, bias=False), nn.Linear(m, h * m, bias=False)
+            self.to_decay, self.to_gate = Linear(d, h * d, bias=False), Linear(m, h * m, bias=False)
         if decay != "none":
             self.A_log = draw_rates(h, least=0.01 if decay == "head" else 1.0)
             self.dt_bias = draw_biases(h if decay == "head" else h * d)
@@ -416,10 +417,10 @@ class GatedLinearAttention(RecurrentAttention):
     def __init__(self, dim: int, num_heads: int, widths: Widths) -> None:
         super().__init__(dim, num_heads, widths)
         self.parts = [2 * widths.keys, widths.values, widths.values, RANK]
-        self.input = nn.Linear(dim, sum(self.parts), bias=False)
-        self.to_decay = nn.Linear(RANK, widths.keys)
+        self.input = Linear(dim, sum(self.parts), bias=False)
+        self.to_decay = Linear(RANK, widths.keys)
         self.norm = GatedNorm(widths.value_width, "silu")
-        self.output = nn.Linear(widths.values, dim, bias=False)
+        self.output = Linear(widths.values, dim, bias=False)
 
     def compute(self, x: Tensor, state: RecurrentSums, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         qk, v, gate, low = self.input(x).split(self.parts, -1)
@@ -475,9 +476,9 @@ class Retention(RecurrentAttention):
         self.rotary = Rotary(10000.0 ** (d / max(1, d - 2)))  # base^(−2i/d) is then 10000^(−2i/(d−2))
         rotary_of(self.rotary, d)  # refuses an odd width
         self.parts = [2 * widths.keys, widths.values, widths.values]
-        self.input = nn.Linear(dim, sum(self.parts), bias=False)
+        self.input = Linear(dim, sum(self.parts), bias=False)
         self.norm = GatedNorm(widths.value_width, "silu", learned=False, eps=RETENTION_EPS)
-        self.output = nn.Linear(widths.values, dim, bias=False)
+        self.output = Linear(widths.values, dim, bias=False)
         self.draw_weights()
 
     @torch.no_grad()
@@ -538,12 +539,12 @@ class Mamba2Attention(RecurrentAttention):
         super().__init__(dim, num_heads, widths, convolved)
         self.parts = [widths.values, convolved, num_heads]
         self.convolution = ShortConvolution(convolved, bias=True)
-        self.input = nn.Linear(dim, sum(self.parts), bias=False)
+        self.input = Linear(dim, sum(self.parts), bias=False)
         self.A_log, self.dt_bias = draw_rates(num_heads, least=1.0), draw_biases(num_heads)
         self.skip = nn.Parameter(torch.ones(num_heads))
         self.norm = GatedNorm(widths.values // widths.key_heads, None, learned=False)
         self.norm_weight = nn.Parameter(torch.ones(widths.values))
-        self.output = nn.Linear(widths.values, dim, bias=False)
+        self.output = Linear(widths.values, dim, bias=False)
 
     def compute(self, x: Tensor, state: RecurrentSums, mask: Tensor | None) -> tuple[Tensor, RecurrentSums]:
         w = self.widths

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mnemos.config import AttentionConfig
 from mnemos.memory.gated_cache import own_weight
 from mnemos.memory.key_values import Segments
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.padding import padding_first, take, valid_last
 from mnemos.ops.relative_position import distance_scores, hide, relative_attention, seen_keys, sinusoids, weigh
 from mnemos.registry import register
@@ -50,8 +51,8 @@ class RelativeHeads(MultiHeadAttention[S]):
                 f"expected memory and clamp of at least 0, found memory {memory}, clamp {clamp}; use 0 for none"
             )
         self._memory, self._clamp, self._detached, self.window = memory, clamp, detached, window
-        self.query, self.key_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
-        self.position, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.query, self.key_value = Linear(dim, dim, bias=False), Linear(dim, 2 * dim, bias=False)
+        self.position, self.output = Linear(dim, dim, bias=False), Linear(dim, dim, bias=False)
         self.content_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
         self.position_bias = nn.Parameter(torch.empty(num_heads, dim // num_heads).normal_(std=0.02))
         self._table: Tensor | None = None

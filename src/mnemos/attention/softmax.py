@@ -11,6 +11,7 @@ from mnemos._compat import transformed
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import BranchedKeyValues, KeyValues, check_key_values
 from mnemos.modes import in_graph, reads_without_waiting
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.positions import Rotary, rotary_of
 from mnemos.ops.softmax_attention import can_attend, softmax_attention
@@ -109,8 +110,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
                 f"window: expected at least 1 and causal=True, found window {window}, {causal=}; use window=None"
             )
         self.window = window
-        self.qkv = nn.Linear(dim, dim + 2 * self.kv_heads * width)
-        self.output = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, dim + 2 * self.kv_heads * width)
+        self.output = Linear(dim, dim)
         self.query_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
         self.key_norm = nn.RMSNorm(width, eps=1e-6) if query_key_norm else None
 

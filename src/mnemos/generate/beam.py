@@ -18,6 +18,7 @@ from mnemos._compat import is_plain, packed_products, with_children
 from mnemos.config import check_fields
 from mnemos.native import codes
 from mnemos.ops.checks import check_finite
+from mnemos.ops.dense_layer import Linear, dense
 from mnemos.types import InputError, Output, Rows, State, likelihood_of, select, take_rows
 
 from .fused import ROWS, DecodeStep, fused_step
@@ -473,7 +474,7 @@ def pack(model: nn.Module) -> nn.Module:
     """
     if packed_products() is None:
         return model
-    if type(model) is nn.Linear:
+    if type(model) is nn.Linear or type(model) is Linear:
         w = model.weight
         plain = type(w) is nn.Parameter and w.dtype == torch.float32 and w.device.type == "cpu" and is_plain(model)
         return PackedLinear(model) if plain and w.numel() >= LEAST else model
@@ -502,7 +503,7 @@ class PackedLinear(nn.Module):
         products = packed_products()
         fits = x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled() and x.numel() > 0
         if products is None or not fits or torch.is_autocast_enabled("cpu") or weight.is_inference():
-            return F.linear(x, weight, layer.bias)
+            return dense(x, weight, layer.bias)
         pack, product = products
         if self._copy is None:
             self._copy = pack(weight.detach())

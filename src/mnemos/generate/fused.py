@@ -45,6 +45,7 @@ from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
 from mnemos.models.store import skeleton
 from mnemos.models.transformer import Transformer, TransformerState
 from mnemos.native import codes, library, why_not
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.linear import LinearState
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS
 from mnemos.ops.positions import frequencies
@@ -562,7 +563,7 @@ def why_not_fused(model: nn.Module) -> str:
     parts = {name: part for name, part in model.named_modules() if name and not _encodes(name)}
     for name, (cls, settings, words) in _expected(config).items():
         other = parts.pop(name, None)
-        if cls is not type(other) or (other.extra_repr() != settings and not name.startswith("head")):
+        if cls is not _class(other) or (other.extra_repr() != settings and not name.startswith("head")):
             return f"{name}: its configuration says {words}, found {other}"
     return f"{next(iter(parts))}: a module that its configuration does not have" if parts else ""
 
@@ -583,7 +584,12 @@ def _encodes(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _expected(config: ModelConfig) -> dict[str, tuple[type[nn.Module], str, str]]:
+def _expected(config: ModelConfig) -> dict[str, tuple[type, str, str]]:
     """The modules that a configuration builds, by their names: type, settings, and how they print."""
     modules = skeleton(config).named_modules()
-    return {name: (type(part), part.extra_repr(), str(part)) for name, part in modules if name and not _encodes(name)}
+    return {name: (_class(part), part.extra_repr(), str(part)) for name, part in modules if name and not _encodes(name)}
+
+
+def _class(part: nn.Module | None) -> type:
+    """A module's class; a linear layer of torch.nn is as good as one of ours."""
+    return nn.Linear if type(part) is Linear else type(part)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos.attention.gated import GatedBranch, is_plain_linear
 from mnemos.memory.gated_cache import GRC, Projection, begin_forward, end_forward, promote, recomputing
 from mnemos.memory.tokens import TokenMemory
+from mnemos.ops.dense_layer import dense
 from mnemos.ops.gated_cache import batch_mean, grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
@@ -136,7 +136,7 @@ class HostBranch(GatedBranch):
         if alike and not torch.compiler.is_exporting():  # one fused product and addition, of one row of all tokens
             rows = o_mem.flatten(2).flatten(0, 1)
             return base.flatten(0, 1).addmm_(rows, weight.t()).unflatten(0, y.shape[:2])
-        return base + F.linear(o_mem.flatten(2), weight).to(y.dtype)
+        return base + dense(o_mem.flatten(2), weight).to(y.dtype)
 
     def _read_cache(
         self, x: Tensor, y: Tensor, mask: Tensor | None, own: Tensor | None = None, grid: Grid | None = None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mnemos._compat import hooks_of
 from mnemos.config import check_fields
 from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
+from mnemos.ops.dense_layer import dense
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.rewind import record_call
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
@@ -226,7 +227,7 @@ class LowRank(nn.Module):
         self.up = nn.Parameter(torch.zeros(out, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+        return dense(dense(x, self.down), self.up)
 
     def add(self, projection: nn.Module, args: tuple, output: Tensor) -> Tensor:
         """The hook after the forward of a projection."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mnemos._compat import exportable
 from mnemos.config import check_fields
 from mnemos.ops.associative import associative_read, associative_write, dpfp
+from mnemos.ops.dense_layer import Linear
 from mnemos.types import Device, InputError
 
 from .tokens import check_count
@@ -66,8 +67,8 @@ class AssociativeMemory(nn.Module):
         super().__init__()
         self.nu, self.features = config.nu, 2 * config.nu * config.key_dim
         self.bounded = config.bounded
-        self.query, self.key = (nn.Linear(dim, config.key_dim, bias=False) for _ in range(2))
-        self.value, self.strength = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 1)
+        self.query, self.key = (Linear(dim, config.key_dim, bias=False) for _ in range(2))
+        self.value, self.strength = Linear(dim, dim, bias=False), Linear(dim, 1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos._compat import (
     Moving,
@@ -33,6 +32,7 @@ from mnemos._compat import (
 )
 from mnemos.config import check_fields
 from mnemos.libraries import loaded_weights
+from mnemos.ops.dense_layer import Linear, dense
 from mnemos.ops.gated_cache import GateValues, Written, write
 from mnemos.types import InputError, check_heads
 
@@ -206,7 +206,7 @@ class Projection(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return dense(x, self.weight, self.bias)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -221,7 +221,7 @@ def own_weight(module: nn.Linear | nn.LayerNorm | Projection) -> Tensor:
     Raises InputError for an adapter around it (LoRA and others of PEFT), which would have no effect there, and for a
     quantised map, whose weight is no tensor.
     """
-    if type(module) in (nn.Linear, Projection):
+    if type(module) in (nn.Linear, Linear, Projection):
         return module.weight
     weight = module.weight
     if hasattr(module, "base_layer") or not isinstance(weight, Tensor):
@@ -574,7 +574,7 @@ class GatedCache(StoredCache):
     Dm = ratio·D, rounded down to a multiple of H. Raises InputError unless `grc.length` is one number and Dm ≥ H.
     """
 
-    linear: type[nn.Linear] | type[Projection] = nn.Linear  # the class of its linear maps
+    linear: type[nn.Linear] | type[Projection] = Linear  # the class of its linear maps
 
     def __init__(self, dim: int, num_heads: int, grc: GRC) -> None:
         check_heads(dim, num_heads)

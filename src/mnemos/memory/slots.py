@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.config import check_fields
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.slot_memory import biased_memory_norm, slot_attention, slot_write
 from mnemos.types import Device, InputError, check_heads
 
@@ -78,7 +79,7 @@ class SlotMemory(nn.Module):
         self.radius = dim**0.5 if config.radius is None else config.radius
         self.self_logit = None
         if config.write:
-            self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+            self.query, self.key, self.value = (Linear(dim, dim, bias=False) for _ in range(3))
             if config.self_logit is not None:
                 # A vector, so that weight decay, which applies to matrices, leaves it: 0 is no better a prior.
                 self.self_logit = nn.Parameter(torch.full((config.slots * self.num_heads,), config.self_logit))

@@ -16,6 +16,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import count_seen
 from mnemos.registry import register
 from mnemos.types import Attention, Device, InputError, State, StateKind, check_token_ids, combined_state_kind
@@ -137,7 +138,7 @@ class EncoderDecoder(AttentionModel):
         self.encoder = blocks_of(c, attentions_of(c, c.encoder, c.encoder_layers, causal, c.max_length))
         self.decoder = blocks_of(c, attentions_of(c, c.decoder, c.decoder_layers, True), reads=1)
         self.encoder_norm, self.decoder_norm = final_norm_of(c.norm, c.dim), final_norm_of(c.norm, c.dim)
-        self.head = nn.Linear(c.dim, c.vocab_size, bias=c.head_bias)
+        self.head = Linear(c.dim, c.vocab_size, bias=c.head_bias)
         init_weights(self, tied=c.share != "none")
         self.own_caches()
 

@@ -23,6 +23,7 @@ from mnemos.memory.grid import Stretch, stretches
 from mnemos.memory.key_values import KeyValues, pad_front
 from mnemos.memory.tokens import TokenMemory, TokensConfig, TokenState
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.padding import PackedRows
 from mnemos.ops.positions import Rotary, count_seen, rotary_of, rotate, sinusoids
 from mnemos.registry import register
@@ -179,7 +180,7 @@ class SegmentAttention(MultiHeadAttention[Context]):
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0, rotary: bool = False) -> None:
         super().__init__(dim, num_heads, True, dropout, splits="segments", state_kind="constant")
         rotary_of(rotary, dim // num_heads)  # raises for an odd width
-        self.qkv, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.qkv, self.output = Linear(dim, 3 * dim), Linear(dim, dim)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Context:
         nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)

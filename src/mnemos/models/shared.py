@@ -13,6 +13,7 @@ from mnemos.attention.multi_head import padded_state
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, with_fields
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.checks import check_dropout
+from mnemos.ops.dense_layer import Linear
 from mnemos.registry import load_baseline
 from mnemos.types import (
     Attention,
@@ -133,7 +134,7 @@ def language_head(
         return head
     if div_value != 1:
         raise InputError(f"div_value: expected 1 in a head without cutoffs, found {div_value}; set cutoffs, or use 1")
-    return nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=not tied)
+    return Linear(embedding.embedding_dim, embedding.num_embeddings, bias=not tied)
 
 
 # --- Base classes ---

@@ -19,6 +19,7 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_signature
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.modes import reads_without_waiting
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.dropout import Dropout
 from mnemos.ops.padding import zero_invalid
 from mnemos.ops.positions import Rotary, count_seen, positions, sinusoids
@@ -61,7 +62,7 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, activation: Ungated = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
-        self.expand, self.contract = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.expand, self.contract = Linear(dim, hidden), Linear(hidden, dim)
         self.activation: nn.Module = ACTIVATIONS[activation]()
         self.dropout = dropout_of(dropout)
 
@@ -85,8 +86,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.gate, self.expand = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
-        self.contract = nn.Linear(hidden, dim, bias=False)
+        self.gate, self.expand = Linear(dim, hidden, bias=False), Linear(dim, hidden, bias=False)
+        self.contract = Linear(hidden, dim, bias=False)
         self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -402,7 +403,7 @@ class Transformer(AttentionModel):
         _check(c)
         # --- from tokens or vectors to hidden states ---
         self.embedding: nn.Embedding | nn.Linear
-        self.embedding = nn.Linear(c.features, c.dim) if c.features else nn.Embedding(c.vocab_size, c.dim)
+        self.embedding = Linear(c.features, c.dim) if c.features else nn.Embedding(c.vocab_size, c.dim)
         prefix = int(bool(c.head.classes) and c.head.pool == "cls")  # a learned token in front
         self.cls = nn.Parameter(torch.zeros(c.dim)) if prefix else None
         self.positions = positions_of(c.resolved_position, c.max_length + prefix, c.dim)
@@ -417,12 +418,12 @@ class Transformer(AttentionModel):
         # --- from hidden states to outputs ---
         self.final_norm = final_norm_of(c.norm, c.dim)
         if c.head.mixture:
-            self.head = nn.Linear(c.dim, 3 * c.head.mixture)
+            self.head = Linear(c.dim, 3 * c.head.mixture)
         elif c.head.classes and c.head.hidden:
-            hidden = nn.Linear(c.dim, c.head.hidden)
-            self.head = nn.Sequential(hidden, ACTIVATIONS[c.activation](), nn.Linear(c.head.hidden, c.head.classes))
+            hidden = Linear(c.dim, c.head.hidden)
+            self.head = nn.Sequential(hidden, ACTIVATIONS[c.activation](), Linear(c.head.hidden, c.head.classes))
         elif c.head.classes or not isinstance(self.embedding, nn.Embedding):  # or vectors
-            self.head = nn.Linear(c.dim, c.head.classes or c.vocab_size)
+            self.head = Linear(c.dim, c.head.classes or c.vocab_size)
         else:
             self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
         # --- first values ---

@@ -18,15 +18,22 @@ from typing import Any, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from mnemos._compat import PLAIN, can_skip_dispatcher, dense_product, forward_differentiated, function_mode_active
+from mnemos._compat import (
+    PLAIN,
+    can_skip_dispatcher,
+    dense_product,
+    function_mode_active,
+    is_tracing,
+)
 from mnemos.errors import InputError
 from mnemos.ops.backend import Backend, Backends, nearest
 from mnemos.ops.precision import full_precision
 from mnemos.types import JSONObject
 
 VARIABLE = "MNEMOS_DENSE"
-LEAST, NEVER = 2**22, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
+LEAST, NEVER = 2**23, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
 WIDE = 256  # of the longer side of a weight
 FEW = 2  # rows up to which MKL uses one thread, and the time is that of reading the weight
 _product = dense_product()
@@ -57,9 +64,10 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     another value of MNEMOS_DENSE.
     """
     # A graph has no sizes that could be compared, and a subclass of Tensor may have none.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in PLAIN or type(weight) not in PLAIN:
+    if is_compiling() or is_tracing() or type(x) not in PLAIN:
         return F.linear(x, weight, bias)
-    size = _size(x, weight)
+    shape = weight.shape  # as a call of `_size`, `len` or `weight.numel` it would take half a microsecond more
+    size = (x.numel() + 8 * shape[-1]) * shape[0]
     if size < _state.least or not _is_chosen(x, weight, bias):
         return F.linear(x, weight, bias)
     # Of few rows MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
@@ -78,7 +86,7 @@ def _is_chosen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 def _size(x: Tensor, weight: Tensor) -> int:
     """The number of multiplications, by which products are compared; to read the weight takes the time of 8 rows."""
-    return x.numel() * len(weight) + 8 * weight.numel()
+    return (x.numel() + 8 * weight.shape[1]) * weight.shape[0]
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -95,7 +103,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 def _is_ours(*tensors: Tensor | None) -> bool:
     """Whether these are plain float32 tensors of a CPU, and PyTorch need not see what is computed of them."""
-    if not can_skip_dispatcher(*tensors) or forward_differentiated() or function_mode_active():
+    if not can_skip_dispatcher(*tensors) or function_mode_active():
         return False
     if _product is None or not torch.backends.mkldnn.enabled or torch.is_autocast_enabled("cpu"):
         return False
@@ -237,7 +245,7 @@ def _put(chosen: Choice | None) -> None:
 
 
 def measure() -> Choice:
-    """Measure from which size on oneDNN is clearly faster. Cost: some milliseconds.
+    """Measure from which size on oneDNN is clearly faster. Cost: 5 to 20 ms.
 
     Only processors with AVX-512 can gain: for AVX2 both have the same instructions.
     """
@@ -266,7 +274,8 @@ def measure() -> Choice:
     return Choice(few, many, weight_gradient)
 
 
-_ROUNDS, _CALL, _MARGIN = 6, 10e-6, 0.95  # _CALL: what a call of oneDNN takes more, and as much its function in Python
+_ROUNDS, _MARGIN = 6, 0.95
+_CALL, _PYTHON = 10e-6, 40e-6  # seconds that a call of oneDNN takes more, and one of `dense` with its gradients
 
 
 def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> int:
@@ -284,7 +293,7 @@ def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tens
     share = max(fast - _CALL, 0.0) / usual
     if share > _MARGIN:
         return NEVER
-    return max(LEAST, 1 << int(size * 2 * _CALL / (1 - share) / usual).bit_length())
+    return max(LEAST, 1 << int(size * (_CALL + _PYTHON) / (1 - share) / usual).bit_length())
 
 
 # ---- for `mnemos.ops.which` and `mnemos verify` ----

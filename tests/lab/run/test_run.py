@@ -11,7 +11,9 @@ from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, model_with_loss
 from mnemos.lab.run.checks import precision_warning
 from mnemos.lab.run.recipe import ScheduleConfig
+from mnemos.lab.run.run import Run
 from mnemos.lab.tasks.batch import row_count
+from mnemos.ops import dense_layer
 from mnemos.types import InputError
 
 STILL = {"dropout": 0.0, "noise": False, "cached": True}
@@ -260,6 +262,33 @@ def test_threads_of_the_recipe_are_used_and_recorded(tmp_path):
     train(replace(recipe, train=replace(recipe.train, threads=2)), tmp_path / "a", quiet=True)
     assert json.loads((tmp_path / "a" / "run.json").read_text())["threads"] == 2
     assert torch.get_num_threads() == 1  # as before the run
+
+
+def test_a_run_keeps_the_library_of_its_dense_layers(tmp_path):
+    """Whatever the process that resumes it, or assesses it, would choose."""
+    seen = []
+
+    def look(model, step):
+        seen.append(dense_layer.choice())
+
+    def steps(number):
+        recipe = Toys().recipe()
+        return replace(recipe, train=replace(recipe.train, steps=number))
+
+    first, other = dense_layer.Choice(dense_layer.NEVER, 2**30, dense_layer.NEVER), dense_layer.FIXED["onednn"]
+    with dense_layer.using(first):
+        train(steps(4), tmp_path / "a", on_evaluation=look, quiet=True)
+    about = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert about["dense"] == {"few_rows": None, "many_rows": 2**30, "weight_gradient": None}
+    with dense_layer.using(other):
+        run = Run.open(steps(4), tmp_path / "a", resume=True, steps=8, quiet=True)
+        run.train(on_evaluation=look)
+        assert dense_layer.choice() == other
+        (tmp_path / "a" / "run.json").write_text(json.dumps(about | {"dense": {"many_rows": "all"}}))
+        with pytest.raises(InputError, match="expected sizes"):
+            Run.open(steps(8), tmp_path / "a", resume=True, steps=12, quiet=True)
+    assert set(seen) == {first}
+    assert len(seen) >= 2
 
 
 @pytest.mark.parametrize("language", [True, False])

@@ -15,6 +15,7 @@ from mnemos.hosts.branch import RowCaches, carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
 from mnemos.memory.gated_cache import GRC
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
@@ -102,7 +103,7 @@ class HostedEncoder(Stateless, nn.Module):
         super().__init__()
         self.config, self.host = config, host
         keep_tables(self)
-        self.head = nn.Linear(
+        self.head = Linear(
             host.config.hidden_size, config.classes
         )  # before the caches: the same start with and without them
         self._kept: list[nn.Module] = []
@@ -226,7 +227,7 @@ class Adapter(nn.Module):
 
     def __init__(self, width: int, hidden: int, out: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, out, bias=False)
+        self.first, self.second = Linear(width, hidden), Linear(hidden, out, bias=False)
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:

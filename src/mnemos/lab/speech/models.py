@@ -16,6 +16,7 @@ from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_co
 from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames, check_sizes
 from mnemos.models.shared import check_mode, init_weights
 from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import sinusoids
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads, check_stateful
@@ -69,7 +70,7 @@ class SpeechRecogniser(Transcriber):
             raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
         check_mode(c.attention, causal=False)
         self.stack = Stack(c.stack)
-        self.entry = nn.Linear(c.stack * c.bands, c.dim)
+        self.entry = Linear(c.stack * c.bands, c.dim)
         self.dropout = dropout_of(c.dropout)
         self.blocks = module_list(
             Block(
@@ -81,7 +82,7 @@ class SpeechRecogniser(Transcriber):
             for i in range(c.layers)
         )
         self.final_norm = nn.LayerNorm(c.dim)
-        self.head = nn.Linear(c.dim, c.vocab_size + 1)
+        self.head = Linear(c.dim, c.vocab_size + 1)
         init_weights(self)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
@@ -141,7 +142,7 @@ class BiLSTM(Transcriber):
         self.stack = Stack(c.stack)
         dropout = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
-        self.head = nn.Linear(2 * c.dim, c.vocab_size + 1)
+        self.head = Linear(2 * c.dim, c.vocab_size + 1)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """See the class."""

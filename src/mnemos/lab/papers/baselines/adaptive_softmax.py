@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from mnemos.ops.dense_layer import Linear, dense
 from mnemos.ops.precision import full_precision
 from mnemos.types import InputError
 
@@ -108,19 +108,19 @@ class TiedAdaptiveSoftmax(AdaptiveSoftmax):
         super().__init__()
         self.weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
-        self.clusters = nn.Linear(embedding.embedding_dim, len(cutoffs))
+        self.clusters = Linear(embedding.embedding_dim, len(cutoffs))
         self.bounds = (*cutoffs, embedding.num_embeddings)
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [N, c_1 + K] of the shortlist and the clusters."""
         first = self.bounds[0]
         weight = torch.cat([self.weight[:first], self.clusters.weight])
-        return _log_softmax(F.linear(hidden, weight, torch.cat([self.bias[:first], self.clusters.bias])))
+        return _log_softmax(dense(hidden, weight, torch.cat([self.bias[:first], self.clusters.bias])))
 
     def _cluster(self, hidden: Tensor, k: int) -> Tensor:
         """Log-probabilities of the tokens of cluster k, given the cluster."""
         span = slice(self.bounds[k], self.bounds[k + 1])
-        return _log_softmax(F.linear(hidden, self.weight[span], self.bias[span]))
+        return _log_softmax(dense(hidden, self.weight[span], self.bias[span]))
 
     def scores(self, hidden: Tensor, targets: Tensor) -> Tensor:
         first = self.bounds[0]

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
+from mnemos.ops.dense_layer import Linear
 from mnemos.registry import register
 from mnemos.types import Device, InputError
 
@@ -80,8 +81,8 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
         check_pattern(s.block, s.window, s.random_blocks, s.global_blocks)
         if causal:
             raise InputError("block-sparse attention: expected causal=False, found True; use another attention")
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.output = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.output = Linear(dim, dim)
 
     def random_blocks(self, length: int, device: Device = None) -> Tensor:
         """The random blocks for `length` tokens, [H, rows, random_blocks]: see `draw_random_blocks`."""

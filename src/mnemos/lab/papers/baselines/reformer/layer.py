@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues, check_key_values
+from mnemos.ops.dense_layer import Linear
 from mnemos.ops.precision import full_precision
 from mnemos.registry import register
 from mnemos.types import Device, InputError
@@ -75,8 +76,8 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         super().__init__(dim, num_heads, causal, dropout, splits="segments")
         self.settings = s = settings or ReformerConfig()
         check_settings(s.rounds, s.chunk, s.buckets, s.look_back, s.look_ahead)
-        self.query_key, self.value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.query_key, self.value = Linear(dim, dim, bias=False), Linear(dim, dim, bias=False)
+        self.output = Linear(dim, dim, bias=False)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
         """No tokens."""
