@@ -22,6 +22,7 @@ from mnemos.lab.tasks.metrics import ACCURACY, MAJORITY, CorpusMetric
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.lab.tasks.token_task import TokenTask
 from mnemos.memory.gated_cache import GRC, GatedCache, begin_forward, end_forward
+from mnemos.ops.gated_cache import batch_mean
 from mnemos.types import add_auxiliary_loss
 
 VOCAB, CLASSES, LENGTH = 11, 3, 12
@@ -60,7 +61,7 @@ class Toy(nn.Module):
             new = self.store.update(y[..., : self.store.cache_dim], self.store.cache.clone(), mask)
             y = y + F.pad(new.mean(1, keepdim=True), (0, y.shape[-1] - new.shape[-1]))
             if self.training:
-                self.store.stage(*self.store.batch_mean(new, None))
+                self.store.stage(*batch_mean(new, None))
             if began:
                 end_forward([self.store])
         outputs = []
