@@ -2,8 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mnemos.hosts.linearise import is_linearised
 from mnemos.hosts.linearised import add_updates, drop_updates
@@ -26,3 +29,20 @@ def original(model: nn.Module) -> Iterator[None]:
         for module, kind in found:
             module.__class__ = kind
             add_updates(module)
+
+
+def calls_of_original(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, Any, Tensor]]:
+    """The arguments, named arguments and output of each attention, by one forward of the original on `ids` [B, T]."""
+    seen: dict[str, tuple[Any, Any, Tensor]] = {}
+
+    def keep(name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+        seen[name] = given, named, output[0]
+
+    hooks = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in changed.items()]
+    try:
+        with torch.no_grad(), original(model):
+            model.base_model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen

@@ -192,8 +192,7 @@ def _keep(
 ) -> None:
     state = {
         "seen": torch.tensor(seen).view(-1, 3),
-        "parameters": {name: value.detach() for name, value in named.items()},
-        "optimizer": {str(i): dict(one) for i, one in optimizer.state_dict()["state"].items()},
+        **checkpoint.of_parameters(named, optimizer),
     }
     checkpoint.write(checkpoint.path_of(folder, update), state)
     checkpoint.prune(folder, update, keep=1)
@@ -206,10 +205,5 @@ def _load(
     if found is None:
         return 0, []
     update, state, _ = found
-    with torch.no_grad():
-        for name, value in named.items():
-            value.copy_(state["parameters"][name])
-    own = optimizer.state_dict()
-    own["state"] = {int(i): one for i, one in state["optimizer"].items()}
-    optimizer.load_state_dict(own)
+    checkpoint.into_parameters(state, named, optimizer)
     return update, state["seen"].tolist()

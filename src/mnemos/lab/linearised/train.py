@@ -51,7 +51,7 @@ from mnemos.ops import dense_layer
 from mnemos.types import InputError, JSONObject
 
 from .assess import assess, plan_assessment
-from .original import original
+from .original import calls_of_original
 from .pieces import Pieces, Teacher, divergence, groups, read_texts
 from .settings import LinearisedConfig
 
@@ -276,15 +276,13 @@ class _Stage:
         return updates - int(self.training.settings.decay * updates)
 
     def _state(self) -> JSONObject:
-        optimizer = self.optimizer.state_dict()
         return {
             "group": self.group,
             "groups": self.groups,
             "seconds": self.seconds,
             "last": self.last,
             "peak": max(self.peak, _peak()),
-            "parameters": {name: value.detach() for name, value in self.parameters.items()},
-            "optimizer": {str(i): dict(state) for i, state in optimizer["state"].items()},
+            **checkpoint.of_parameters(self.parameters, self.optimizer),
         }
 
     def _keep_checkpoint(self, step: int) -> None:
@@ -308,12 +306,7 @@ class _Stage:
             state = max(at_rate, key=lambda one: one["group"])
         self.group, self.seconds, self.last = state["group"], state["seconds"], state["last"]
         self.peak, self.saved = state["peak"], self.group
-        with torch.no_grad():
-            for name, value in self.parameters.items():
-                value.copy_(state["parameters"][name])
-        own = self.optimizer.state_dict()
-        own["state"] = {int(i): one for i, one in state["optimizer"].items()}
-        self.optimizer.load_state_dict(own)
+        checkpoint.into_parameters(state, self.parameters, self.optimizer)
 
 
 def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, weights: Tensor | None = None) -> float:
@@ -324,18 +317,7 @@ def transfer_gradients(model: Any, changed: dict[str, nn.Module], ids: Tensor, w
     Cost: one forward of the frozen model, and of each attention alone a forward and a backward without its projections'
     weights. Memory: the inputs and outputs of all attentions, and the activations of one.
     """
-    seen: dict[str, Any] = {}
-
-    def keep(name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        seen[name] = given, named, output[0]
-
-    hooks = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in changed.items()]
-    try:
-        with torch.no_grad(), original(model):
-            model.base_model(input_ids=ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    seen = calls_of_original(model, changed, ids)
     total = 0.0
     for name, module in changed.items():
         given, named, wanted = seen.pop(name)

@@ -4,7 +4,6 @@ A fixed start does no harm in any head, and is far too small in most: what heads
 window differs by several powers of e.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from mnemos.hosts.linearised import Linearised
 
-from .original import original
+from .original import calls_of_original
 
 GRID = tuple(float(g) for g in range(-12, 5, 2))  # ln γ
 
@@ -39,24 +38,11 @@ def fit_weights(model: Any, changed: dict[str, nn.Module], ids: Tensor) -> Tenso
 
     Cost: a forward of the model, and of each attention len(GRID) + 2 forwards without projections.
     """
-    seen: dict[str, Any] = {}
-
-    def keep(name: str, module: nn.Module, given: Any, named: Any) -> None:
-        seen[name] = given, named
-
-    hooks = [
-        module.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, module in changed.items()
-    ]
-    try:
-        with original(model):
-            model.base_model(input_ids=ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    seen = calls_of_original(model, changed, ids)
     left = []
     for name, module in changed.items():
         own: Any = module.linearised
-        given, named = seen.pop(name)
+        given, named, _ = seen.pop(name)
         spy = _Spy(own)
         own.read = spy
         try:

@@ -4,9 +4,11 @@ Each is one file of `mnemos.tree_file`, whose functions this module has too; `wr
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mnemos import tree_file
@@ -132,3 +134,23 @@ def weights(path: Path, saved: Any) -> dict[str, Tensor]:
             "earlier checkpoint"
         )
     return found
+
+
+def of_parameters(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a training of some parameters by one optimiser writes of both."""
+    return {
+        "parameters": {name: value.detach() for name, value in parameters.items()},
+        "optimizer": {str(i): dict(one) for i, one in optimizer.state_dict()["state"].items()},
+    }
+
+
+@torch.no_grad()
+def into_parameters(
+    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Give parameters and optimiser what `of_parameters` has of them."""
+    for name, value in parameters.items():
+        value.copy_(saved["parameters"][name])
+    own = optimizer.state_dict()
+    own["state"] = {int(i): one for i, one in saved["optimizer"].items()}
+    optimizer.load_state_dict(own)
