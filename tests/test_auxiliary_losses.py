@@ -72,7 +72,7 @@ def test_activation_checkpointing_counts_a_loss_once():
 
 @pytest.mark.slow
 def test_compiled_layers_add_their_losses_without_a_graph_break():
-    model = nn.Sequential(*[Layer() for _ in range(10)])
+    model = nn.Sequential(*[Layer() for _ in range(4)])
     graphs = []
 
     def backend(graph, inputs):

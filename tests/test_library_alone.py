@@ -95,7 +95,7 @@ def test_the_library_needs_three_distributions(tmp_path_factory, tmp_path):
 @pytest.mark.slow
 def test_the_laboratory_needs_its_own_extra_alone(tmp_path_factory, tmp_path):
     run = installed(tmp_path_factory.mktemp("laboratory"), (*LIBRARY, *LABORATORY))
-    small = "--train.steps 1 --train.eval-every 1 --model.layers 1 --model.dim 8 --model.num-heads 2 --data.rows 4"
-    done = run("-m", "mnemos", "train", "demo", *small.split(), "--out", str(tmp_path / "run"))
+    small = "--train.steps 1 --model.layers 1 --model.dim 8 --data.train-size 8 --data.valid-size 4 --data.test-size 4"
+    done = run("-m", "mnemos", "train", "short-listops", *small.split(), "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "run" / "result.json").is_file()

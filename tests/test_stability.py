@@ -113,10 +113,10 @@ def test_the_linear_candidate_is_bounded_where_theory_says_so(stability):
         half = m.candidate.weight[:, d:]
         half *= q / half.abs().sum(1, keepdim=True)
     p = stability.stacked(layers)
-    source = feed(300, 0)
+    source = feed(100, 0)
     pushed = torch.einsum("nlbtd,led->nlbte", source, p[4][..., :d]) + p[5][None, :, None, None]
     limit = pushed.abs().amax((0, 2, 3, 4)) / (1 - q)
-    found = stability.run(p, lambda n, start: source[start : start + n], 300)
+    found = stability.run(p, lambda n, start: source[start : start + n], 100)
     assert all(found["finite"])
     assert (torch.tensor(found["peak"]) <= limit * (1 + 1e-5)).all()
 

@@ -14,7 +14,7 @@ from mnemos.lab.papers.cached_transformers import comparisons, figures, image_ta
 from mnemos.lab.papers.cached_transformers.image_recipes import PAPER_CACHE
 from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.papers.small_runs import task
-from mnemos.lab.run.session import run
+from mnemos.lab.run.run import Run
 from mnemos.ops.gated_cache.cost import parts
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
@@ -82,15 +82,15 @@ def cached_run(tmp_path_factory):
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("out")
     recipe = comparisons.recipe(Options(out, steps=3), "vit", comparisons.CACHED)
-    run(recipe, out / "run", quiet=True)
+    Run.open(recipe, out / "run", quiet=True).train()
     return out / "run"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", ["figure4", pytest.param("figure5", marks=pytest.mark.exhaustive)])
 def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, capsys):
-    for name in ("explain.json", "explain.safetensors"):  # as of a run without them: it is explained now
-        (cached_run / name).unlink()
+    for name in ("explain.json", "explain.safetensors"):  # of a run without them: it is explained now
+        (cached_run / name).unlink(missing_ok=True)
     assert main(["reproduce", f"cached_transformers/{claim}", "--run", str(cached_run), "--out", str(tmp_path)]) == 0
     assert (tmp_path / f"{claim}.png").read_bytes().startswith(b"\x89PNG")
     assert "<html" in (tmp_path / f"{claim}.html").read_text()

@@ -206,21 +206,33 @@ def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
     assert "| mean | |  |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
 
 
-@pytest.mark.slow
+def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatch):
+    """The programs themselves are tested in tests/programs."""
+    made = []
+    monkeypatch.setattr("mnemos.lab.run.export.export", lambda model, out, to: made.append((model, to)) or out.mkdir())
+    folder = export_run_programs(exported[0], "onnx", tmp_path / "programs")
+    tokenizer = tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode(PROMPTS[0]).ids == [0, *PROMPTS[0].encode()]
+    ((model, to),) = made
+    assert to == "onnx"
+    assert model.config == mnemos.load(exported[0]).config
+
+
+@pytest.mark.exhaustive
 def test_programs_of_a_run_of_text(exported, tmp_path):
     """The state that the prefill returns is read by the model; tokenizer.json gives the run's tokens."""
-    runtime = pytest.importorskip("onnxruntime")
-    folder = export_run_programs(exported[0], "onnx", tmp_path / "programs")
+    folder = export_run_programs(exported[0], "torch", tmp_path / "programs")
     ids = torch.tensor([tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROMPTS[0]).ids])
-    state = dict(np.load(folder / "state.npz"))
-    prefill, step = (runtime.InferenceSession(folder / f"{name}.onnx") for name in ("prefill", "step"))
-    outputs, *after = prefill.run(None, {"tokens": ids.numpy(), **state})
-    token = np.array([[7]])
-    following, *_ = step.run(None, {"tokens": token, **dict(zip(state, after, strict=True))})
+    state = {name: torch.from_numpy(x) for name, x in np.load(folder / "state.npz").items()}
+    prefill, step = (torch.export.load(folder / f"{name}.pt2").module() for name in ("prefill", "step"))
+    token = torch.tensor([[7]])
     model = mnemos.load(exported[0]).eval()
+    with torch.no_grad():
+        outputs, after = prefill(ids, state)
+        following, _ = step(token, after)
     assert ids.tolist() == [[0, *PROMPTS[0].encode()]]
-    wanted = model(torch.cat([ids, torch.from_numpy(token)], 1))[0].detach()
-    torch.testing.assert_close(torch.from_numpy(np.concatenate([outputs, following], 1)), wanted, rtol=1e-4, atol=1e-5)
+    wanted = model(torch.cat([ids, token], 1))[0].detach()
+    torch.testing.assert_close(torch.cat([outputs, following], 1), wanted, rtol=1e-4, atol=1e-5)
     assert json.loads((folder / "program.json").read_text())["model"] == to_dict(model.config)
 
 

@@ -230,7 +230,7 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.slow
 def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
-    asked = recipe(data={"workers": 2}, steps=80, log_every=4, eval_every=80, checkpoint_every=80)
+    asked = recipe(data={"workers": 2}, steps=40, log_every=2, eval_every=40, checkpoint_every=40)
     process = processes.Process(work, str(tmp_path / "run"), asked)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -242,8 +242,8 @@ def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     assert done.stderr == ""
     stopped = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert len(stopped) == 1
-    assert 0 < stopped[0] < 80
+    assert 0 < stopped[0] < 40
     train(asked, tmp_path / "run", resume=True, quiet=True)
-    alone = recipe(steps=80, log_every=4, eval_every=80, checkpoint_every=80)
+    alone = recipe(steps=40, log_every=2, eval_every=40, checkpoint_every=40)
     train(alone, tmp_path / "alone", quiet=True)
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "alone", "train")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -144,8 +143,7 @@ def test_two_processes_resume_exactly(tmp_path, strategy):
     toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})
     code, said = launch(tmp_path / "whole", toys)
     assert code == 0, said
-    assert launch(tmp_path / "run", toys, moment="mid-update", number=6)[0] == -signal.SIGKILL
-    code, said = launch(tmp_path / "run", toys, resume=True, moment="SIGTERM", number=10)
+    code, said = launch(tmp_path / "run", toys, moment="SIGTERM", number=10)
     assert code == 130, said
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 10
     code, said = launch(tmp_path / "run", toys, resume=True)
