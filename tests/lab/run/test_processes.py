@@ -94,14 +94,6 @@ def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, launcher)
     assert result(tmp_path / "two")["test"] == pytest.approx(result(tmp_path / "one")["test"], rel=1e-9)
 
 
-def test_two_ddp_processes_with_micro_batches(run_apart, tmp_path):
-    one = Toys(True, STILL, train={"precision": "64-true"})
-    four = Toys(True, STILL, train={"precision": "64-true", "devices": 2, "accumulate": 2})
-    assert run_apart(tmp_path / "one", one) == 0
-    assert launch(tmp_path / "four", four)[0] == 0
-    agree(tmp_path / "four", tmp_path / "one", 1e-12, 1e-6)
-
-
 ROLLOUTS = [
     (True, {"segment_length": 5}, 2),
     (True, {"segment_length": 5, "replay": False}, 1),
