@@ -80,7 +80,7 @@ def test_other_modes_and_precisions_give_the_same(layer):
     holds("modes", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_calls_of_any_length_and_rows_of_any_number(layer):
     holds("lengths", layer)
 
@@ -110,7 +110,7 @@ def test_rows_are_independent_or_declared_not_to_be(layer):
     holds("rows", layer)
 
 
-@over_layers(modes=(False,))
+@over_layers(modes=(False,), apart=True)
 def test_what_is_passed_in_is_never_changed_and_can_be_forked(layer):
     holds("untouched", layer)
 

@@ -17,7 +17,7 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 PAGES = "\n".join(page.read_text() for page in FILES)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
 RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
-# Exporting takes seconds: programs are the matter of tests/programs, and ONNX files of tests/lab/run/test_export.py.
+# Exporting takes seconds; it is the matter of tests/programs.
 EXPORTS = re.compile(r"import export_programs|mnemos\.export\(")
 RARE = [[pytest.mark.exhaustive] if EXPORTS.search(code) else [] for code, _ in RUNNABLE]
 
