@@ -226,7 +226,7 @@ class Memformer(SegmentedModel):
 
     Positions are relative: a learned bias per head in the self-attentions, and from a decoder's tokens to the encoded
     ones. BOS is at the position before a row's first token. Cost: O(T·(L + K)·D + T·D²) time, and per segment and
-    encoder layer O(K·D²) for the keys and values of the slots. Rows may be at different places of their segments; a
+    encoder layer O(K·D²) for the keys and values of the slots. Rows may be anywhere in their segments; a
     call then runs more and shorter pieces.
 
     `Memformer(MemformerConfig(...))` or `Memformer(dim=64, ...)`; `model.config` has the preset's switches set.
@@ -295,7 +295,7 @@ class Memformer(SegmentedModel):
             else:
                 # --- a part of a segment, after what is cached of it ---
                 stretch, read = steps[i]
-                y, caches = self.decoder(self.dropout(self.embedding(tokens)), mask, stretch.place, read, caches)
+                y, caches = self.decoder(self.dropout(self.embedding(tokens)), mask, stretch.before, read, caches)
                 outputs.append(y)
                 caches = self.caches_after(stretch, caches, mask)
             i += max(n, 1)
@@ -334,7 +334,7 @@ class Memformer(SegmentedModel):
         for stretch in stretches([n % length for n in seen], rows.counts, length):
             steps.append((stretch, Read(*past[:2], self.slots(past[2]) if self.decoder.memory else None)))
             span = slice(stretch.start, stretch.stop)
-            unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.place)
+            unfinished = unfinished.with_more(rows.x[:, span], rows.valid(span), stretch.before)
             past = change_rows(stretch.done, self.write, past, unfinished.tokens)
             if any(stretch.done):
                 unfinished = unfinished.emptied(torch.tensor(stretch.done, device=x.device))

@@ -283,7 +283,7 @@ class SegmentModel(SegmentedModel):
 
     in one pass if the call holds all of it; else the front is read with the first token, the back after the last one,
     and keys and values are cached in between, with the same results: reading token by token gives the same outputs as
-    whole segments. Rows may be at different places of their segments; a call then runs more and shorter passes.
+    whole segments. Rows may be anywhere in their segments; a call then runs more and shorter passes.
 
     The state is a `SegmentState`; gradient flows through it: `mnemos.replay` over segments trains with all of it, or
     with that of the last k segments (`truncate_every`), at the activations of one segment.
@@ -395,7 +395,7 @@ class SegmentModel(SegmentedModel):
     ) -> tuple[Tensor, tuple[SegmentCache, ...], State]:
         """Tokens [B, t] within one segment of each row: outputs, caches and memory after them."""
         rows, t = x.shape
-        begins, ends = [place == 0 for place in stretch.place], stretch.done
+        begins, ends = [n == 0 for n in stretch.before], stretch.done
         # --- rows that begin a segment read the front: with their tokens if all begin, else alone ---
         if all(begins):
             caches = self.empty_caches(rows)
@@ -406,7 +406,7 @@ class SegmentModel(SegmentedModel):
         layout = Layout(self.front if all(begins) else 0, t, self.back if all(ends) else 0)
         parts = [self.front_tokens(memory, rows)] if layout.front else []
         parts += [self.embedding(x), *([self.back_tokens(memory, rows)] if layout.back else [])]
-        start = [self.front - layout.front + place for place in stretch.place]
+        start = [self.front - layout.front + n for n in stretch.before]
         tokens = torch.cat(parts, 1) if parts[1:] else parts[0]
         y, new, behind = self.run_blocks(tokens, layout, start, mask, caches, memory)
         # --- rows that end a segment write the memory: from the same pass if all end, else from one of their own ---
