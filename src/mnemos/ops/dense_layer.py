@@ -35,7 +35,6 @@ from mnemos.types import JSONObject
 VARIABLE = "MNEMOS_DENSE"
 LEAST, NEVER = 2**23, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
 WIDE = 256  # of the longer side of a weight
-FEW = 2  # rows up to which MKL uses one thread, and the time is that of reading the weight
 _product = dense_product()
 
 
@@ -70,8 +69,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     size = (x.numel() + 8 * shape[-1]) * shape[0]
     if size < _state.least or not _is_chosen(x, weight, bias):
         return F.linear(x, weight, bias)
-    # Of few rows MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
-    many = x.numel() > FEW * weight.shape[1]
+    # Of one row MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
+    many = not _one_row(x)
     return _by_onednn(x, weight, bias, many, many and size >= choice().weight_gradient and max(weight.shape) >= WIDE)
 
 
@@ -79,9 +78,14 @@ def _is_chosen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether oneDNN computes this product."""
     if not _fits(x, weight, bias):
         return False
-    if x.numel() > FEW * weight.shape[1]:
-        return _size(x, weight) >= choice().many_rows
-    return _size(x, weight) >= choice().few_rows and torch.get_num_threads() > 1
+    if _one_row(x):
+        return _size(x, weight) >= choice().one_row and torch.get_num_threads() > 1
+    return _size(x, weight) >= choice().many_rows
+
+
+def _one_row(x: Tensor) -> bool:
+    """Whether it is one row: the time is that of reading the weight, for which MKL uses one thread."""
+    return x.numel() == x.shape[-1]
 
 
 def _size(x: Tensor, weight: Tensor) -> int:
@@ -95,6 +99,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         _is_ours(x, weight, bias)
         and x.dim() >= 2 == weight.dim()
         and x.shape[-1] == weight.shape[1]
+        and x.numel() > 0
         and x.is_contiguous()
         and (weight.is_contiguous() or weight.t().is_contiguous())
         and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
@@ -182,16 +187,16 @@ class Linear(nn.Linear):
 class Choice(NamedTuple):
     """The sizes from which on oneDNN computes products; NEVER: PyTorch's BLAS computes all.
 
-    few_rows: of up to FEW rows, if there are several threads. many_rows: of more. weight_gradient: of these, dW.
+    one_row: of one row of x, if there are several threads. many_rows: of more. weight_gradient: of these, dW.
     """
 
-    few_rows: int
+    one_row: int
     many_rows: int
     weight_gradient: int
 
     def __str__(self) -> str:
         said = ["blas" if size == NEVER else f"onednn from {size:,} multiplications on" for size in self]
-        return f"few rows {said[0]}, many rows {said[1]}, gradients of weights {said[2]}"
+        return f"one row {said[0]}, many rows {said[1]}, gradients of weights {said[2]}"
 
     def to_json(self) -> JSONObject:
         """For run.json; None for NEVER."""
@@ -262,7 +267,7 @@ def measure() -> Choice:
             x, weight = matrix(rows, width), matrix(out, width)
             return _least_gain(_size(x, weight), lambda: product(x, weight, None), lambda: F.linear(x, weight))
 
-        few = NEVER if threads == 1 else max(of_rows(rows, 1024, 2048) for rows in range(1, FEW + 1))
+        one = NEVER if threads == 1 else of_rows(1, 1024, 2048)
         # One thread alone: where other programs run, several wait for one another, and both take as long.
         torch.set_num_threads(1)
         try:
@@ -271,7 +276,7 @@ def measure() -> Choice:
             weight_gradient = _least_gain(size, lambda: _weight_gradient(x, x), lambda: x.t() @ x)
         finally:
             torch.set_num_threads(threads)
-    return Choice(few, many, weight_gradient)
+    return Choice(one, many, weight_gradient)
 
 
 _ROUNDS, _MARGIN = 6, 0.95
