@@ -3,7 +3,6 @@
 import ast
 import os
 import stat
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -129,18 +128,6 @@ def test_what_is_no_file_is_neither_replaced_nor_read(kind, tmp_path):
             read(path)
 
 
-def test_text_is_read_up_to_a_bound(tmp_path):
-    write_text(tmp_path / "a", "é" * 5)
-    assert read_text(tmp_path / "a", 10) == "é" * 5
-    with pytest.raises(InputError, match="at most 9 bytes"):
-        read_text(tmp_path / "a", 9)
-    tracemalloc.start()
-    read_text(tmp_path / "a")
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 2**20, "memory for what the file does not hold"
-
-
 def calls(path, *names):
     """(name, text) of every call of functions and methods with these names."""
     for node in nodes(path):
@@ -162,7 +149,6 @@ def test_the_house_writes_through_this_module_alone():
             if opens or written or library:
                 found.add(path.relative_to(SOURCE).as_posix())
     assert found == {
-        "__main__.py",  # the null device
         "atomic.py",
         "lab/cli/verbs.py",  # the null device
         "lab/measure/peak.py",  # /proc/self

@@ -584,7 +584,7 @@ def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
 def test_the_version_and_a_closed_pipe(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip().count(".") == 2
-    shell = f"{sys.executable} -m mnemos list | head -1"
+    shell = f"{sys.executable} -m mnemos list attentions | head -1"
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
 
@@ -647,24 +647,15 @@ def test_a_run_keeps_its_model_and_a_comparison_is_no_run(comparison, capsys):
     assert "found a comparison" in refused(capsys, "eval", str(comparison))
 
 
-def started(code: str, closed: tuple[int, ...] = (), **environment: str) -> subprocess.CompletedProcess:
-    """The end of `mnemos list` in a process of its own, and of some code after it."""
-    program = "import sys\nfrom mnemos.__main__ import main\nsys.argv[1:] = ['list']\nended = main()\n"
+def started(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """The end of `mnemos --version` in a process of its own, and of some code after it."""
+    program = "import sys\nfrom mnemos.__main__ import main\nsys.argv[1:] = ['--version']\nended = main()\n"
     return subprocess.run(
         [sys.executable, "-c", f"{program}{code}\nsys.exit(ended)"],
         check=False,
         capture_output=True,
         env=os.environ | environment,
-        preexec_fn=lambda: [os.close(number) for number in closed],
     )
-
-
-def test_standard_streams_that_are_closed(tmp_path):
-    """The next file that is opened must not get the number of one, and with it what is printed."""
-    code = f"file = open({str(tmp_path / 'file')!r}, 'w')\nprint('out')\nprint('err', file=sys.stderr)\n"
-    found = started(f"{code}assert sys.stdin.read() == ''", (0, 1, 2))
-    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
-    assert (tmp_path / "file").read_text() == ""
 
 
 def test_an_encoding_that_lacks_characters():

@@ -18,7 +18,6 @@ from typing import Any
 
 from .errors import InputError
 
-LARGEST = 2**30  # bytes of a file that is read whole as text, as JSON is
 _SPECIAL = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -51,16 +50,9 @@ def read_bytes(path: str | Path) -> bytes:
     return Path(path).read_bytes()
 
 
-def read_text(path: str | Path, most: int = LARGEST) -> str:
-    """The UTF-8 text of a file of at most `most` bytes.
-
-    Raises OSError, UnicodeDecodeError, and InputError for what is `special` and for a larger file.
-    """
-    check_file(path)
-    with open(path, "rb") as file:  # not read(most + 1), for which Python allocates as many bytes at once
-        if os.fstat(file.fileno()).st_size > most:
-            raise InputError(f"{path}: expected at most {most:,} bytes, found more; name another file")
-        return file.read().decode()
+def read_text(path: str | Path) -> str:
+    """The UTF-8 text of a file. Raises OSError, UnicodeDecodeError, and InputError for what is `special`."""
+    return read_bytes(path).decode()
 
 
 def parse(text: str) -> Any:

@@ -198,13 +198,6 @@ class PaddingIsAtTheEnd(Average):
 
 
 @faulty("padding")
-class PaddingIsAtTheStart(Average):
-    def clean(self, x, mask):
-        n = x.shape[1]
-        return super().clean(x, None if mask is None else torch.arange(n) >= n - mask.sum(1, keepdim=True))
-
-
-@faulty("padding")
 class MaskOfTheLastRow(Average):
     def clean(self, x, mask):
         return super().clean(x, None if mask is None else mask[-1:].expand_as(mask))
@@ -264,12 +257,6 @@ class EmptyRowsForget(Masked):
     def leave(self, state, x, y):
         rows = torch.ones(len(x), dtype=torch.bool) if self.mask is None else self.mask.any(1)
         return {name: torch.where(rows.reshape(-1, *[1] * (s.dim() - 1)), s, 0) for name, s in state.items()}
-
-
-@faulty("padding")
-class AnyMaskScalesTheState(Masked):
-    def leave(self, state, x, y):
-        return {**state, "m": state["m"] * (1 if self.mask is None else 0.99)}
 
 
 # ---- padding: gradients and what it holds ----
@@ -349,12 +336,10 @@ def scaled(law, name, when):
 scaled("modes", "NoGradDiffers", lambda self, x: not torch.is_grad_enabled())
 scaled("modes", "InferenceDiffers", lambda self, x: torch.is_inference_mode_enabled())
 scaled("modes", "Float32Differs", lambda self, x: x.dtype == torch.float32)
-scaled("modes", "Float32DecodingDiffers", lambda self, x: x.dtype == torch.float32 and x.shape[1] == 1)
 scaled("modes", "EvalDiffers", lambda self, x: not self.training)
 scaled(
     "modes", "EvalNoGradLongDiffers", lambda self, x: not (self.training or torch.is_grad_enabled()) and x.shape[1] > 99
 )
-scaled("rows", "ManyRowsDiffer", lambda self, x: len(x) > 8)
 scaled("modes", "FrozenXDiffers", lambda self, x: torch.is_grad_enabled() and not x.requires_grad)
 scaled("modes", "FrozenWeightsDiffer", lambda self, x: not self.decay.requires_grad)
 scaled("rows", "FortyRowsDiffer", lambda self, x: len(x) > 32)
@@ -362,7 +347,6 @@ scaled("finite", "ThousandTokensDiffer", lambda self, x: x.shape[1] > 512)
 scaled("rows", "TwoRowsDiffer", lambda self, x: len(x) == 2)
 scaled("resumes", "DecodingDiffers", lambda self, x: x.shape[1] == 1)
 scaled("resumes", "LongCallsDiffer", lambda self, x: x.shape[1] >= 129)
-scaled("resumes", "VeryLongCallsDiffer", lambda self, x: x.shape[1] >= 257)
 scaled("resumes", "CallsOf128Differ", lambda self, x: x.shape[1] == 128)
 scaled("resumes", "WholeChunksDiffer", lambda self, x: x.shape[1] > 0 and x.shape[1] % 64 == 0)
 scaled("causal", "LaterTokensOfLongCallsRead", lambda self, x: x.shape[1] > 90 and x[0, 80, 0] > 0)

@@ -22,7 +22,6 @@ from mnemos.modes import plain_module
 from mnemos.types import InputError
 
 RUN_MODEL = "model"  # the folder of a finished run that holds its model
-LONGEST_CONFIG = 2**24  # bytes
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -90,7 +89,7 @@ def load(folder: str | Path) -> Any:
 
     # --- the configuration, and whether the weights are those beside which it was written ---
     try:
-        about = parse(read_text(settings, LONGEST_CONFIG))
+        about = parse(read_text(settings))
         if not isinstance(about, dict) or not {"model", "sha256"} <= about.keys():
             raise InputError("expected a model and its sha256, as mnemos.save writes them")
         config = from_dict(ModelConfig, about["model"], "model")
@@ -136,7 +135,7 @@ def _folder_of_model(folder: Path) -> Path:
     recipe = folder / "recipe.json"
     if recipe.is_file() and not (folder / "config.json").is_file():
         try:
-            trained_by_fit = parse(read_text(recipe, LONGEST_CONFIG))["model"]["is"] == "own"
+            trained_by_fit = parse(read_text(recipe))["model"]["is"] == "own"
         except (OSError, ValueError, LookupError, TypeError):
             trained_by_fit = False
         if trained_by_fit:

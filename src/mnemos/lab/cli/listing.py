@@ -81,11 +81,11 @@ def list_names(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     for failure in registry.load_plugins():
         say(f"mnemos: warning: {failure}", file=sys.stderr)
-    every = families()
+    section = None if options.task else _SECTIONS.get(options.name)
+    every = families() if section in (None, "recipe") else []  # which imports them all, in seconds
     tasks = {task for family in every for task in family.tasks} | {*registry.names("data")}
     if options.task not in (None, *tasks):
         raise InputError(f"--task: expected the name of a task, found {options.task!r}; {_near(options.task, tasks)}")
-    section = None if options.task else _SECTIONS.get(options.name)
     if section is None and (options.name or options.task):
         _show_recipes(options.name, options.task, every, tasks, options.all)
         return 0
