@@ -77,6 +77,7 @@ def build() -> Path:
     if wheel.startswith("macosx"):
         command = [*command, "-arch", machine, f"-mmacosx-version-min={MACOS}"]
     variants = [BASELINE, *(X86 if machine in ("x86_64", "amd64") else [])]
+    links = [] if wheel.startswith("macosx") else ["-ldl"]
     macros = ["-DX86_VARIANTS"] if len(variants) > 1 else []
     if macros and _takes(command, X86[-1][2]):
         macros.append("-DBFLOAT16_VARIANT")
@@ -94,7 +95,7 @@ def build() -> Path:
         objects = [str(Path(folder, f"{out}.o")) for _, out, _ in jobs]
         for (source, _, given), out in zip(jobs, objects, strict=True):
             _run([*command, *FLAGS, *given, f"-I{HERE}", "-c", str(HERE / f"{source}.cpp"), "-o", out])
-        _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *_libraries(wheel)])
+        _run([*command, "-shared", "-o", str(Path(folder, LIBRARY.name)), *objects, "-pthread", *links])
         # Replaced and not overwritten: another process may have the old library open.
         os.replace(Path(folder, LIBRARY.name), LIBRARY)
     return LIBRARY
@@ -104,10 +105,6 @@ def _takes(command: list[str], flags: list[str]) -> bool:
     """Whether the compiler has the flags."""
     given = [*command, *flags, "-E", "-x", "c++", os.devnull]
     return subprocess.run(given, capture_output=True).returncode == 0
-
-
-def _libraries(wheel: str) -> list[str]:
-    return [] if wheel.startswith("macosx") else ["-ldl"]
 
 
 def _run(command: list[str]) -> None:
