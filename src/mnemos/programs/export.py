@@ -69,10 +69,8 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
     programs = export_programs(model, "onnxruntime" if to == "onnxruntime" else "operators")
 
     # --- the graphs, and the state of a new row ---
-    states, names = (
-        list(programs.state),
-        [name for name in ("step", "prefill", "encode") if getattr(programs, name) is not None],
-    )
+    states = list(programs.state)
+    names = [name for name in ("step", "prefill", "encode") if getattr(programs, name) is not None]
     ending = "pt2" if to == "torch" else "onnx"
     with whole_or_none(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,9 +178,8 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     form: "operators": PyTorch's own; "onnxruntime": with ONNX Runtime's kernels of linear attention and its kin. The
     state is the model's, with what has a bound, such as the keys of a window, as long as it becomes
     (`pad_to_capacity`): only a part without a bound changes its size. The prefill is a loop over tokens, as slow as
-    single steps, for models that
-    read in segments, gated caches, LSTMs and, with "operators", layers that forget or correct.
-    Cost: seconds.
+    single steps, for models that read in segments, gated caches, LSTMs and, with "operators", layers that forget or
+    correct. Cost: seconds.
     Raises InputError for a model without a causal state, and for one that is not exportable: it names the part.
     """
     if any(x.device.type != "cpu" for x in model.parameters()):
