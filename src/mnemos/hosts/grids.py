@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +57,6 @@ class Grids:
         self._reads = Reads()  # of grids as tensors, empty for one that is not known
         # Written in place with each change of the grid, which is how `Reads` tells them apart.
         self._changes = torch.empty(0, device="cpu")
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return type(self)(self.reader)
 
     def __reduce__(self) -> tuple:
         return type(self), (self.reader,)
