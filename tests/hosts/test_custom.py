@@ -312,11 +312,16 @@ def test_a_mobilevit_has_no_class_token_to_warn_of():
     assert {branch.prefix for branch in caches(model)} == {0}
 
 
-def test_parts_of_pyramids_are_cached_with_a_warning():
-    pvt = build("hf_pvt")
-    layer = next(m for m in pvt.modules() if type(m).__name__ == "PvtLayer")
-    with pytest.warns(UserWarning, match="without the model around"):
+def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
+    """It names the line that calls `cache`, and is not said again where the part is loaded."""
+    layer, again = (next(m for m in build("hf_pvt").modules() if type(m).__name__ == "PvtLayer") for _ in range(2))
+    with pytest.warns(UserWarning, match="without the model around") as said:
         mnemos.cache(layer, GRC(length=3))
+    assert said[0].filename == __file__
+    mnemos.hosts.save(layer, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mnemos.hosts.load(again, tmp_path)
 
 
 class Map(nn.Module):
