@@ -33,7 +33,7 @@ from mnemos.types import InputError, leaves
 def text(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("text")
     for i in range(4):
-        (folder / f"{i}.txt").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * (40 + i))
+        (folder / f"{i}.txt").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * (24 + i))
     return str(folder)
 
 
@@ -204,7 +204,7 @@ def test_recipes_are_scored_on_the_same_targets(text, monkeypatch):
         return task
 
     monkeypatch.setattr(TextConfig, "build", one_short)
-    with pytest.raises(InputError, match=r"same targets of the test split, found 1,848 of lstm and 1,847 of rmt"):
+    with pytest.raises(InputError, match=r"same targets of the test split, found 1,144 of lstm and 1,143 of rmt"):
         check_scored(recipes)
 
 

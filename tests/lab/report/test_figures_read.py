@@ -13,7 +13,7 @@ from mnemos.config import to_dict
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.report.read import read, read_tasks
 from mnemos.lab.report.run_records import read_metrics
-from mnemos.lab.run.recipe import unwritten
+from mnemos.lab.run.recipe import OptimConfig, unwritten
 from mnemos.types import InputError
 
 
@@ -253,6 +253,18 @@ def test_the_baselines_of_single_runs_are_read_from_recipes(tmp_path):
     longer = replace(never, train=replace(never.train, steps=never.train.steps + 1))  # of a budget
     assert owners(to_dict(longer), to_dict(recipe)) == [(), ()]
     assert owners(to_dict(never) | {"model": {"is": "of-a-plug-in"}}, to_dict(recipe)) == [(), ()]
+
+    folder = write_comparison(tmp_path / "c", seeds=(0,), variants=("demo", "demo-cached"))
+    found = json.loads((folder / "comparison.json").read_text())
+    found["rows"][0]["baseline_of"] = "demo-cached"
+    (folder / "comparison.json").write_text(json.dumps(found))
+    for place, one in {"demo-0": longer, "demo-cached-0": recipe}.items():
+        (folder / place / "recipe.json").write_text(json.dumps(to_dict(one)))
+    (runs[0] / "recipe.json").write_text(
+        json.dumps(to_dict(replace(recipe, name="another", optim=OptimConfig(lr=1.0))))
+    )
+    beside = read([folder, runs[0]])
+    assert [row.baseline_of for row in beside.rows] == [("demo-cached",), (), ()], "the comparison says so"
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):

@@ -219,11 +219,11 @@ def test_memories_of_equal_state_have_equal_bytes_and_data():
 @pytest.mark.parametrize(
     "name",
     [
-        *("text-cached", "text-rmt", "recall", "digits", "copy"),
+        *("text-rmt", "recall", "digits", "copy"),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
             for name in (
-                *("text", "text-linear", "text-xl", "text-compressive", "text-lstm"),
+                *("text", "text-cached", "text-linear", "text-xl", "text-compressive", "text-lstm"),
                 *("text-memformer", "text-armt", "text-memory-transformer"),
             )
         ),

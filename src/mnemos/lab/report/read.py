@@ -243,8 +243,7 @@ def _join(comparison: Results, extra: list[RunRecord]) -> Results:
 def _with_roles(results: Results) -> Results:
     """Results with runs that no comparison trained: the memory of each row, and whose baseline it is, from the recipes.
 
-    A budget or a sweep gives each recipe steps or a learning rate of its own. Where these differ, or a recipe cannot be
-    read, the recipes do not say whose baseline a row is.
+    A recipe with steps of its own, as of a budget, is no other's baseline; a comparison says whose it is all the same.
     """
     if not all(map(results.runs_of, results.names)):
         return results
@@ -253,10 +252,9 @@ def _with_roles(results: Results) -> Results:
     except InputError:
         return results
     roles = roles_of(recipes)
-    rows = [replace(row, memory=roles[row.name].memory) for row in results.rows]
-    if len({(recipe.train.steps, recipe.optim.lr) for recipe in recipes}) == 1:
-        rows = [replace(row, baseline_of=roles[row.name].baseline_of) for row in rows]
-    return replace(results, rows=tuple(rows))
+    rows = [(row, roles[row.name]) for row in results.rows]
+    made = (replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of) for row, role in rows)
+    return replace(results, rows=tuple(made))
 
 
 def _recipe_key(recipe: JSONObject) -> str:
