@@ -56,23 +56,6 @@ def test_derivatives(kind, monkeypatch):
         )
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("backend", HERE)
-@pytest.mark.parametrize("kind", KINDS)
-def test_cut_anywhere_and_resumed(kind, backend):
-    dtype, tolerance = EXACT[backend]
-    given, mask = inputs(kind, 70, dtype), holes(70)
-    whole = run(given, mask=mask, backend=backend)
-    tokens = {name: x for name, x in given.items() if name != "state"}
-    for cuts in ([1], [63, 64], [0, 5, 5, 70]):
-        parts, state = [], given["state"]
-        for a, b in itertools.pairwise([0, *cuts, 70]):
-            part = {name: x[:, a:b] for name, x in tokens.items()}
-            y, state = run({**part, "state": state}, mask=mask[:, a:b], backend=backend)
-            parts.append(y)
-        compare((torch.cat(parts, 1), state), whole, given, tolerance)
-
-
 @pytest.mark.parametrize("backend", HERE)
 def test_packed_sequences_are_those_sequences(backend):
     """Of two rows with resets at other tokens, and of the same sequences in calls of their own."""

@@ -1,5 +1,6 @@
-"""Laws over the operators: padding changes nothing, calls may be empty, a second derivative is refused by name."""
+"""Laws over the operators: of padding, cut and empty calls, what is passed in, and second derivatives."""
 
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -28,7 +29,7 @@ def delta(q, k, v, beta, decay, state, **how):
 
 
 def linear(q, k, v, s, z, **how):
-    return ops.linear_attention(q, k, v, state=(s.abs(), z.abs()), **how)
+    return ops.linear_attention(q, k, v, state=(s, z.abs()), **how)
 
 
 def linear_of_keys(k, v, s, z, **how):
@@ -136,6 +137,8 @@ def test_calls_of_no_tokens_or_no_rows_have_gradients_of_zeros(case, sizes):
     inputs = {label: x.requires_grad_() for label, x in given(op, *sizes).items()}
     total, parts = loss(op, how, inputs)
     assert all(x.isfinite().all() for x in parts)
+    if sizes == (2, 0) and op in WITH_BACKENDS and op is not linear_of_keys:  # a state goes through
+        assert torch.equal(parts[0], inputs["s" if op is linear else "state"])
     total.backward()
     for label, x in inputs.items():
         assert x.grad is not None, label
@@ -158,3 +161,38 @@ def test_a_second_derivative_is_refused_by_the_operators_own_name(case, counted)
         gradients = torch.autograd.grad(loss(op, how, inputs)[0], list(inputs.values()), create_graph=True)
         with pytest.raises(RuntimeError, match=f"^{NAMES.get(op, op.__name__)} is differentiable once"):
             sum(x.square().sum() for x in gradients).backward()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[0] is not linear_of_keys], ids=name)
+def test_a_call_may_be_cut_anywhere(case):
+    """Also into calls of no token, and where a chunk ends; with padding, and gradients through the states."""
+    op, how = case
+    tokens, rows = ([label for label, *_ in labels] for labels in OPERATORS[op])
+    mask = torch.rand(B, 70, generator=torch.Generator().manual_seed(4)) > 0.3
+    found = []
+    for cuts in ([0, 70], [0, 1, 2, 2, 63, 64, 70]):
+        inputs = {label: x.requires_grad_() for label, x in given(op, t=70).items()}
+        parts, state = [], [inputs[label] for label in rows]
+        for a, b in itertools.pairwise(cuts):
+            part = {label: inputs[label][:, a:b] for label in tokens} | dict(zip(rows, state, strict=True))
+            y, after = op(**part, mask=mask[:, a:b], **how)
+            state = leaves(after) + state[len(leaves(after)) :]  # a weight stays
+            parts.append(y)
+        results = [torch.cat(parts, 1)[mask], *leaves(after)]
+        total = sum((x * drawn(*x.shape)).sum() for x in results)
+        found.append([*results, *torch.autograd.grad(total, list(inputs.values()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5 * max(1.0, float(b.detach().abs().max())))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[0] is not linear_of_keys], ids=name)
+def test_what_is_passed_in_stays_and_an_output_may_be_changed(case):
+    op, how = case
+    inputs = {label: x.requires_grad_() for label, x in given(op, t=70).items()}
+    copies = [x.detach().clone() for x in inputs.values()]
+    first = next(iter(inputs.values()))
+    (once,) = torch.autograd.grad(op(**inputs, **how)[0].sum(), first)
+    y, _ = op(**inputs, **how)
+    y.mul_(2)  # the backward does not read it
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), first)[0], 2 * once)
+    assert all(map(torch.equal, inputs.values(), copies))

@@ -3,8 +3,6 @@
 The kernels: every variant that this processor can run.
 """
 
-import itertools
-
 import pytest
 import torch
 from native_kernels import needs_kernels
@@ -81,25 +79,6 @@ def test_equals_the_equation(absent, folded, shape, backend, poisoned):
     given = {name: x for name, x in inputs(*shape, dtype).items() if name not in absent}
     options = {name: {"mask": holes, "resets": starts}[name](shape[0]) for name in folded}
     agrees(given, backend, tolerance, **options)
-
-
-@EACH
-def test_cut_anywhere_and_resumed(backend):
-    dtype, tolerance = close(backend)
-    given, mask, resets = inputs(40, 5, 4, dtype), holes(40), starts(40)
-
-    def in_parts(x, dt, A, B, C, D, state, cuts):
-        parts = []
-        for a, b in itertools.pairwise([0, *cuts, 40]):
-            span = slice(a, b)
-            rest = D, state, mask[:, span], resets[:, span]
-            y, state = selective_scan(x[:, span], dt[:, span], A, B[:, span], C[:, span], *rest, backend=backend)
-            parts.append(y)
-        return torch.cat(parts, 1), state
-
-    whole = results(selective_scan, given, mask=mask, resets=resets, backend=backend)
-    for a, b in zip(results(in_parts, given, cuts=[1, 2, 2, 35]), whole, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=10 * tolerance * max(1.0, float(b.detach().abs().max())))
 
 
 @EACH

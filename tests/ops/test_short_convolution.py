@@ -3,8 +3,6 @@
 The kernels: every variant that this processor can run.
 """
 
-import itertools
-
 import pytest
 import torch
 from native_kernels import needs_kernels
@@ -97,46 +95,12 @@ def test_half_precision_is_rounded_once(dtype, backend):
 
 
 @pytest.mark.parametrize("backend", HERE)
-def test_cut_anywhere_and_resumed(backend):
-    dtype, close = tolerance(backend)
-    given, mask, resets = inputs(30, 5, 4, dtype), holes(30), starts(30)
-
-    def in_parts(x, weight, bias, state, cuts):
-        parts = []
-        for a, b in itertools.pairwise([0, *cuts, 30]):
-            y, state = short_convolution(
-                x[:, a:b], weight, bias, state, mask[:, a:b], resets[:, a:b], "silu", backend=backend
-            )
-            parts.append(y)
-        return torch.cat(parts, 1), state
-
-    whole = results(short_convolution, given, mask=mask, resets=resets, activation="silu", backend=backend)
-    for cuts in ([1, 2, 3], [2, 2, 17], range(1, 30)):
-        for a, b in zip(results(in_parts, given, cuts=cuts), whole, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=10 * close)
-
-
-@pytest.mark.parametrize("backend", HERE)
 def test_is_the_layer_of_pytorch(backend):
     layer = torch.nn.Conv1d(6, 6, 4, groups=6, padding=3)
     x = torch.randn(2, 6, 11)
     y, state = short_convolution(x.mT, layer.weight[:, 0], layer.bias, backend=backend)
     torch.testing.assert_close(y.mT, layer(x)[..., :11])
     assert torch.equal(state.mT, x[..., -3:])
-
-
-@pytest.mark.parametrize("backend", HERE)
-def test_what_is_given_stays_and_outputs_may_be_changed(backend):
-    given = inputs(12, 7, 4, torch.float32)
-    copies = {name: x.detach().clone() for name, x in given.items()}
-    once = torch.autograd.grad(short_convolution(**given, activation="silu", backend=backend)[0].sum(), given["x"])
-    y, state = short_convolution(**given, activation="silu", backend=backend)
-    y.mul_(2), state.mul_(0)
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), given["x"])[0], 2 * once[0])
-    assert all(torch.equal(x, copies[name]) for name, x in given.items())
-    nothing, same = short_convolution(given["x"][:, :0], given["weight"], state=given["state"], backend=backend)
-    assert nothing.shape == (B, 0, 7)
-    assert torch.equal(same, given["state"])
 
 
 def test_transforms_and_second_derivatives_of_pytorch():

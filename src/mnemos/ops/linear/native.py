@@ -111,9 +111,9 @@ def _backward(causal: bool, needs: Sequence[bool], *inputs: Any) -> Gradients:
 
 
 def _in_pytorch(causal: bool, *inputs: Any) -> tuple[Tensor, ...]:
-    *tensors, code, eps = inputs
+    q, k, v, s, z, mask, code, eps = inputs
     maps: dict[int, Any] = {number: FEATURE_MAPS.get(name) for name, number in codes.FEATURE_MAPS.items()}
-    return chunked.attend(*tensors, maps[code], eps, causal)
+    return chunked.attend(q, k, v, s, z, mask, maps[code], eps, causal)
 
 
 def _operator(name: str, causal: bool, saves: Sequence[int]) -> Any:
