@@ -66,7 +66,7 @@ class Past(NamedTuple):
     valid: Tensor | None
     window: int | None
 
-    def marks(self, k: Tensor, t: int) -> Tensor:
+    def marks(self, k: Tensor, t: int) -> Tensor | None:
         """The `visible` argument of `attend` that says the same of the keys k [B, N, ..]."""
         valid = k.new_ones(1, k.shape[1], dtype=torch.bool) if self.valid is None else self.valid
         return _visible(valid, t, self.window, False)
