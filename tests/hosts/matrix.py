@@ -105,7 +105,14 @@ def copies(name: str) -> None:
         run(model, example(name))  # something is remembered of the frozen cache
     run(model.train(), example(name, seed=1))
     left = [(branch.cache.clone(), branch.pending.clone()) for branch in caches(model)]
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    twins = [copy.deepcopy(model)]
+    try:
+        pickle.dumps(host(name))
+    except RuntimeError:  # PyTorch's parametrised modules are not pickled
+        pass
+    else:
+        twins.append(pickle.loads(pickle.dumps(model)))
+    for twin in twins:
         run(twin, example(name, seed=2))
         for mine, (stored, pending), theirs in zip(caches(model), left, caches(twin), strict=True):
             assert theirs is not mine
@@ -216,12 +223,12 @@ def saved(name: str) -> None:
             again = mnemos.hosts.load(host(name, single), folder)
     for mine, theirs in zip(caches(model), caches(again), strict=True):
         assert (mine.grc, mine.grid, mine.prefix) == (theirs.grc, theirs.grid, theirs.prefix)
-    for training in (False, True):
-        found, expected = (loss(one.train(training), example(name, seed=3, dtype=single)) for one in (again, model))
-        close(found, expected, 1e-4)
     expected = model.state_dict()
     for key, value in again.state_dict().items():
         assert torch.equal(value, expected[key]), key
+    for training in (False, True):
+        found, expected = (loss(one.train(training), example(name, seed=3, dtype=single)) for one in (again, model))
+        close(found, expected, 1e-4)
 
 
 def uncached(name: str) -> None:
@@ -229,27 +236,23 @@ def uncached(name: str) -> None:
     model, inputs, calls = host(name), example(name), []
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     mine = last.register_forward_hook(lambda *_: calls.append(1))
-    expected = _passes(model, inputs)  # hosts remember things of a forward: BigBird replaces its attention
-    before = state(model)
+    run(model.train(), inputs)  # hosts remember things of a forward: BigBird replaces its attention
+    expected = run(model.eval(), inputs)
+    before, weights = state(model), {key: value.clone() for key, value in model.state_dict().items()}
     mnemos.cache(model, GRC(preset=("paper", "official", "mnemos")[len(name) % 3], length=_SLOTS), **given(name))
     assert state(model) != before
-    _passes(model, inputs)
+    loss(model.train(), inputs).backward()
+    with torch.no_grad():
+        run(model.eval(), inputs)
     assert mnemos.uncache(model) is model
     assert state(model) == before
+    model.load_state_dict(weights)  # the means of batches have moved
     calls.clear()
-    close(_passes(model, inputs), expected)
+    close(run(model, inputs), expected)
     assert calls or name == "torch_mha", "a hook of the user's was taken away"
-    assert state(model) == before
     mine.remove()
     mnemos.cache(model, GRC(length=_SLOTS))
     run(model.train(), inputs)
-
-
-def _passes(model: nn.Module, inputs: Example) -> torch.Tensor:
-    loss(model.train(), inputs).backward()
-    model.zero_grad()
-    with torch.no_grad():
-        return run(model.eval(), inputs)
 
 
 def bfloat16(name: str) -> str | None:
