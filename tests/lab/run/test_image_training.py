@@ -209,22 +209,6 @@ def work(folder: str, recipe: Recipe, resume: bool = False) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # tests/lab/run/test_processes.py tests the same of tokens
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
-def test_two_processes_train_as_one(tmp_path):
-    for name, devices in {"one": 1, "two": 2}.items():
-        asked = recipe(STILL, {"soft": True}, precision="64-true", devices=devices)
-        for done in processes.launched(work, str(tmp_path / name), asked, world=devices):
-            assert done.returncode == 0, done.stderr
-    one, two = final(tmp_path / "one"), final(tmp_path / "two")
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-12)
-    for kind in ("train", "valid"):
-        for ours, theirs in zip(lines(tmp_path / "two", kind), lines(tmp_path / "one", kind), strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-@pytest.mark.slow
 def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
     """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
     asked = recipe(data={"workers": 2}, steps=40, log_every=2, eval_every=40, checkpoint_every=40)
