@@ -40,10 +40,7 @@ def accesses() -> dict[str, Access]:
     every: dict[str, Access] = {
         "cpu": (torch.get_rng_state, torch.set_rng_state),
         "python": (random.getstate, random.setstate),
-        "numpy": (
-            lambda: _plain(np.random.get_state(legacy=False)),  # noqa: NPY002
-            lambda state: np.random.set_state(_numpy(state)),  # noqa: NPY002
-        ),
+        "numpy": (lambda: np.random.get_state(legacy=False), np.random.set_state),  # noqa: NPY002
     }
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None:
@@ -59,14 +56,14 @@ def accesses() -> dict[str, Access]:
 
 def take() -> Snapshot:
     """The states of all generators."""
-    return {name: read() for name, (read, _) in accesses().items()}
+    return {name: _plain(read()) for name, (read, _) in accesses().items()}
 
 
 def put(snapshot: Snapshot) -> None:
     """Set every generator to its state in `snapshot`. States of accelerators that this machine lacks are ignored."""
     for name, (_, write) in accesses().items():
         if name in snapshot:
-            write(snapshot[name])
+            write(_numpy(snapshot[name]) if name == "numpy" else snapshot[name])
 
 
 @contextlib.contextmanager
