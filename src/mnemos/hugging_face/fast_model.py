@@ -1,7 +1,8 @@
-"""`fast(model)`: the recurrent layers and convolutions of a model of Transformers run the kernels of this library.
+"""`fast(model)`: dense layers of any model by `mnemos.ops.dense`, recurrent ones of Transformers by our kernels.
 
-A layer gets a forward of its own, a copy of its class's, in which the functions of `fast_functions` take the place of
-those of the same names; a single token goes past all of it, to one call of a kernel (`fast_token`).
+A recurrent layer gets a forward of its own, a copy of its class's, in which the functions of `fast_functions` take the
+place of those of the same names; a single token goes past all of it, to one call of a kernel (`fast_token`). Those of
+dense layers are in `fast_dense`.
 """
 
 import functools
@@ -18,6 +19,7 @@ from mnemos.libraries import with_globals
 from mnemos.native import library
 from mnemos.types import InputError
 
+from .fast_dense import dense_forward
 from .fast_functions import DELTA, FUNCTIONS, Function, replacement_for, unknown_parameters
 from .fast_token import LAYERS, LayerNames, compute_token, is_untouched, norm_offset, normalise
 
@@ -30,23 +32,29 @@ _NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBl
 
 
 def fast(model: nn.Module) -> "FastReport":
-    """Let a model of Hugging Face Transformers run its recurrent layers on the kernels of this library, on a CPU.
+    """Let a model run faster on a CPU: its recurrent layers on the kernels of this library, its dense ones by `dense`.
 
         report = mnemos.fast(model)          # for good; report.undo() takes it back
         with mnemos.fast(model) as report:   # or for a while
             model.generate(ids)
 
-    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are layers that call
-    the functions of Transformers for gated delta rules with a decay per head or channel, the scans of Mamba and
-    Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
-    Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and others. `print(report)`
-    names them, and what is left.
+    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are
 
-    Each such layer gets a `forward` of its own: a copy of its class's, in which those names mean other functions.
+    - dense layers of any model (Transformers, timm, PyTorch): `torch.nn.Linear`, the projections of
+      `torch.nn.MultiheadAttention`, GPT-2's `Conv1D`, by the faster of PyTorch's two libraries (`mnemos.ops.dense`);
+    - recurrent layers of Transformers that call its functions for gated delta rules with a decay per head or channel,
+      the scans of Mamba and Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next,
+      Qwen3.5, OLMo Hybrid, Kimi Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and
+      others. `print(report)` names them, and what is left;
+    - RMS norms of Transformers, where no gradient is wanted.
+
+    Each such layer gets a `forward` of its own: a copy of its class's, in which some names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
     `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and a second call serves
     the same layers again, so that `fast(copy).undo()` takes that back; a pickled model is loaded as it was before.
-    Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers.
+    Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers and of
+    PyTorch. A layer of another class stays as it is: a quantised or parametrised one, and one whose forward another
+    library has set.
 
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
     which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
@@ -57,13 +65,15 @@ def fast(model: nn.Module) -> "FastReport":
     Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"fast: expected a model of Transformers, found {type(model).__name__}; pass the module")
+        raise InputError(f"fast: expected a model, found {type(model).__name__}; pass the module")
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
     norms: list[str] = []
+    dense: list[str] = []
     layers: dict[str, nn.Module] = {}
-    before = {name for name, layer in model.named_modules() if is_fast(layer)}
-    for name, layer in model.named_modules():
+    modules = dict(model.named_modules())
+    before = {name for name, layer in modules.items() if is_fast(layer)}
+    for name, layer in modules.items():
         cls = type(layer)
 
         # --- the functions that it calls, and why it, or one of them, is left ---
@@ -80,13 +90,18 @@ def fast(model: nn.Module) -> "FastReport":
         # --- its new forward ---
         if functions:
             changed.append(FastLayer(name, cls.__name__, tuple(functions)))
-        elif norm_offset(cls) is not None and not _is_taken(layer):
+        elif _is_taken(layer):
+            continue
+        elif norm_offset(cls) is not None:
             norms.append(name)
+        elif dense_forward(cls) is not None and not _belongs_to_mnemos(name, modules):
+            dense.append(name)
         else:
             continue
         layers[name] = layer
         _set_forward(layer, functions)
-    return FastReport(changed, left, norms, layers, before, "" if layers else _why_unchanged(model))
+    why = "" if layers else _why_unchanged(model)
+    return FastReport(tuple(changed), tuple(left), tuple(norms), tuple(dense), layers, before, why)
 
 
 @dataclass(frozen=True)
@@ -113,20 +128,21 @@ class FastReport:
     Leaving a `with` block takes back what the call changed; layers that were fast before it stay so.
 
     changed, left: recurrent layers and short convolutions. norms: names of RMS norms, which a kernel computes where no
-    gradients are wanted.
+    gradients are wanted. dense: names of dense layers.
     """
 
     def __init__(
         self,
-        changed: list[FastLayer],
-        left: list[LeftLayer],
-        norms: list[str],
+        changed: tuple[FastLayer, ...],
+        left: tuple[LeftLayer, ...],
+        norms: tuple[str, ...],
+        dense: tuple[str, ...],
         layers: dict[str, nn.Module],
         before: set[str],
         why_unchanged: str,
     ) -> None:
         """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
-        self.changed, self.left, self.norms = tuple(changed), tuple(left), tuple(norms)
+        self.changed, self.left, self.norms, self.dense = changed, left, norms, dense
         self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
 
     def undo(self) -> None:
@@ -152,7 +168,8 @@ class FastReport:
         self.undo()
 
     def __str__(self) -> str:
-        lines = [f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"]
+        kernels = f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"
+        lines = [f"{kernels}; {len(self.dense)} dense layers the faster of PyTorch's libraries"]
         if self._why_unchanged:
             lines = [f"nothing was changed: {self._why_unchanged}"]
         elif self._undone:
@@ -164,18 +181,22 @@ class FastReport:
     __repr__ = __str__
 
 
+def _belongs_to_mnemos(name: str, modules: dict[str, nn.Module]) -> bool:
+    """Whether a layer is part of a module of mnemos, in which kernels may read the weights themselves."""
+    while name:
+        name = name.rpartition(".")[0]
+        package = type(modules[name]).__module__.partition(".")[0]
+        if package != "torch":  # whose containers are anyone's
+            return package == "mnemos"
+    return False
+
+
 def _why_unchanged(model: nn.Module) -> str:
     """Why `fast` changed nothing in this model, and what to do."""
-    name, layers = type(model).__name__, list(model.modules())
-    packages = {type(layer).__module__.partition(".")[0] for layer in layers}
-    if "transformers" in packages:
-        return (
-            f"{name} has no recurrent layer or short convolution that the kernels of mnemos.fast compute "
-            "(docs/fast.md has the list); use it as it is"
-        )
-    if "mnemos" in packages:
+    name = type(model).__name__
+    if any(type(layer).__module__.startswith("mnemos.") for layer in model.modules()):
         return f"{name} is a model of mnemos, whose layers call its kernels themselves; use it as it is"
-    return f"{name} is no model of Hugging Face Transformers; pass one that from_pretrained returned"
+    return f"{name} has no layer that mnemos.fast serves (docs/fast.md has the list); use it as it is"
 
 
 # --- the forward of a layer ---
@@ -227,7 +248,7 @@ def renew(model: nn.Module) -> None:
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     """Give a layer its forward of `fast`. functions: those that it calls and that are replaced."""
-    cls, forward = type(layer), type(layer).forward
+    cls, forward = type(layer), dense_forward(type(layer)) or type(layer).forward
     if (offset := norm_offset(cls)) is not None:
         forward = _with_norm_kernel(forward, offset)
     if functions:

@@ -1,0 +1,220 @@
+"""`mnemos.fast` for any model: its dense layers by oneDNN, with equal outputs and gradients, and what is around."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from functional_models import build, tokens
+from module_surgery import WAYS, hook_after
+from torch import nn
+
+import mnemos
+from mnemos.hugging_face.fast_model import is_fast
+from mnemos.libraries import timm, transformers
+from mnemos.ops import dense_layer
+
+pytestmark = pytest.mark.skipif(dense_layer.why_no_onednn() != "", reason="this PyTorch has no oneDNN")
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of weights that oneDNN multiplies by; it computes products of any size, and their gradients."""
+    seen, product = [], dense_layer._product
+
+    def counted(x, weight, bias):
+        seen.append(tuple(weight.shape))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(dense_layer, "_product", counted)
+    monkeypatch.setattr(dense_layer, "FEW", 0)
+    monkeypatch.setattr(dense_layer, "WIDE", 0)
+    with dense_layer.using(dense_layer.Choice(1, 1, 1)):
+        yield seen
+
+
+def bert():
+    sizes = {"vocab_size": 17, "hidden_size": 20, "intermediate_size": 28}
+    config = transformers().BertConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
+    return transformers().BertForMaskedLM(config), tokens(2, 9)
+
+
+def vit():
+    return timm().create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=7), torch.randn(2, 3, 32, 32)
+
+
+def encoder(batch_first):
+    layer = nn.TransformerEncoderLayer(20, 4, 28, dropout=0.0, batch_first=batch_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 9, 20)
+
+
+def cross(**options):
+    class Cross(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.MultiheadAttention(20, 4, **options)
+
+        def forward(self, x):
+            return self.heads(x, x[:4, :, : options.get("kdim", 20)], x[:4, :, : options.get("vdim", 20)])[0]
+
+    return Cross(), torch.randn(9, 2, 20)
+
+
+# The model, its input, how many layers are dense, and how many of their products oneDNN computes in a call.
+MODELS = {
+    "Llama": (lambda: (build("Llama"), tokens(2, 9)), 15, 15),
+    "GPT-2": (lambda: (build("GPT2"), tokens(2, 9)), 9, 9),
+    "BERT": (bert, 14, 14),
+    "ViT": (vit, 9, 8),  # its head reads a slice
+    "torch": (lambda: encoder(False), 6, 8),
+    "torch, rows first": (lambda: encoder(True), 6, 6),  # PyTorch's heads project a transposed view
+    "heads of two widths": (lambda: cross(kdim=12, vdim=8), 1, 2),
+    "heads": (lambda: cross(), 1, 4),
+}
+
+
+def run(model, x):
+    model.zero_grad()
+    y = model(x)
+    y = getattr(y, "logits", y)
+    y.square().mean().backward()
+    return y.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_model_has_equal_outputs_and_gradients(name, products):
+    make, layers, called = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make()
+    model.train()  # in evaluation PyTorch's encoder runs a kernel of its own
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    wanted, names = run(model, x), list(model.state_dict())
+    assert not products
+    with mnemos.fast(model) as report:
+        assert len(report.dense) == layers
+        with torch.no_grad():
+            model(x)
+        assert len(products) == called
+        y, grads = run(model, x)
+        assert list(model.state_dict()) == names
+    torch.testing.assert_close(y, wanted[0], **CLOSE)
+    assert grads.keys() == wanted[1].keys()
+    for key, grad in grads.items():
+        bar = 2e-5 * float(wanted[1][key].abs().max()) + 1e-6
+        torch.testing.assert_close(grad, wanted[1][key], rtol=1e-3, atol=bar)
+    assert not any("forward" in vars(layer) for layer in model.modules())
+
+
+@torch.no_grad()
+def test_padded_prompts_are_generated_from_with_a_cache(products):
+    model, x = build("Llama"), tokens(2, 9)
+    mask = torch.ones_like(x)
+    mask[1, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(x, **options)
+    with mnemos.fast(model):
+        assert torch.equal(model.generate(x, **options), wanted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_around_a_layer_or_in_its_place_counts(way, first, products):
+    """Before the call or after it."""
+    models = [build("Llama"), build("Llama")]
+    names = [name for name, part in models[0].named_modules() if type(part) is nn.Linear]
+    if first:
+        mnemos.fast(models[1])
+    for model in models:
+        for name in names[::3]:
+            way(model, name)
+    if not first:
+        mnemos.fast(models[1])
+    (wanted, theirs), (y, ours) = (run(model, tokens(2, 9)) for model in models)
+    assert products
+    torch.testing.assert_close(y, wanted, **CLOSE)
+    assert ours.keys() == theirs.keys()
+    for name, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[name], rtol=1e-3, atol=2e-5 * float(theirs[name].abs().max()) + 1e-7)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of quantisation
+def test_layers_of_other_classes_are_left(products):
+    model = nn.Sequential(nn.Linear(6, 6), Doubled(6, 6), nn.Linear(6, 6))
+    nn.utils.parametrizations.weight_norm(model[2])
+    x = torch.randn(3, 6)
+    wanted = model(x)
+    report = mnemos.fast(model)
+    assert report.dense == ("0",)
+    torch.testing.assert_close(model(x), wanted)
+    assert products == [(6, 6)]
+    small = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 6)), {nn.Linear})
+    assert str(mnemos.fast(small)).startswith("nothing was changed: Sequential has no layer")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
+@pytest.mark.parametrize("first", [True, False])
+def test_adapters_of_peft_and_tied_weights(first, products):
+    peft, x, outputs = pytest.importorskip("peft"), tokens(2, 9), []
+    for fast in (False, True):
+        model = build("Llama", tie_word_embeddings=True)
+        if fast and first:
+            mnemos.fast(model)
+        torch.manual_seed(0)
+        config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(model, config)
+        if fast and not first:
+            assert "base_model.model.model.layers.0.self_attn.q_proj.base_layer" in mnemos.fast(model).dense
+        found = run(model, x)
+        merged = model.merge_and_unload()
+        assert merged.lm_head.weight is merged.model.embed_tokens.weight
+        outputs.append((*found, merged(x).logits))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=2e-5)
+
+
+def test_copies_pickles_compiled_and_exported_models(products):
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)), torch.randn(3, 6)
+    wanted = model(x)
+    report = mnemos.fast(model)
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert [is_fast(one[0]) for one in (model, copied, loaded)] == [True, True, False]
+    with torch.no_grad():
+        copied[0].weight.zero_()
+    assert torch.equal(loaded(x), wanted)
+    torch.testing.assert_close(model(x), wanted)
+    count = len(products)
+    for heads in (model, encoder(False)[0].layers[0].self_attn):
+        mnemos.fast(heads)
+        given = (x,) if heads is model else (torch.randn(9, 2, 20),) * 3
+        compiled = torch.compile(heads, backend="eager", fullgraph=True)(*given)
+        torch.testing.assert_close(compiled, heads(*given))
+    assert len(products) > count
+    program = torch.export.export(model, (x,))
+    assert "mkldnn" not in str(program.graph)
+    report.undo()
+    assert torch.equal(model(x), wanted)
+
+
+def test_gates_of_a_cache_keep_their_kernel():
+    model = build("Llama")
+    mnemos.cache(model, mnemos.GRC(length=3, block=2, scope="stream"))
+    inside = {name for name, part in model.named_modules() if type(part).__module__.startswith("mnemos.")}
+    report = mnemos.fast(model)
+    assert len(report.dense) == 15
+    assert inside
+    assert not {name.rpartition(".")[0] for name in report.dense} & inside
+
+
+def test_a_forward_of_another_library_stays():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    hook_after(model, "1")
+    model[0].forward = own = lambda x: 2 * x
+    assert mnemos.fast(model).dense == ("1",)
+    assert model[0].forward is own
