@@ -168,8 +168,8 @@ class FastReport:
         self.undo()
 
     def __str__(self) -> str:
-        kernels = f"{len(self.changed)} layers and {len(self.norms)} norms run the kernels of mnemos"
-        lines = [f"{kernels}; {len(self.dense)} dense layers the faster of PyTorch's libraries"]
+        kernels = f"{len(self.changed)} other layers and {len(self.norms)} norms the kernels of mnemos"
+        lines = [f"{len(self.dense)} dense layers run the faster of PyTorch's libraries; {kernels}"]
         if self._why_unchanged:
             lines = [f"nothing was changed: {self._why_unchanged}"]
         elif self._undone:
