@@ -320,8 +320,8 @@ def _find_obstacle(site: NamedModule) -> str | None:
         return "what was given is a part of a decoder; pass the model of Transformers and choose with where="
     if "forward" in vars(site.module):
         return (
-            "its forward was replaced on the instance, as accelerate's hooks do; call linearise before dispatch_model, "
-            "and unlinearise without it"
+            "its forward was replaced on the instance, as accelerate's hooks and mnemos.fast do; call linearise before "
+            "them, and unlinearise without them"
         )
     return None
 

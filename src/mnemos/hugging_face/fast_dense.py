@@ -15,7 +15,7 @@ from mnemos.libraries import with_globals
 from mnemos.ops import dense
 
 
-def dense_forward(cls: type[nn.Module]) -> Any:
+def dense_forward(cls: Any) -> Any:
     """The forward of a class of dense layers, computed by `dense`; None for other classes."""
     if cls is nn.Linear:
         return _linear()

@@ -2,7 +2,7 @@
 
 A recurrent layer gets a forward of its own, a copy of its class's, in which the functions of `fast_functions` take the
 place of those of the same names; a single token goes past all of it, to one call of a kernel (`fast_token`). Those of
-dense layers are in `fast_dense`.
+dense layers are in `fast_dense`, those of softmax attention in `fast_attention`.
 """
 
 import functools
@@ -19,6 +19,7 @@ from mnemos.libraries import with_globals
 from mnemos.native import library
 from mnemos.types import InputError
 
+from .fast_attention import attention_forward
 from .fast_dense import dense_forward
 from .fast_functions import DELTA, FUNCTIONS, Function, replacement_for, unknown_parameters
 from .fast_token import LAYERS, LayerNames, compute_token, is_untouched, norm_offset, normalise
@@ -46,6 +47,8 @@ def fast(model: nn.Module) -> "FastReport":
       the scans of Mamba and Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next,
       Qwen3.5, OLMo Hybrid, Kimi Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and
       others. `print(report)` names them, and what is left;
+    - softmax attention of Transformers and timm, causal, windowed or not, padded or not, in training and in reading
+      prompts (`mnemos.ops.softmax_attention`); calls with dropout, other masks or few tokens run PyTorch's own;
     - RMS norms of Transformers, where no gradient is wanted.
 
     Each such layer gets a `forward` of its own: a copy of its class's, in which some names mean other functions.
@@ -70,6 +73,7 @@ def fast(model: nn.Module) -> "FastReport":
     left: list[LeftLayer] = []
     norms: list[str] = []
     dense: list[str] = []
+    attentions: list[str] = []
     layers: dict[str, nn.Module] = {}
     modules = dict(model.named_modules())
     before = {name for name, layer in modules.items() if is_fast(layer)}
@@ -96,12 +100,15 @@ def fast(model: nn.Module) -> "FastReport":
             norms.append(name)
         elif dense_forward(cls) is not None and not _belongs_to_mnemos(name, modules):
             dense.append(name)
+        elif attention_forward(cls) is not None:
+            attentions.append(name)
         else:
             continue
         layers[name] = layer
         _set_forward(layer, functions)
     why = "" if layers else _why_unchanged(model)
-    return FastReport(tuple(changed), tuple(left), tuple(norms), tuple(dense), layers, before, why)
+    parts = tuple(changed), tuple(left), tuple(norms), tuple(dense), tuple(attentions)
+    return FastReport(*parts, layers, before, why)
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class FastReport:
     Leaving a `with` block takes back what the call changed; layers that were fast before it stay so.
 
     changed, left: recurrent layers and short convolutions. norms: names of RMS norms, which a kernel computes where no
-    gradients are wanted. dense: names of dense layers.
+    gradients are wanted. dense, attentions: names of dense layers, and of layers of softmax attention.
     """
 
     def __init__(
@@ -137,12 +144,14 @@ class FastReport:
         left: tuple[LeftLayer, ...],
         norms: tuple[str, ...],
         dense: tuple[str, ...],
+        attentions: tuple[str, ...],
         layers: dict[str, nn.Module],
         before: set[str],
         why_unchanged: str,
     ) -> None:
         """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
-        self.changed, self.left, self.norms, self.dense = changed, left, norms, dense
+        self.changed, self.left = changed, left
+        self.norms, self.dense, self.attentions = norms, dense, attentions
         self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
 
     def undo(self) -> None:
@@ -168,8 +177,8 @@ class FastReport:
         self.undo()
 
     def __str__(self) -> str:
-        kernels = f"{len(self.changed)} other layers and {len(self.norms)} norms the kernels of mnemos"
-        lines = [f"{len(self.dense)} dense layers run the faster of PyTorch's libraries; {kernels}"]
+        counts = f"{len(self.changed)} recurrent layers, {len(self.attentions)} attentions and {len(self.norms)} norms"
+        lines = [f"{len(self.dense)} dense layers run the faster of PyTorch's libraries; {counts} our kernels"]
         if self._why_unchanged:
             lines = [f"nothing was changed: {self._why_unchanged}"]
         elif self._undone:
@@ -248,7 +257,8 @@ def renew(model: nn.Module) -> None:
 
 def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     """Give a layer its forward of `fast`. functions: those that it calls and that are replaced."""
-    cls, forward = type(layer), dense_forward(type(layer)) or type(layer).forward
+    cls, forward = type(layer), type(layer).forward
+    forward = dense_forward(cls) or attention_forward(cls) or forward
     if (offset := norm_offset(cls)) is not None:
         forward = _with_norm_kernel(forward, offset)
     if functions:

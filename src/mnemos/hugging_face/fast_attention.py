@@ -1,0 +1,127 @@
+"""Attentions of Transformers and timm on the kernels of `mnemos.ops.softmax_attention`, where a call fits these.
+
+Layers of Transformers find the function that attends by its name in a registry. In a forward of `fast` they find it in `_Registry`, in
+which `attend` stands in front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers makes the
+masks, stays as it is.
+"""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemos.attention.softmax import fits_kernels
+from mnemos.libraries import with_globals
+from mnemos.ops.softmax_attention import softmax_attention
+
+_NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
+_OTHERS = ("position_bias", "softcap", "cache")  # of what a call may give besides, that which changes results
+
+
+def attention_forward(cls: type[nn.Module]) -> Any:
+    """The forward of a class of attentions of Transformers or timm that finds ours; None for other classes."""
+    forward: Any = getattr(cls, "forward", None)
+    if not isinstance(forward, FunctionType):
+        return None
+    package, called, names = cls.__module__.partition(".")[0], forward.__code__.co_names, forward.__globals__
+    if package == "transformers" and _NAME in called and _NAME in names:
+        return with_globals(forward, {_NAME: _Registry(names[_NAME])})
+    if package == "timm" and "scaled_dot_product_attention" in called and names.get("F") is F:
+        return with_globals(forward, {"F": SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": _attend})})
+    return None
+
+
+class _Registry:
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def get_interface(self, name: str, default: Any) -> Any:
+        function = self._theirs.get_interface(name, default)
+        return functools.partial(attend, function) if name == "sdpa" else function
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_interface(name, None)
+
+
+def attend(
+    theirs: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> Any:
+    """(y [B, T, H, M], None) of queries [B, H, T, D], keys and values [B, K, S, ·]. theirs: for what does not fit."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    visible = None
+    if not dropout and all(options.get(name) is None for name in _OTHERS) and fits_kernels(q, k, v):
+        if attention_mask is not None:
+            visible = _visible(attention_mask, options.get("sliding_window"))
+        elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+            visible = _Visible(False, None, None)
+        elif q.shape[1] == k.shape[1]:  # else, with room in a static cache, the queries are the first of the keys
+            visible = _Visible(True, None, None)
+    if visible is None:
+        named = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **options}
+        return theirs(module, query, key, value, attention_mask, **named)
+    return softmax_attention(q, k, v, *visible, scaling), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` as timm calls it, of all keys: y [B, H, T, M]."""
+    if attn_mask is None and query.dim() == 4 and not any(options.values()):
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        if fits_kernels(q, k, v):
+            return softmax_attention(q, k, v, False).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+
+
+# --- what a mask says ---
+
+
+class _Visible(NamedTuple):
+    """The keys that queries see: those up to their own, or all; the last `window` of these; and which are valid."""
+
+    causal: bool
+    window: int | None
+    valid: Tensor | None  # [B, S]; None: all
+
+
+class _Masks(threading.local):
+    """The masks of a forward, which all of its layers are given, by their windows: what they say."""
+
+    def __init__(self) -> None:
+        self.known: dict[int | None, tuple[weakref.ref[Tensor], int, _Visible | None]] = {}
+
+
+_masks = _Masks()
+
+
+def _visible(mask: Tensor, window: int | None) -> _Visible | None:
+    """What a mask [B, 1, T, S] of booleans says; None: more than causality, a window and padding."""
+    known = _masks.known.get(window)
+    if known is not None and known[0]() is mask and known[1] == mask._version:
+        return known[2]
+    visible = None
+    if mask.dtype is torch.bool and mask.dim() == 4 and mask.shape[1] == 1:
+        seen = mask[:, 0]
+        t, s = seen.shape[1:]
+        valid = seen.any(1)
+        query, key = torch.arange(s - t, s)[:, None], torch.arange(s)
+        past = key <= query if window is None else (key <= query) & (key > query - window)
+        if torch.equal(seen, past & valid[:, None]):
+            visible = _Visible(True, window, None if bool(valid.all()) else valid)
+        elif torch.equal(seen, valid[:, None].expand_as(seen)):
+            visible = _Visible(False, None, valid)
+    _masks.known[window] = weakref.ref(mask), mask._version, visible
+    return visible

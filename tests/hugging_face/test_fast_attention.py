@@ -1,0 +1,184 @@
+"""`mnemos.fast`: softmax attention of Transformers on our kernels: equal logits, gradients and generated tokens."""
+
+import pytest
+import torch
+from functional_models import build, tokens
+
+import mnemos
+from mnemos.attention import softmax
+from mnemos.hugging_face import fast_attention
+from mnemos.libraries import cache_name, timm, transformers
+
+pytestmark = pytest.mark.skipif(not mnemos.native.instruction_sets(), reason="the kernels are not built")
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+LENGTH = 37
+
+
+def bert():
+    sizes = {"vocab_size": 17, "hidden_size": 20, "intermediate_size": 28, "hidden_dropout_prob": 0.0}
+    config = transformers().BertConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=2, attention_probs_dropout_prob=0.0
+    )
+    torch.manual_seed(0)
+    return transformers().BertForMaskedLM(config)
+
+
+MODELS = {
+    "Llama": lambda: build("Llama"),  # heads of keys that two heads of queries share
+    "Mistral": lambda: build("Mistral", sliding_window=7),
+    "GPT2": lambda: build("GPT2"),
+    "Qwen3Next": lambda: build("Qwen3Next"),
+    "BERT": bert,
+}
+EACH = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How our kernels are called, for any sizes: causal, the window, and whether there is padding."""
+    seen, attend = [], fast_attention.softmax_attention
+
+    def counted(q, k, v, causal, window=None, valid=None, scale=None):
+        seen.append((causal, window, valid is not None))
+        return attend(q, k, v, causal, window, valid, scale)
+
+    monkeypatch.setattr(fast_attention, "softmax_attention", counted)
+    for name in ("FEWEST_QUERIES", "FEWEST_KEYS", "LEAST"):
+        monkeypatch.setattr(softmax, name, 1)
+    return seen
+
+
+def masks():
+    """None, padding on the left, on the right and between tokens."""
+    some = torch.ones(2, LENGTH, dtype=torch.long)
+    left, right, between = some.clone(), some.clone(), some.clone()
+    left[1, :5], right[1, 30:], between[1, [3, 17, 18]] = 0, 0, 0
+    return {"none": None, "left": left, "right": right, "between": between}
+
+
+def run(model, x, mask):
+    model.zero_grad()
+    y = model(x, attention_mask=mask).logits
+    y = y if mask is None else y[mask.bool()]
+    y.square().mean().backward()
+    return y.detach(), {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("padding", masks())
+@EACH
+def test_logits_and_gradients(name, padding, calls):
+    model, x, mask = MODELS[name](), tokens(2, LENGTH), masks()[padding]
+    wanted, theirs = run(model, x, mask)
+    assert not calls
+    with mnemos.fast(model) as report:
+        y, ours = run(model, x, mask)
+    window = 7 if name == "Mistral" else None
+    assert calls == [(name != "BERT", window, padding != "none")] * len(report.attentions)
+    torch.testing.assert_close(y, wanted, **CLOSE)
+    assert ours.keys() == theirs.keys()
+    for key, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[key], rtol=1e-3, atol=2e-5 * float(theirs[key].abs().max()) + 1e-6)
+
+
+def test_pictures_of_timm(calls):
+    torch.manual_seed(0)
+    model = timm().create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2, num_classes=7).eval()
+    x, outputs = torch.randn(2, 3, 32, 32), []
+    for fast in (False, True):
+        if fast:
+            assert mnemos.fast(model).attentions == ("blocks.0.attn", "blocks.1.attn")
+        y = model(x)
+        model.zero_grad()
+        y.square().mean().backward()
+        outputs.append([y.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert len(calls) == 2
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT2"])
+@torch.no_grad()
+def test_generation_with_a_cache_and_pieces_of_a_prompt(name, calls):
+    model, x, mask = MODELS[name](), tokens(2, LENGTH), masks()["left"]
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(x, **options)
+
+    def pieces():
+        cache, outputs = None, []
+        for start, end in [(0, 11), (11, 30), (30, LENGTH)]:
+            given = {} if cache is None else {cache_name(): cache}
+            found = model(x[:, start:end], attention_mask=mask[:, :end], use_cache=True, **given)
+            cache, logits = found[cache_name()], found.logits
+            outputs.append(logits[mask[:, start:end].bool()])
+        return torch.cat(outputs)
+
+    theirs = pieces()
+    with mnemos.fast(model):
+        assert torch.equal(model.generate(x, **options), wanted)
+        calls.clear()
+        torch.testing.assert_close(pieces(), theirs, **CLOSE)
+    assert len(calls) >= 4
+
+
+@torch.no_grad()
+def test_what_does_not_fit_is_theirs(calls):
+    model, x = MODELS["Llama"](), tokens(2, LENGTH)
+    own = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.7
+    own |= torch.eye(LENGTH, dtype=torch.bool)
+    wanted = [model(x, attention_mask=mask).logits for mask in (own, own.float().log())]
+    with mnemos.fast(model) as report:
+        assert len(report.attentions) == 2
+        for mask, logits in zip((own, own.float().log()), wanted, strict=True):
+            torch.testing.assert_close(model(x, attention_mask=mask).logits, logits, **CLOSE)
+        model.train()
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        model(x)
+        model.eval().double()
+        model(x)
+        assert not calls
+        model.float().set_attn_implementation("eager")
+        model(x)
+        assert not calls
+        model.set_attn_implementation("sdpa")
+        model(x)
+        assert len(calls) == 2
+
+
+@torch.no_grad()
+def test_a_mask_that_is_written_into_is_read_again(calls):
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    assert fast_attention._visible(mask, None) == (True, None, None)
+    mask[..., 0] = False
+    visible = fast_attention._visible(mask, None)
+    assert visible.valid.tolist() == [[False, True, True, True, True]]
+    mask[..., 0, 4] = True
+    assert fast_attention._visible(mask, None) is None
+
+
+def test_with_functional_caches_and_linearised_attentions(calls):
+    """In both orders where there are two."""
+    x = tokens(2, 12)
+    model = MODELS["Llama"]()
+    wanted = model(x).logits
+    step = mnemos.functional(model)
+    mnemos.fast(model)
+    y, state = step(x[:, :5])
+    rest, _ = step(x[:, 5:], state)
+    torch.testing.assert_close(torch.cat([y, rest], 1), wanted, **CLOSE)
+    outputs = []
+    for first in (mnemos.fast, lambda model: None):
+        model = MODELS["Llama"]()
+        first(model)
+        mnemos.cache(model, mnemos.GRC(length=3, block=2, scope="stream", gate_init=0.0))
+        mnemos.fast(model)
+        outputs.append(model(x).logits)
+    torch.testing.assert_close(outputs[0], outputs[1], **CLOSE)
+    model = MODELS["Llama"]()
+    mnemos.linearise(model, window=3, sinks=1)
+    wanted = model(x).logits
+    mnemos.fast(model)
+    torch.testing.assert_close(model(x).logits, wanted, **CLOSE)
+    model = MODELS["Llama"]()
+    mnemos.fast(model)
+    with pytest.raises(mnemos.InputError, match=r"mnemos\.fast do; call linearise before them"):
+        mnemos.linearise(model, window=3, sinks=1)
