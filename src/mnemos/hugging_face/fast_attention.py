@@ -1,8 +1,8 @@
 """Attentions of Transformers and timm on the kernels of `mnemos.ops.softmax_attention`, where a call fits these.
 
-Layers of Transformers find the function that attends by its name in a registry. In a forward of `fast` they find it in `_Registry`, in
-which `attend` stands in front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers makes the
-masks, stays as it is.
+Layers of Transformers find the function that attends by its name in a registry. In a forward of `fast` they find it in
+`_Registry`, where `attend` stands in front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers
+makes the masks, stays as it is. Those of timm call the fused kernel themselves.
 """
 
 import functools
