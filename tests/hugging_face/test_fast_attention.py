@@ -23,8 +23,16 @@ def bert():
     return transformers().BertForMaskedLM(config)
 
 
+def llama():
+    """Heads of keys that two heads of queries share, and scores of another scale than the usual."""
+    model = build("Llama")
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.9
+    return model
+
+
 MODELS = {
-    "Llama": lambda: build("Llama"),  # heads of keys that two heads of queries share
+    "Llama": llama,
     "Mistral": lambda: build("Mistral", sliding_window=7),
     "GPT2": lambda: build("GPT2"),
     "Qwen3Next": lambda: build("Qwen3Next"),
@@ -120,7 +128,7 @@ def test_generation_with_a_cache_and_pieces_of_a_prompt(name, calls):
 
 
 @torch.no_grad()
-def test_what_does_not_fit_is_theirs(calls):
+def test_what_does_not_fit_is_theirs(calls, monkeypatch):
     model, x = MODELS["Llama"](), tokens(2, LENGTH)
     own = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.7
     own |= torch.eye(LENGTH, dtype=torch.bool)
@@ -142,6 +150,12 @@ def test_what_does_not_fit_is_theirs(calls):
         model.set_attn_implementation("sdpa")
         model(x)
         assert len(calls) == 2
+        registry = transformers().AttentionInterface
+        monkeypatch.setitem(
+            registry._global_mapping, "sdpa", lambda module, q, k, v, *_, **__: (q.transpose(1, 2), None)
+        )
+        model(x)  # an attention of the user's
+        assert len(calls) == 2
 
 
 @torch.no_grad()
@@ -153,6 +167,10 @@ def test_a_mask_that_is_written_into_is_read_again(calls):
     assert visible.valid.tolist() == [[False, True, True, True, True]]
     mask[..., 0, 4] = True
     assert fast_attention._visible(mask, None) is None
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+        assert fast_attention._visible(mask.tril_(), None).causal
+        assert not fast_attention._visible(mask.fill_(True), None).causal
 
 
 def test_with_functional_caches_and_linearised_attentions(calls):

@@ -1,11 +1,11 @@
 """Models of Hugging Face Transformers on this library's kernels and states, and this library's models in Transformers.
 
 Four ideas, each read from its first file on. `fast` puts our kernels into a model that stays theirs: `fast_model`,
-`fast_functions`, `fast_token`. `functional` makes of such a model `y, state = step(x, state)`: `functional_model`, and
-`functional_cache`, on the functions of `fast`. A model of ours becomes one of theirs, which is generated from, trained
-and saved there: `pretrained_model`, `pretrained_heads`, `remembering_model`. Assisted generation takes drafts back that
-a model refuses, from a cache whose last tokens can be removed: `state_cache` for our models, `croppable_cache` for
-theirs.
+`fast_functions`, `fast_token`, and for layers that any model has `fast_dense` and `fast_attention`. `functional` makes
+of such a model `y, state = step(x, state)`: `functional_model`, and `functional_cache`, on the functions of `fast`. A
+model of ours becomes one of theirs, which is generated from, trained and saved there: `pretrained_model`,
+`pretrained_heads`, `remembering_model`. Assisted generation takes drafts back that a model refuses, from a cache whose
+last tokens can be removed: `state_cache` for our models, `croppable_cache` for theirs.
 """
 
 import importlib

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.attention.softmax import fits_kernels
+from mnemos._compat import write_count
+from mnemos.attention import softmax
 from mnemos.libraries import with_globals
+from mnemos.modes import in_graph
 from mnemos.ops.softmax_attention import softmax_attention
 
 _NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
@@ -43,7 +45,9 @@ class _Registry:
 
     def get_interface(self, name: str, default: Any) -> Any:
         function = self._theirs.get_interface(name, default)
-        return functools.partial(attend, function) if name == "sdpa" else function
+        # By where it is from: a model, or a user, may have registered another one under this name.
+        usual = getattr(function, "__module__", None) == "transformers.integrations.sdpa_attention"
+        return functools.partial(attend, function) if usual else function
 
     def __getitem__(self, name: str) -> Any:
         return self.get_interface(name, None)
@@ -62,26 +66,29 @@ def attend(
     **options: Any,
 ) -> Any:
     """(y [B, T, H, M], None) of queries [B, H, T, D], keys and values [B, K, S, ·]. theirs: for what does not fit."""
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    visible = None
-    if not dropout and all(options.get(name) is None for name in _OTHERS) and fits_kernels(q, k, v):
-        if attention_mask is not None:
+    fits = not dropout and all(options.get(name) is None for name in _OTHERS)
+    if fits and not in_graph() and query.shape[2] >= softmax.FEWEST_QUERIES:  # first: a token has no time to lose
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        visible = None
+        if not softmax.fits_kernels(q, k, v):
+            pass
+        elif attention_mask is not None:
             visible = _visible(attention_mask, options.get("sliding_window"))
         elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             visible = _Visible(False, None, None)
         elif q.shape[1] == k.shape[1]:  # else, with room in a static cache, the queries are the first of the keys
             visible = _Visible(True, None, None)
-    if visible is None:
-        named = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **options}
-        return theirs(module, query, key, value, attention_mask, **named)
-    return softmax_attention(q, k, v, *visible, scaling), None
+        if visible is not None:
+            return softmax_attention(q, k, v, *visible, scaling), None
+    named = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **options}
+    return theirs(module, query, key, value, attention_mask, **named)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as timm calls it, of all keys: y [B, H, T, M]."""
     if attn_mask is None and query.dim() == 4 and not any(options.values()):
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        if fits_kernels(q, k, v):
+        if softmax.fits_kernels(q, k, v):
             return softmax_attention(q, k, v, False).transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
 
@@ -109,8 +116,9 @@ _masks = _Masks()
 
 def _visible(mask: Tensor, window: int | None) -> _Visible | None:
     """What a mask [B, 1, T, S] of booleans says; None: more than causality, a window and padding."""
+    count = None if mask.is_inference() else write_count(mask)  # None: nothing says that it is as it was
     known = _masks.known.get(window)
-    if known is not None and known[0]() is mask and known[1] == mask._version:
+    if count is not None and known is not None and known[0]() is mask and known[1] == count:
         return known[2]
     visible = None
     if mask.dtype is torch.bool and mask.dim() == 4 and mask.shape[1] == 1:
@@ -123,5 +131,6 @@ def _visible(mask: Tensor, window: int | None) -> _Visible | None:
             visible = _Visible(True, window, None if bool(valid.all()) else valid)
         elif torch.equal(seen, valid[:, None].expand_as(seen)):
             visible = _Visible(False, None, valid)
-    _masks.known[window] = weakref.ref(mask), mask._version, visible
+    if count is not None:
+        _masks.known[window] = weakref.ref(mask), count, visible
     return visible
