@@ -370,6 +370,13 @@ def dpfp(c: Case) -> None:
     compare(n, (ops.dpfp(x, nu),), (reference_dpfp(x.double(), nu),))
 
 
+def dense(c: Case) -> None:
+    n = Numbers(c)
+    x, weight, bias = n.normal(c["b"], c["t"], c["d"]), n.normal(c["m"], c["d"]), n.normal(c["m"])
+    expected = x.double() @ weight.double().T + bias.double()
+    compare(n, (ops.dense(x, weight, bias),), (expected,))
+
+
 def associations(c: Case) -> tuple[Numbers, list[Tensor]]:
     n = Numbers(c)
     b, t, d, m = c["b"], c["t"], c["d"], c["m"]
@@ -459,6 +466,7 @@ def _fill() -> None:
         (slot_write, sizes),
         (biased_memory_norm, sizes),
         (dpfp, sizes | some),
+        (dense, some),
         (associative_read, some),
         (associative_write, some),
     ):
