@@ -159,18 +159,18 @@ def test_what_does_not_fit_is_theirs(calls, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_mask_that_is_written_into_is_read_again(calls):
-    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
-    assert fast_attention._visible(mask, None) == (True, None, None)
-    mask[..., 0] = False
-    visible = fast_attention._visible(mask, None)
-    assert visible.valid.tolist() == [[False, True, True, True, True]]
-    mask[..., 0, 4] = True
-    assert fast_attention._visible(mask, None) is None
-    with torch.inference_mode():
-        mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
-        assert fast_attention._visible(mask.tril_(), None).causal
-        assert not fast_attention._visible(mask.fill_(True), None).causal
+def test_a_mask_is_read_again_where_it_may_have_been_written_into(calls):
+    """A mask of the user's own, and masks of inference mode, which do not count their writes."""
+    model, x = MODELS["Llama"](), tokens(1, 5)
+    for scope in (torch.no_grad, torch.inference_mode):
+        with scope():
+            mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+            wanted = [model(x, attention_mask=mask).logits, model(x, attention_mask=mask.fill_(True)).logits]
+            with mnemos.fast(model):
+                y = model(x, attention_mask=mask.tril_()).logits, model(x, attention_mask=mask.fill_(True)).logits
+            torch.testing.assert_close(list(y), wanted, **CLOSE)
+            assert [causal for causal, *_ in calls] == [True, True, False, False]
+            calls.clear()
 
 
 def test_with_functional_caches_and_linearised_attentions(calls):

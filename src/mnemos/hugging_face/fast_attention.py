@@ -5,10 +5,8 @@ Layers of Transformers find the function that attends by its name in a registry.
 makes the masks, stays as it is. Those of timm call the fused kernel themselves.
 """
 
-import functools
-import threading
-import weakref
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos._compat import write_count
 from mnemos.attention import softmax
+from mnemos.hosts.masks import read_once
 from mnemos.libraries import with_globals
 from mnemos.modes import in_graph
 from mnemos.ops.softmax_attention import softmax_attention
 
 _NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
+_READ = "_mnemos_visible"  # attribute of a mask: what was read of it
 _OTHERS = ("position_bias", "softcap", "cache")  # of what a call may give besides, that which changes results
 
 
@@ -47,7 +46,7 @@ class _Registry:
         function = self._theirs.get_interface(name, default)
         # By where it is from: a model, or a user, may have registered another one under this name.
         usual = getattr(function, "__module__", None) == "transformers.integrations.sdpa_attention"
-        return functools.partial(attend, function) if usual else function
+        return partial(attend, function) if usual else function
 
     def __getitem__(self, name: str) -> Any:
         return self.get_interface(name, None)
@@ -73,7 +72,8 @@ def attend(
         if not softmax.fits_kernels(q, k, v):
             pass
         elif attention_mask is not None:
-            visible = _visible(attention_mask, options.get("sliding_window"))
+            window = options.get("sliding_window")
+            visible = read_once(attention_mask, _READ, (window,), partial(_visible, attention_mask, window))
         elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             visible = _Visible(False, None, None)
         elif q.shape[1] == k.shape[1]:  # else, with room in a static cache, the queries are the first of the keys
@@ -104,33 +104,15 @@ class _Visible(NamedTuple):
     valid: Tensor | None  # [B, S]; None: all
 
 
-class _Masks(threading.local):
-    """The masks of a forward, which all of its layers are given, by their windows: what they say."""
-
-    def __init__(self) -> None:
-        self.known: dict[int | None, tuple[weakref.ref[Tensor], int, _Visible | None]] = {}
-
-
-_masks = _Masks()
-
-
 def _visible(mask: Tensor, window: int | None) -> _Visible | None:
     """What a mask [B, 1, T, S] of booleans says; None: more than causality, a window and padding."""
-    count = None if mask.is_inference() else write_count(mask)  # None: nothing says that it is as it was
-    known = _masks.known.get(window)
-    if count is not None and known is not None and known[0]() is mask and known[1] == count:
-        return known[2]
-    visible = None
-    if mask.dtype is torch.bool and mask.dim() == 4 and mask.shape[1] == 1:
-        seen = mask[:, 0]
-        t, s = seen.shape[1:]
-        valid = seen.any(1)
-        query, key = torch.arange(s - t, s)[:, None], torch.arange(s)
-        past = key <= query if window is None else (key <= query) & (key > query - window)
-        if torch.equal(seen, past & valid[:, None]):
-            visible = _Visible(True, window, None if bool(valid.all()) else valid)
-        elif torch.equal(seen, valid[:, None].expand_as(seen)):
-            visible = _Visible(False, None, valid)
-    if count is not None:
-        _masks.known[window] = weakref.ref(mask), count, visible
-    return visible
+    if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
+        return None
+    seen = mask[:, 0]
+    t, s = seen.shape[1:]
+    valid = seen.any(1)
+    query, key = torch.arange(s - t, s)[:, None], torch.arange(s)
+    past = key <= query if window is None else (key <= query) & (key > query - window)
+    if torch.equal(seen, past & valid[:, None]):
+        return _Visible(True, window, None if bool(valid.all()) else valid)
+    return _Visible(False, None, valid) if torch.equal(seen, valid[:, None].expand_as(seen)) else None
