@@ -158,3 +158,17 @@ def test_a_key_that_is_repeated_without_forgetting_has_the_error_that_the_page_n
         s = s + torch.outer(key, beta[0, t].double() * (v[0, t, 0].double() - key @ s))
     end = mnemos.ops.delta_rule(q, k.expand_as(q), v, beta, None, state, backend=backend)[1][0, 0]
     assert (end - s).abs().max() <= bound * s.abs().max()
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_small_weights_leave_the_gradient_of_values_exact(backend):
+    """Keys of 1e-4 give weights of 1e-8: what is added and taken off again on the way would be all that is left."""
+    torch.manual_seed(0)
+    q, k, v = (1e-4 * torch.randn(1, 40, 2, 8) for _ in range(3))
+    found, wanted = [], []
+    for dtype, name, kept in ((torch.float32, backend, found), (torch.float64, "chunked", wanted)):
+        values = v.to(dtype).requires_grad_()
+        still = torch.zeros(1, 40, 2, dtype=dtype)
+        y, _ = mnemos.ops.decayed_attention(q.to(dtype), k.to(dtype), values, still, backend=name)
+        kept.append(torch.autograd.grad(y.sum(), values)[0].double())
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-6 * float(wanted[0].abs().max()))
