@@ -64,7 +64,7 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 def main() -> None:
     """Run the checks and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=None, help="architectures, by their names in the table")
+    parser.add_argument("--only", nargs="+", default=None, help="architectures, by their names in tests/hosts: hf_bert")
     parser.add_argument("--processes", type=int, default=1, help="how many architectures are checked at a time (1)")
     options = parser.parse_args()
     only = options.only
