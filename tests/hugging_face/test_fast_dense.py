@@ -28,7 +28,7 @@ def products(monkeypatch):
         return product(x, weight, bias)
 
     monkeypatch.setattr(dense_layer, "_product", counted)
-    monkeypatch.setattr(dense_layer, "_one_row", lambda x: False)
+    monkeypatch.setattr(dense_layer, "_few_rows", lambda x: False)
     monkeypatch.setattr(dense_layer, "WIDE", 0)
     with dense_layer.using(dense_layer.Choice(1, 1, 1)):
         yield seen

@@ -40,7 +40,7 @@ def calls(monkeypatch):
 @pytest.fixture
 def always(monkeypatch):
     """oneDNN computes products of any size, and their gradients."""
-    monkeypatch.setattr(dense_layer, "_one_row", lambda x: False)
+    monkeypatch.setattr(dense_layer, "_few_rows", lambda x: False)
     monkeypatch.setattr(dense_layer, "WIDE", 0)
     with using(Choice(1, 1, 1)):
         yield
@@ -370,9 +370,9 @@ def clocked(monkeypatch, **factors):
     [
         ({}, 2, Choice(NEVER, NEVER, NEVER)),
         ({"onednn": 0.97}, 2, Choice(NEVER, NEVER, NEVER)),  # too little to be sure of
-        ({"onednn": 0.5}, 2, Choice(2**26, 2**23, 2**23)),
-        ({"onednn": 0.5}, 1, Choice(NEVER, 2**23, 2**23)),
-        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**28, 2**25, NEVER)),
+        ({"onednn": 0.5}, 2, Choice(2**23, 2**21, 2**21)),
+        ({"onednn": 0.5}, 1, Choice(NEVER, 2**21, 2**21)),
+        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**25, 2**24, NEVER)),
     ],
 )
 def test_the_choice_is_measured_once(unmeasured, threads, factors, threads_now, expected):
@@ -420,14 +420,14 @@ def test_the_variable_fixes_the_choice(unmeasured, threads, calls):
         dense(large, weight)
 
 
-def test_gradients_of_one_row_and_narrow_weights_are_pytorchs(threads, calls):
+def test_gradients_of_few_rows_and_narrow_weights_are_pytorchs(threads, calls):
     threads(2)
     weight = torch.ones(2048, 1024, requires_grad=True)
     with using(FIXED["onednn"]):
-        for rows in (1, 3):
+        for rows in (16, 17):
             dense(torch.ones(rows, 1024, requires_grad=True), weight).square().sum().backward()
-        forward = [((rows, 1024), (2048, 1024)) for rows in (1, 3)]
-        assert calls == [*forward, ((3, 2048), (1024, 2048)), ((2048, 3), (1024, 3))]
+        forward = [((rows, 1024), (2048, 1024)) for rows in (16, 17)]
+        assert calls == [*forward, ((17, 2048), (1024, 2048)), ((2048, 17), (1024, 17))]
         dense(torch.ones(0, 1024, requires_grad=True), weight).sum().backward()  # no row of a large weight
         assert len(calls) == 4
         del calls[:]
@@ -449,11 +449,11 @@ def test_a_choice_is_written_and_read():
     for one in (*FIXED.values(), Choice(NEVER, 2**22, 2**24)):
         assert Choice.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert Choice.from_json({}) == FIXED["blas"]
-    for wrong in ({"one_row": "many"}, {"many_rows": -1}, {"many_rows": True}):
+    for wrong in ({"few_rows": "many"}, {"many_rows": -1}, {"many_rows": True}):
         with pytest.raises(InputError, match="expected sizes"):
             Choice.from_json(wrong)
     assert str(Choice(NEVER, 2**22, NEVER)) == (
-        "one row blas, many rows onednn from 4,194,304 multiplications on, gradients of weights blas"
+        "few rows blas, many rows onednn from 4,194,304 multiplications on, gradients of weights blas"
     )
 
 

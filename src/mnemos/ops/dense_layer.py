@@ -33,7 +33,9 @@ from mnemos.ops.precision import full_precision
 from mnemos.types import JSONObject
 
 VARIABLE = "MNEMOS_DENSE"
-LEAST, NEVER = 2**23, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
+LEAST, NEVER = 2**21, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
+FEW = 16  # rows up to which reading the weight is most of the time, for which MKL uses one thread
+GRADIENTS = 4  # times as large as others are products with gradients, whose function in Python takes some 40 µs
 WIDE = 256  # of the longer side of a weight
 _product = dense_product()
 
@@ -69,8 +71,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     size = (x.numel() + 8 * shape[-1]) * shape[0]
     if size < _state.least or not _is_chosen(x, weight, bias):
         return F.linear(x, weight, bias)
-    # Of one row MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
-    many = not _one_row(x)
+    # Of few rows MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
+    many = not _few_rows(x)
     return _by_onednn(x, weight, bias, many, many and size >= choice().weight_gradient and max(weight.shape) >= WIDE)
 
 
@@ -78,14 +80,16 @@ def _is_chosen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether oneDNN computes this product."""
     if not _fits(x, weight, bias):
         return False
-    if _one_row(x):
-        return _size(x, weight) >= choice().one_row and torch.get_num_threads() > 1
-    return _size(x, weight) >= choice().many_rows
+    size = _size(x, weight)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        size //= GRADIENTS
+    if _few_rows(x):
+        return size >= choice().few_rows and torch.get_num_threads() > 1
+    return size >= choice().many_rows
 
 
-def _one_row(x: Tensor) -> bool:
-    """Whether it is one row: the time is that of reading the weight, for which MKL uses one thread."""
-    return x.numel() == x.shape[-1]
+def _few_rows(x: Tensor) -> bool:
+    return x.numel() <= FEW * x.shape[-1]
 
 
 def _size(x: Tensor, weight: Tensor) -> int:
@@ -187,16 +191,17 @@ class Linear(nn.Linear):
 class Choice(NamedTuple):
     """The sizes from which on oneDNN computes products; NEVER: PyTorch's BLAS computes all.
 
-    one_row: of one row of x, if there are several threads. many_rows: of more. weight_gradient: of these, dW.
+    few_rows: of up to FEW rows of x, if there are several threads. many_rows: of more. Both are of products without
+    gradients; those with gradients are GRADIENTS times as large. weight_gradient: of many rows, dW.
     """
 
-    one_row: int
+    few_rows: int
     many_rows: int
     weight_gradient: int
 
     def __str__(self) -> str:
         said = ["blas" if size == NEVER else f"onednn from {size:,} multiplications on" for size in self]
-        return f"one row {said[0]}, many rows {said[1]}, gradients of weights {said[2]}"
+        return f"few rows {said[0]}, many rows {said[1]}, gradients of weights {said[2]}"
 
     def to_json(self) -> JSONObject:
         """For run.json; None for NEVER."""
@@ -267,7 +272,9 @@ def measure() -> Choice:
             x, weight = matrix(rows, width), matrix(out, width)
             return _least_gain(_size(x, weight), lambda: product(x, weight, None), lambda: F.linear(x, weight))
 
-        one = NEVER if threads == 1 else of_rows(1, 1024, 2048)
+        # A model's weights lie in memory, where more is gained than of this one, in a cache: from a quarter on.
+        few = of_rows(1, 1024, 2048) if threads > 1 else NEVER
+        few = few if few == NEVER else max(LEAST, few // 4)
         # One thread alone: where other programs run, several wait for one another, and both take as long.
         torch.set_num_threads(1)
         try:
@@ -276,11 +283,11 @@ def measure() -> Choice:
             weight_gradient = _least_gain(size, lambda: _weight_gradient(x, x), lambda: x.t() @ x)
         finally:
             torch.set_num_threads(threads)
-    return Choice(one, many, weight_gradient)
+    return Choice(few, many, weight_gradient)
 
 
 _ROUNDS, _MARGIN = 6, 0.95
-_CALL, _PYTHON = 10e-6, 40e-6  # seconds that a call of oneDNN takes more, and one of `dense` with its gradients
+_CALL = 10e-6  # seconds that a call of oneDNN takes more, and its function in Python again
 
 
 def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> int:
@@ -298,7 +305,7 @@ def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tens
     share = max(fast - _CALL, 0.0) / usual
     if share > _MARGIN:
         return NEVER
-    return max(LEAST, 1 << int(size * (_CALL + _PYTHON) / (1 - share) / usual).bit_length())
+    return max(LEAST, 1 << int(size * 2 * _CALL / (1 - share) / usual).bit_length())
 
 
 # ---- for `mnemos.ops.which` and `mnemos verify` ----

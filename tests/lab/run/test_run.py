@@ -279,7 +279,7 @@ def test_a_run_keeps_the_library_of_its_dense_layers(tmp_path):
     with dense_layer.using(first):
         train(steps(4), tmp_path / "a", on_evaluation=look, quiet=True)
     about = json.loads((tmp_path / "a" / "run.json").read_text())
-    assert about["dense"] == {"one_row": None, "many_rows": 2**30, "weight_gradient": None}
+    assert about["dense"] == {"few_rows": None, "many_rows": 2**30, "weight_gradient": None}
     with dense_layer.using(other):
         run = Run.open(steps(4), tmp_path / "a", resume=True, steps=8, quiet=True)
         run.train(on_evaluation=look)
