@@ -77,8 +77,8 @@ class LinearAttention(MultiHeadAttention[Sums]):
     feature_map: a name (see `LinearConfig`), or any function [.., D/H] -> [.., D'].
     backend: see `LinearConfig`. It may be set between calls; the state is the same for all.
     rotary: queries and keys are rotated by their positions before φ, so that φ stays positive; the state is then a
-    `PlacedSums`. Through φ the result depends on the positions themselves and not on distances alone. (RoFormer
-    rotates after φ, in the numerator alone.)
+    `PlacedSums`. Because φ is not linear, the result depends on the positions themselves and not on distances alone.
+    (RoFormer rotates after φ, in the numerator alone.)
     Raises InputError if D is not divisible by H, or for an unknown feature map or backend; a call raises it for a
     backend that cannot run here or does not take the tensors.
     """
@@ -98,9 +98,9 @@ class LinearAttention(MultiHeadAttention[Sums]):
     ) -> None:
         super().__init__(dim, num_heads, causal, state_kind="constant")
         self.rotary = rotary_of(rotary, dim // num_heads)
-        known = ("auto", *BACKENDS.by_name)
-        if backend not in known:
-            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, known)}")
+        names = ("auto", *BACKENDS.by_name)
+        if backend not in names:
+            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, names)}")
         self.feature_map, self.eps, self.backend = feature_map, eps, backend
         self.qkv = Linear(dim, 3 * dim)
         self.output = Linear(dim, dim)
@@ -117,17 +117,17 @@ class LinearAttention(MultiHeadAttention[Sums]):
         )
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> Sums:
-        # By a call of no tokens, because the feature map may be any function: it knows D' alone.
-        nothing = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
-        sums = linear_attention(nothing, nothing, nothing, feature_map=self.phi())[1]
-        seen = torch.zeros(batch_size, device=nothing.device, dtype=torch.int64)
+        # The sums of a call without tokens: only the feature map, which may be any function, determines D'.
+        no_tokens = torch.zeros(batch_size, 0, self.num_heads, self.dim // self.num_heads, device=device, dtype=dtype)
+        sums = linear_attention(no_tokens, no_tokens, no_tokens, feature_map=self.phi())[1]
+        seen = torch.zeros(batch_size, device=no_tokens.device, dtype=torch.int64)
         return sums if self.rotary is None else PlacedSums(sums, seen)
 
     def check_state(self, state: Sums, batch_size: int) -> None:
         # `linear_attention` checks the sums.
         if isinstance(state, PlacedSums) != (self.rotary is not None):
-            wanted = "a PlacedSums" if self.rotary is not None else "sums without positions"
-            raise InputError(f"expected {wanted}, found {type(state).__name__}; use the layer's own initial_state")
+            expectation = "a PlacedSums" if self.rotary is not None else "sums without positions"
+            raise InputError(f"expected {expectation}, found {type(state).__name__}; use the layer's own initial_state")
 
     def compute_heads(self, x: Tensor, state: Sums | None, mask: Tensor | None) -> tuple[Tensor, Sums | None]:
         seen = None

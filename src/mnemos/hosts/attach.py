@@ -71,10 +71,10 @@ class Cached:
     @property
     def shape(self) -> Shape:
         """The sizes for the cost formula; T = Tm where T varies."""
-        of = self.input
-        grid = of.grid[0] * of.grid[1] if of.grid else 0
-        sizes = of.tokens or self.length, self.length, self.width, self.cache_width, self.heads, self.out_width
-        return Shape(*sizes, rows=of.rows, grid_tokens=grid, lifts=self.grc.mix == "channels")
+        tokens = self.input.tokens or self.length
+        grid_tokens = self.input.grid[0] * self.input.grid[1] if self.input.grid else 0
+        sizes = tokens, self.length, self.width, self.cache_width, self.heads, self.out_width
+        return Shape(*sizes, rows=self.input.rows, grid_tokens=grid_tokens, lifts=self.grc.mix == "channels")
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,16 @@ class Report:
         return sum(2 * inference_macs(one.shape, one.grc) for one in self.swapped)
 
     def __str__(self) -> str:
-        kinds: dict[str, int] = {}
+        counts: dict[str, int] = {}  # of the attentions that one line describes
         for one in self.swapped:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
             key += f", each the mean of {one.input.pool} x {one.input.pool} tokens" if one.input.pool > 1 else ""
             key += ", across all windows" if one.input.windows else ""
             key += f", mix={one.grc.mix}"
-            kinds[key] = kinds.get(key, 0) + 1
-        count = len(self.swapped)
-        lines = [f"{count} attention{'s have' if count > 1 else ' has'} a gated cache now:"]
-        lines += [f"  {count} x {key}" for key, count in kinds.items()]
+            counts[key] = counts.get(key, 0) + 1
+        total = len(self.swapped)
+        lines = [f"{total} attention{'s have' if total > 1 else ' has'} a gated cache now:"]
+        lines += [f"  {count} x {key}" for key, count in counts.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
         if all(one.input.tokens for one in self.swapped):
             flops = f"{self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
@@ -198,10 +198,10 @@ def add_caches(
         )
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        found = "a sharded one" if sharded else type(model).__name__
+        description = "a sharded one" if sharded else type(model).__name__
         raise InputError(
-            f"expected a model that is not distributed yet, found {found}; call mnemos.cache() first, then distribute "
-            "it with its caches"
+            f"expected a model that is not distributed yet, found {description}; call mnemos.cache() first, then "
+            "distribute it with its caches"
         )
 
     # --- which attentions, and how an example calls them ---
@@ -212,7 +212,7 @@ def add_caches(
     calls, refusals = record_calls(model, readers, example)
     for site, adapter in list(targets.items()):
         if site.name in refusals:
-            if adapter is None:  # it was named: it is not left in silence
+            if adapter is None:  # the caller named it, so it is not skipped without an error
                 raise InputError(f"{site.name}: {refusals[site.name]}")
             del targets[site]
             skips.append(Skipped(site.name, f"its call in the example: {refusals[site.name]}"))
@@ -222,10 +222,10 @@ def add_caches(
     plans: list[Plan] = []
     for site, adapter in targets.items():
         call = calls.get(site.name)
-        sizes = call if saved_sizes is None else saved_sizes[site.name]  # either has T and D
+        sizes = call if saved_sizes is None else saved_sizes[site.name]  # both have `tokens` (T) and `width` (D)
         if adapter is None:
             adapter = make_adapter(site, sizes and sizes.width)
-            if saved_sizes is None:  # else it was tested before it was saved
+            if saved_sizes is None:  # a saved model passed this test before it was saved
                 probe(site, adapter, call)
         attention_input = adapter.input(site, sizes and sizes.tokens)
         if grc.length == "paper" and attention_input.paper:
@@ -255,9 +255,9 @@ def add_caches(
     attach_root(model, branches)
 
     # --- the report, and the record from which `load` and `from_pretrained` make the same caches ---
-    if saved_sizes is None:  # else it was said before the model was saved
+    if saved_sizes is None:  # else they were given before the model was saved
         for warning in dict.fromkeys(plan.input.warning for plan in plans if plan.input.warning):
-            warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # of the line that calls `cache`
+            warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # names the line that calls `cache`
     entries = [
         Cached(
             name=site.name,
@@ -311,12 +311,12 @@ def list_sites(model: nn.Module) -> list[NamedModule]:
 def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, Host | None], list[Skipped]]:
     """The attentions that get a cache, each with its adapter (None: a module that `where` names), and the others."""
     adapter_of = adapters_by_class()
-    known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
-    selected, without_adapter = select_sites(sites, set(known), where)
+    adapter_by_name = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
+    selected, without_adapter = select_sites(sites, set(adapter_by_name), where)
     targets: dict[NamedModule, Host | None] = {}
     skips: list[Skipped] = []
     for site in sites:
-        adapter = known.get(site.name)
+        adapter = adapter_by_name.get(site.name)
         if adapter is None and site.name not in without_adapter:
             continue
         has_cache = isinstance(getattr(site.module, "grc", None), HostBranch)
@@ -326,7 +326,7 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
                 reason = NOT_NAMED
             else:
                 reason = adapter.find_obstacle(site, selected is not None)
-            if reason is None and selected is None and has_cache:
+            if reason is None and selected is None and has_cache:  # one that `where` selects is refused below
                 reason = "it has a cache already"
         if reason is not None:
             skips.append(Skipped(site.name, reason))
@@ -340,7 +340,7 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             adapter.check(site.module)
         targets[site] = adapter
 
-    for site in find_unknown(sites, (*known, *without_adapter)):
+    for site in find_unknown(sites, (*adapter_by_name, *without_adapter)):
         reason = f"no adapter for {type(site.module).__name__}; name it with where= if it maps [B, T, D] to [B, T, D], "
         skips.append(Skipped(site.name, f"{reason}adds no residual and is not causal; {DECODERS}"))
     return targets, skips
@@ -375,9 +375,9 @@ def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tup
 
 
 def find_unknown(sites: list[NamedModule], known: Collection[str]) -> list[NamedModule]:
-    """The modules that are called attention, by their class or their name, but those in or around the `known` ones.
+    """The modules whose class or name says "attention", except the `known` ones and modules inside or around these.
 
-    Of several inside one another the innermost, because outer ones often add a residual.
+    Of nested modules it returns the innermost, because outer ones often add a residual.
     """
 
     def is_inside(name: str, outer: str) -> bool:
@@ -386,7 +386,7 @@ def find_unknown(sites: list[NamedModule], known: Collection[str]) -> list[Named
     def is_called_attention(site: NamedModule) -> bool:
         words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(site.module).__name__)
         by_name = site.name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
-        by_name = by_name and any(True for _ in site.module.children())  # no linear map or dropout
+        by_name = by_name and any(True for _ in site.module.children())  # a linear map or a dropout has none
         return by_name or bool({"attention", "attn", "mhsa"} & {word.lower() for word in words})
 
     unknown = [

@@ -1,11 +1,15 @@
 """Models of Hugging Face Transformers on this library's kernels and states, and this library's models in Transformers.
 
-Four ideas, each read from its first file on. `fast` puts our kernels into a model that stays theirs: `fast_model`,
-`fast_functions`, `fast_token`, and for layers that any model has `fast_dense` and `fast_attention`. `functional` makes
-of such a model `y, state = step(x, state)`: `functional_model`, and `functional_cache`, on the functions of `fast`. A
-model of ours becomes one of theirs, which is generated from, trained and saved there: `pretrained_model`,
-`pretrained_heads`, `remembering_model`. Assisted generation takes drafts back that a model refuses, from a cache whose
-last tokens can be removed: `state_cache` for our models, `croppable_cache` for theirs.
+Four ideas, each with its files in the order of reading:
+
+1. `fast` puts our kernels into a model of Transformers: `fast_model`, `fast_functions`, `fast_token`, and for layers
+   that any model has `fast_dense` and `fast_attention`.
+2. `functional` turns a model of Transformers into `y, state = step(x, state)`, with the functions of `fast`:
+   `functional_model`, `functional_cache`.
+3. A model of ours becomes a model of Transformers, which generates from it, trains and saves it: `pretrained_model`,
+   `pretrained_heads`, `remembering_model`.
+4. Assisted generation removes the draft tokens that a model rejects from its cache: `state_cache` for our models,
+   `croppable_cache` for those of Transformers.
 """
 
 import importlib

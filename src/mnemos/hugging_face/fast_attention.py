@@ -2,7 +2,7 @@
 
 Layers of Transformers find the function that attends by its name in a registry. In a forward of `fast` they find it in
 `_Registry`, where `attend` stands in front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers
-makes the masks, stays as it is. Those of timm call the fused kernel themselves.
+makes the masks, stays as it is. Attentions of timm call the fused kernel themselves; `_attend` takes its place there.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from mnemos.modes import in_graph
 from mnemos.ops.softmax_attention import softmax_attention
 
 _NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
-_READ = "_mnemos_visible"  # attribute of a mask: what was read of it
-_OTHERS = ("position_bias", "softcap", "cache")  # of what a call may give besides, that which changes results
+_READ = "_mnemos_visible"  # attribute of a mask that has its `_Visible`
+_OTHERS = ("position_bias", "softcap", "cache")  # options that change the result, and that the kernels do not have
 
 
 def attention_forward(cls: type[nn.Module]) -> Any:
-    """The forward of a class of attentions of Transformers or timm that finds ours; None for other classes."""
+    """For a class of attentions of Transformers or timm, its forward with our kernels; None for other classes."""
     forward: Any = getattr(cls, "forward", None)
     if not isinstance(forward, FunctionType):
         return None
@@ -64,9 +64,9 @@ def attend(
     is_causal: bool | None = None,
     **options: Any,
 ) -> Any:
-    """(y [B, T, H, M], None) of queries [B, H, T, D], keys and values [B, K, S, ·]. theirs: for what does not fit."""
+    """(y [B, T, H, M], None) of queries [B, H, T, D], keys and values [B, K, S, ·]. theirs: computes other calls."""
     fits = not dropout and all(options.get(name) is None for name in _OTHERS)
-    if fits and not in_graph() and query.shape[2] >= softmax.FEWEST_QUERIES:  # first: a token has no time to lose
+    if fits and not in_graph() and query.shape[2] >= softmax.FEWEST_QUERIES:  # cheap tests first, for single tokens
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         visible = None
         if not softmax.fits_kernels(q, k, v):
@@ -76,7 +76,7 @@ def attend(
             visible = read_once(attention_mask, _READ, (window,), partial(_visible, attention_mask, window))
         elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             visible = _Visible(False, None, None)
-        elif q.shape[1] == k.shape[1]:  # else, with room in a static cache, the queries are the first of the keys
+        elif q.shape[1] == k.shape[1]:  # else (a static cache) PyTorch aligns the queries with the first keys
             visible = _Visible(True, None, None)
         if visible is not None:
             return softmax_attention(q, k, v, *visible, scaling), None
@@ -85,7 +85,7 @@ def attend(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` as timm calls it, of all keys: y [B, H, T, M]."""
+    """`torch.nn.functional.scaled_dot_product_attention` as timm calls it, not causal: y [B, H, T, M]."""
     if attn_mask is None and query.dim() == 4 and not any(options.values()):
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         if softmax.fits_kernels(q, k, v):

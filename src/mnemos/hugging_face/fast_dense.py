@@ -37,7 +37,7 @@ def _linear() -> Any:
 
 @functools.cache
 def _conv1d(cls: Any) -> Any:
-    """That of GPT-2's class, whose weight is [in, out]."""
+    """The forward of GPT-2's class, whose weight is [in, out]."""
 
     @functools.wraps(cls.forward)
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -48,13 +48,17 @@ def _conv1d(cls: Any) -> Any:
 
 @functools.cache
 def _multi_head() -> Any:
-    """That of `torch.nn.MultiheadAttention`, which projects by `linear` inside `torch.nn.functional`."""
+    """The forward of `torch.nn.MultiheadAttention`.
+
+    It calls `F.multi_head_attention_forward`, which projects by `linear`, and by functions that call `linear`. The copy
+    gets a copy of `F` in which `dense` is in place of `linear` in these functions.
+    """
     theirs: Any = F.multi_head_attention_forward
-    called = {name: vars(F).get(name) for name in inspect.unwrap(theirs).__code__.co_names}
-    packed = {
+    callees = {name: vars(F).get(name) for name in inspect.unwrap(theirs).__code__.co_names}
+    projections = {
         name: with_globals(function, {"linear": dense})
-        for name, function in called.items()
+        for name, function in callees.items()
         if isinstance(function, FunctionType) and "linear" in function.__code__.co_names
     }
-    functions = {**vars(F), "multi_head_attention_forward": with_globals(theirs, {"linear": dense, **packed})}
+    functions = {**vars(F), "multi_head_attention_forward": with_globals(theirs, {"linear": dense, **projections})}
     return with_globals(nn.MultiheadAttention.forward, {"F": SimpleNamespace(**functions)})

@@ -1,8 +1,8 @@
 """`fast(model)`: dense layers of any model by `mnemos.ops.dense`, recurrent ones of Transformers by our kernels.
 
-A recurrent layer gets a forward of its own, a copy of its class's, in which the functions of `fast_functions` take the
-place of those of the same names; a single token goes past all of it, to one call of a kernel (`fast_token`). Those of
-dense layers are in `fast_dense`, those of softmax attention in `fast_attention`.
+A recurrent layer gets a forward of its own: a copy of its class's forward, in which the functions of `fast_functions`
+replace those of the same names. For a single token one call of a kernel can replace the whole forward (`fast_token`).
+The forwards of dense layers are in `fast_dense`, those of softmax attention in `fast_attention`.
 """
 
 import functools
@@ -27,7 +27,7 @@ from .fast_token import LAYERS, LayerNames, compute_token, is_untouched, norm_of
 _CACHES = ("cache", "cache_params")  # what layers call their cache, the newest name first
 _MARK = "_mnemos_fast"  # an attribute of the forwards that `fast` makes
 _MIXING = {*DELTA, "mamba_selective_scan"}  # they mix packed rows unless they are given the ends of the sequences
-_PACKED = "seq_idx", "cu_seq_lens_q"
+_PACKED = "seq_idx", "cu_seq_lens_q"  # the options of a forward that tell where packed sequences end
 # Recurrent layers of Transformers without a kernel, which a report names as left.
 _NO_KERNEL = {"RwkvSelfAttention", "RwkvFeedForward", "RecurrentGemmaRecurrentBlock", "xLSTMLayer"}
 
@@ -54,7 +54,7 @@ def fast(model: nn.Module) -> "FastReport":
     Each such layer gets a `forward` of its own: a copy of its class's, in which some names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
     `torch.compile` and gradient checkpointing work as before. A copy of the model is fast too, and a second call serves
-    the same layers again, so that `fast(copy).undo()` takes that back; a pickled model is loaded as it was before.
+    the same layers again, so that `fast(copy).undo()` undoes it there; a pickled model is loaded as it was before.
     Tensors on other devices or in float64, and programs that are exported, run the functions of Transformers and of
     PyTorch. A layer of another class stays as it is: a quantised or parametrised one, and one whose forward another
     library has set.
@@ -62,8 +62,8 @@ def fast(model: nn.Module) -> "FastReport":
     Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
     which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
     those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
-    `position_ids`. A delta layer that is given one of its two alone, or cannot hand it on, raises InputError, and so
-    does one of Mamba-1, whose scan Transformers does not tell where sequences begin.
+    `position_ids`. A layer of a gated delta rule raises InputError if it gets only one of its two, or cannot hand them
+    to its functions. One of Mamba-1 raises it for either: Transformers does not tell its scan where sequences begin.
 
     Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
     """
@@ -76,11 +76,11 @@ def fast(model: nn.Module) -> "FastReport":
     attentions: list[str] = []
     layers: dict[str, nn.Module] = {}
     modules = dict(model.named_modules())
-    before = {name for name, layer in modules.items() if is_fast(layer)}
+    already_fast = {name for name, layer in modules.items() if is_fast(layer)}
     for name, layer in modules.items():
         cls = type(layer)
 
-        # --- the functions that it calls, and why it, or one of them, is left ---
+        # --- the functions of this layer that are replaced, and why it, or one of its functions, stays as it is ---
         functions, reasons = find_replacements(cls)
         if functions and _is_taken(layer):
             functions, reasons = {}, ["has a forward of its own, which another library set"]
@@ -108,12 +108,12 @@ def fast(model: nn.Module) -> "FastReport":
         _set_forward(layer, functions)
     why = "" if layers else _why_unchanged(model)
     parts = tuple(changed), tuple(left), tuple(norms), tuple(dense), tuple(attentions)
-    return FastReport(*parts, layers, before, why)
+    return FastReport(*parts, layers, already_fast, why)
 
 
 @dataclass(frozen=True)
 class FastLayer:
-    """A layer that runs the kernels: its name in the model, its class, and the functions of Transformers replaced."""
+    """A layer that runs the kernels: its name in the model, its class, and the functions that were replaced in it."""
 
     name: str
     kind: str
@@ -195,7 +195,7 @@ def _belongs_to_mnemos(name: str, modules: dict[str, nn.Module]) -> bool:
     while name:
         name = name.rpartition(".")[0]
         package = type(modules[name]).__module__.partition(".")[0]
-        if package != "torch":  # whose containers are anyone's
+        if package != "torch":  # a container of PyTorch (Sequential) says nothing: what is around it does
             return package == "mnemos"
     return False
 
@@ -218,7 +218,8 @@ def is_fast(layer: nn.Module) -> bool:
 
 def _is_taken(layer: nn.Module) -> bool:
     """Whether another library set its forward."""
-    own = vars(layer).get("forward")  # of a layer that was fast when it was pickled: the forward of its class
+    own = vars(layer).get("forward")
+    # A layer that was fast when it was pickled is loaded with the forward of its class here: nobody else's.
     return own is not None and not is_fast(layer) and getattr(own, "__func__", None) is not type(layer).forward
 
 
@@ -262,12 +263,12 @@ def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
     if (offset := norm_offset(cls)) is not None:
         forward = _with_norm_kernel(forward, offset)
     if functions:
-        # A forward that reads the option from its keyword arguments has the option's name as a constant.
+        # A forward that hands the ends on reads them from its keyword arguments, by a name among its constants.
         passes_ends = any("cu_seq_lens_q" in code.co_consts for code in _codes(inspect.unwrap(forward).__code__))
         forward = with_globals(forward, functions)
         if not _MIXING.isdisjoint(functions):
             forward = _with_packed_rows(forward, passes_ends)
-        # A class of the same name from elsewhere (a model with code of its own) may compute something else.
+        # `is_untouched`: a class of this name from elsewhere (a model with its own code) may compute something else.
         if cls.__name__ in LAYERS and is_untouched(cls):
             forward = _with_token_kernel(forward, LAYERS[cls.__name__])
     setattr(forward, _MARK, True)
@@ -275,7 +276,7 @@ def _set_forward(layer: nn.Module, functions: dict[str, Function]) -> None:
 
 
 def _with_token_kernel(forward: Any, names: LayerNames) -> Any:
-    """The forward of a layer, but for single tokens that the kernel takes."""
+    """A forward that computes a single token by the kernel if this takes it, and all else as `forward` does."""
 
     @functools.wraps(forward)
     def with_token_kernel(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
@@ -292,33 +293,33 @@ def _with_token_kernel(forward: Any, names: LayerNames) -> Any:
 
 
 def _with_norm_kernel(forward: Any, offset: float) -> Any:
-    """The forward of a norm, but without gradients."""
+    """A forward that computes a norm by the kernel where no gradient is wanted, and else as `forward` does."""
 
     @functools.wraps(forward)
     def with_norm_kernel(self: Any, x: Tensor) -> Any:
         theirs = type(self).forward  # not `forward`, if other code has set another since
-        able = theirs is forward and not torch.compiler.is_compiling() and library() is not None
-        y = normalise(self, x, offset) if able else None
+        can_use_kernel = theirs is forward and not torch.compiler.is_compiling() and library() is not None
+        y = normalise(self, x, offset) if can_use_kernel else None
         return theirs(self, x) if y is None else y
 
     return with_norm_kernel
 
 
 def _with_packed_rows(forward: Any, passes_ends: bool) -> Any:
-    """The forward, but for packed rows that it would mix. passes_ends: it gives cu_seq_lens_q to its recurrence."""
+    """A forward that refuses packed rows that `forward` would mix. passes_ends: it hands cu_seq_lens_q on."""
 
     @functools.wraps(forward)
     def with_packed_rows(self: Any, *args: Any, **options: Any) -> Any:
-        given = [name for name in _PACKED if options.get(name) is not None]
-        if given and not passes_ends:
+        ends = [name for name in _PACKED if options.get(name) is not None]
+        if ends and not passes_ends:
             raise InputError(
                 f"packed rows: {type(self).__name__} of this version of Transformers does not hand the ends of "
-                f"sequences to its recurrence, found {' and '.join(given)}; give each a row of its own, with padding"
+                f"sequences to its recurrence, found {' and '.join(ends)}; give each a row of its own, with padding"
             )
-        if len(given) == 1:
+        if len(ends) == 1:
             raise InputError(
                 f"packed rows: expected {' and '.join(_PACKED)} (for the convolution and the delta rule), found "
-                f"{given[0]} alone; give both, and position_ids for the attention layers"
+                f"{ends[0]} alone; give both, and position_ids for the attention layers"
             )
         return forward(self, *args, **options)
 

@@ -1,10 +1,11 @@
 """Memories: what persists from call to call, or from one training step to the next.
 
-Most are states, values that a call takes and returns: the keys and values of attentions, with rows of a search that
-share them (key_values.py); and three with a configuration: slots that attend to a segment to be written (slots.py),
-memory tokens (tokens.py) and a matrix of associations (associations.py). One is stored in the model: the gated
-recurrent cache (gated_cache.py), a buffer that training forwards update in two phases. grid.py cuts a call into blocks
-of tokens for whatever is written at the end of a block. A row of zeros is a new row in all of them (see types.py).
+Most are states, values that a call takes and returns: the keys and values of attentions, which several rows of a beam
+search can share (key_values.py); and three memories with a configuration: slots, which are written by attending to a
+segment (slots.py), memory tokens (tokens.py) and a matrix of associations (associations.py). In all states a row of
+zeros is a new row (see types.py). One memory is stored in the model: the gated recurrent cache (gated_cache.py), a
+buffer that training forwards update in two phases. grid.py cuts a call into blocks of tokens, for memories that are
+written at the end of each block.
 Read slots.py as an example of a state, then gated_cache.py.
 """
 

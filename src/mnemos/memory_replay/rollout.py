@@ -37,7 +37,7 @@ class ReplayResult:
     """The result of `replay`, detached; the gradients are in the parameters' .grad.
 
     loss: Σ_t weights[t] · losses[t]. losses [S], in the widest of their dtypes. state: the state after the last step.
-    state_grad: the gradient of the given state, with its structure; None for leaves without gradient and for state
+    state_grad: the gradient of the argument `state`, with its structure; None for leaves without gradient and for state
     None. A scaler scales it like every .grad. next_state: the state after step `slide`; by default `state`.
     aux: per step what it returned beside loss and state, or None.
     """
@@ -87,9 +87,9 @@ def replay(
     requires grad, or was computed from parameters, receives its gradient.
     aux: a pytree such as logits, kept for each step, detached, in the result's `aux`.
     Auxiliary losses that layers add inside `step` (`mnemos.add_auxiliary_loss`) are part of loss_t and count once.
-    advance(segment, state) -> state: the state alone, for a faster first pass. It must draw a prefix of the random
-    numbers that `step` draws. With dropout, the gradients are then exact for other dropout masks than a plain loop's,
-    because each step starts with the generators as the previous `advance` left them.
+    advance(segment, state) -> state: the state alone, for a faster first pass. It must draw the same random numbers as
+    `step`, in the same order, but may stop earlier. Each step then starts with the generators as the previous `advance`
+    left them. So with dropout the masks are not those of a plain loop, and the gradients are exact for these masks.
     weights [S]: of the losses, numbers without gradient. None: 1/S each, the mean.
     resets: per step None or a mask [B]: rows of the incoming state that are set to zeros, or to `reset_to`, before the
     step, so that no gradient crosses. reset_to: a state whose tensors broadcast to those of the state (such as [D]
@@ -104,7 +104,7 @@ def replay(
     verify: compare the state (and, without `advance`, the loss) of each replayed step with the first pass, and raise an
     error that names the step if they differ: random numbers of other generators would make gradients wrong without
     notice. tolerance: the difference, relative to a tensor's norm, that it allows. None: that of rounding in the
-    tensor's dtype, or in half precision where autocast is on around the call; give 2e-2 if it is on inside the step.
+    tensor's dtype, or in half precision if autocast is on around the call. If it is on only inside `step`, give 2e-2.
     module: the model, with its wrappers. Its buffers, and tensors that are plain attributes, are restored before every
     replayed step, compared as the state is, and updated once. DistributedDataParallel or `fully_shard` in it reduce
     gradients once per rollout. None: it is found if `step` is a module, a method of one, or `functools.partial` of it.
@@ -131,7 +131,7 @@ def replay(
     pieces: Any = segments
     if isinstance(segments, Iterable) and not (hasattr(segments, "__getitem__") and hasattr(segments, "__len__")):
         pieces = list(segments)  # of a generator; a data set that is read by index stays one
-    count = len(pieces) if hasattr(pieces, "__len__") else -1  # −1: nothing to go through, which is refused below
+    count = len(pieces) if hasattr(pieces, "__len__") else -1  # −1: not iterable, refused below
     loss_weights: list[Any] = [1 / max(1, count)] * count if weights is None else list(weights)
     masks = [None] * count if resets is None else list(resets)
     horizon = count if truncate_every is None else truncate_every
@@ -185,12 +185,12 @@ def replay(
     losses: list[Any] = [None] * count
     forward_losses: list[Any] = [None] * count  # of the first pass
     aux: list[Any] = [None] * count
-    scalars = Pool(2 * count)  # the losses of both passes
+    scalars = Pool(2 * count)  # memory for the losses of both passes, each as leaf 0
     state_grad: State = None
     next_state: State = None
     any_gradient = False
-    state_grads: Any = None  # of a step's new state, which later steps computed
-    forward: Any = None  # and this state, as the first pass computed it and the later step started from it
+    state_grads: Any = None  # the gradient of the new state of step t, which the later steps computed
+    expected: Any = None  # the new state of step t as the first pass computed it, for `verify`
 
     def run(function: Callable[..., Any], t: int, leaves: list[Any], structure: Any) -> tuple[Any, list[Any], Any, Any]:
         """Call step or advance on segment t: (loss with auxiliary losses, leaves, their structure, aux)."""
@@ -203,14 +203,15 @@ def replay(
         is_tuple = isinstance(result, tuple) and len(result) in (2, 3)
         loss: Any = result[0] if is_tuple else None
         scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
-        # Of `advance` only a loss without axes is refused: a state may be a pair whose first tensor has one element.
+        # A pair from `advance` is refused only if its first entry is a scalar without axes: a state may be a pair, too,
+        # whose first tensor has one element.
         if function is advance and (result is None or (scalar and not loss.dim())):
-            returned = "None" if result is None else "(loss, state)"
-            raise InputError(f"expected advance to return the new state alone, found {returned}")
+            actual = "None" if result is None else "(loss, state)"
+            raise InputError(f"expected advance to return the new state alone, found {actual}")
         if function is not advance and not scalar:
-            returned = describe(loss) if is_tuple else type(result).__name__
+            actual = describe(loss) if is_tuple else type(result).__name__
             raise InputError(
-                f"expected (loss, state) or (loss, state, aux), with loss a scalar tensor of floats, found {returned}"
+                f"expected (loss, state) or (loss, state, aux), with loss a scalar tensor of floats, found {actual}"
             )
         outgoing, structure = flatten(result if function is advance else result[1])
         check_untouched(leaves, writes, outgoing)
@@ -225,15 +226,17 @@ def replay(
 
     # --- Algorithm 1 ---
     try:
-        # No gradient crosses from part to part: each is a replay of its own.
+        # A part is `horizon` steps (`truncate_every`), or all. No gradient crosses from part to part: each is replayed
+        # alone, from its last step t to its first. The stack has the stored states, each as (the step that starts from
+        # it, its Snapshot), the latest on top.
         for part_begin in range(0, count, horizon):
             stack, t, state_grads = [(part_begin, final)], min(part_begin + horizon, count) - 1, None
-            while stack:  # step t is differentiated next; the nearest state before it that we have is that of step `at`
+            while stack:  # step t is differentiated next; the nearest stored state before it is that of step `at`
                 at, start = stack[-1]
                 hidden.restore(start.hidden)
 
-                # First pass: forward from there without gradient, keeping up to `limit` states on the way to step t. If
-                # these are all, it happens once; with fewer, again for the steps between each two of them.
+                # First pass: from step `at` to step t without gradient; it stores up to `limit` states on the way. If
+                # that is every state, it runs once in a part; else again between each two stored states.
                 if at < t:
                     stride = -(-(t + 1 - at) // limit)  # rounded up
                     stored_count = (t - at) // stride
@@ -244,16 +247,17 @@ def replay(
                             loss, leaves, structure, _ = run(advance or step, i, leaves, structure)
                             forward_losses[i] = None if loss is None else scalars.copy(0, loss.detach())
                             if (i + 1 - at) % stride == 0:
-                                fitting = pool if incoming_structure == structure else None
-                                stored = compact(leaves, incoming, fitting, offload)
+                                pool_or_none = pool if incoming_structure == structure else None
+                                copies = compact(leaves, incoming, pool_or_none, offload)
                                 values = hidden.capture(stack[-1][1].hidden)
-                                stack.append((i + 1, Snapshot(stored, structure, values)))
-                    del leaves, incoming, loss, stored, pool, fitting  # they would stay through the backward passes
+                                stack.append((i + 1, Snapshot(copies, structure, values)))
+                    # Else these names would keep memory alive through the backward passes.
+                    del leaves, incoming, loss, copies, pool, pool_or_none
                     continue
 
                 # Step t again, from the same state and with the same random numbers, now with its graph. The state is
-                # cut from step t − 1: the gradient that reaches it here is carried there by hand, in `state_grads`. No
-                # gradient leaves the first step of a part, but at step 0, where it goes to the caller's state.
+                # detached from step t − 1; `state_grads` takes its gradient there. The first step of a part passes no
+                # gradient to its state, except step 0, whose state is the caller's.
                 stack.pop()
                 torch.clear_autocast_cache()  # it holds weights that the pass without gradient has cast
                 source = initial.leaves if t == 0 else fetch(start.leaves)
@@ -267,13 +271,13 @@ def replay(
                         if t + 1 == slide < count:
                             next_state = pytree.tree_unflatten(compact(outgoing, leaves), structure)
                         if state_grads is None:
-                            # The last step of the part: no gradient comes from behind it. The first pass stopped before
-                            # it, so the state that the part ends with is known only now.
+                            # The last step of the part: no later step gives its new state a gradient. The first pass
+                            # stopped before it, so the state that the part ends with is computed only now.
                             final = Snapshot(compact(outgoing, leaves), structure, hidden.capture(start.hidden))
                             state_grads = [None] * len(outgoing)
                         elif verify:
-                            replayed = Snapshot(outgoing, structure, hidden.capture(forward.hidden))
-                            compare(hidden, replayed, forward, losses[t], forward_losses[t], tolerance)
+                            replayed = Snapshot(outgoing, structure, hidden.capture(expected.hidden))
+                            compare(hidden, replayed, expected, losses[t], forward_losses[t], tolerance)
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
                     with errors_name_step(t, "the backward pass of "):
@@ -282,7 +286,9 @@ def replay(
                     del loss, outgoing  # the graph goes before the next one is made
                 torch.clear_autocast_cache()
                 state_grads = [x.grad if differentiable(x) else None for x in leaves]
-                forward = start._replace(leaves=leaves)  # fetched: those of `start` may be in the host's memory
+                # The state that step t started from is what step t − 1 must end with. With `leaves`, because those of
+                # `start` may be offloaded.
+                expected = start._replace(leaves=leaves)
                 t -= 1
             if part_begin == 0:
                 state_grad = pytree.tree_unflatten(state_grads, initial.structure)
@@ -290,7 +296,7 @@ def replay(
         if not any_gradient:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
     except BaseException:
-        hidden.capture()  # the step that failed may have added an attribute
+        hidden.capture()  # finds tensors that the failed step added, which `restore` then removes
         hidden.restore(initial.hidden)
         raise
 

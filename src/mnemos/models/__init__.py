@@ -2,7 +2,7 @@
 
 Each file is one model, read from top to bottom: settings, parts, the model, whose `forward` is the whole computation.
 Read `transformer.py` first: the block of all models, and any attention as a language model or a classifier. `shared.py`
-has what models share beside it. `encoder_decoder.py` is translation. `segments.py` has what all models of segments
+has what else models share. `encoder_decoder.py` is translation. `segments.py` has what all models of segments
 share, and those with memory tokens (Memory Transformer, RMT, ARMT); `memformer.py` is an encoder that writes slots
 beside a decoder; `lstm.py` the baseline. `store.py` is a model on disk.
 """

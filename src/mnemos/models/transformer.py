@@ -125,9 +125,9 @@ class Block(nn.Module):
     """Self-attention, an attention to each of several sources, MLP: each with a residual and a norm.
 
     The norm is before each ("rms", "pre"), or after the sum ("post"). x [B, T, D], state of the self-attention, mask
-    [B, T], and for each of `reads` sources its keys and values [G, N, H, D/H] and the `visible` of `CrossAttention` ->
-    y [B, T, D], state. The B/G rows of a source are next to each other. bias: of the self-attention's scores, if it is
-    softmax. mlp None: no MLP.
+    [B, T] -> y [B, T, D], state. reads: the number of sources. A call takes the keys and values [G, N, H, D/H] of each
+    source, and the `visible` of its `CrossAttention`; every one of the G rows of a source serves B/G rows of x, which
+    are next to each other. bias: of the self-attention's scores, if it is softmax. mlp None: no MLP.
     """
 
     attention: Attention
@@ -162,15 +162,16 @@ class Block(nn.Module):
         visible: Sequence[Tensor | None] = (),
         bias: Tensor | None = None,
     ) -> Output:
-        post, more = self.norm == "post", () if bias is None else (bias,)
-        y, state = self.attention(x if post else self.attention_norm(x), state, mask, *more)
+        post, biases = self.norm == "post", () if bias is None else (bias,)
+        y, state = self.attention(x if post else self.attention_norm(x), state, mask, *biases)
         x = add_residual(self.dropout(y), x)
         x = self.attention_norm(x) if post else x
         for i, source in enumerate(sources):
-            # All tokens of a source's rows attend to it as the queries of one row: its keys and values are not copied.
-            together = source[0].shape[0], -1, x.shape[-1]
+            # The rows of x that share a row of the source are joined to one row of queries [G, B/G·T, D], so that its
+            # keys and values are not copied.
+            joint_shape = source[0].shape[0], -1, x.shape[-1]
             norm = self.read_norms[i]
-            y = self.reads[i]((x if post else norm(x)).reshape(together), source, visible[i]).reshape(x.shape)
+            y = self.reads[i]((x if post else norm(x)).reshape(joint_shape), source, visible[i]).reshape(x.shape)
             x = add_residual(self.dropout(y), x)
             x = norm(x) if post else x
         if self.mlp is not None:
@@ -254,7 +255,7 @@ class SinusoidalPositions(nn.Module):
         if seen is not None and seen.numel() and reads_without_waiting(seen):
             end += int(seen.max())
         elif seen is not None:
-            end = TABLE + 1  # unknown without waiting for the device
+            end = TABLE + 1  # unknown without waiting for the device, so the table is not used
         if torch.compiler.is_compiling() or (end > TABLE and seen is not None):
             return y + sinusoids(positions(t, seen, mask, y.device), dim).to(y.dtype)
         table = self._table
@@ -266,7 +267,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def positions_of(position: str, limit: int, dim: int) -> LearnedPositions | SinusoidalPositions | None:
-    """What adds positions to embeddings; None where nothing does. limit: of learned ones."""
+    """The module that adds positions to embeddings, or None. limit: the number of learned positions."""
     if position == "learned":
         return LearnedPositions(limit, dim)
     return SinusoidalPositions() if position == "sinusoidal" else None
@@ -343,7 +344,7 @@ class TransformerConfig(ModelConfig):
     def classic(cls, **fields: Any) -> "TransformerConfig":
         """A configuration whose block is that of 2017 to 2020: LayerNorm first, GELU, sinusoids, an MLP of width 512.
 
-        `fields` are set as in the class itself, and win over the block's. Raises TypeError for unknown ones.
+        `fields` are those of the class, and override the block's. Raises TypeError for unknown ones.
         """
         return cls(**{"norm": "pre", "activation": "gelu", "position": "sinusoidal", "mlp": 512, **fields})
 
@@ -422,7 +423,7 @@ class Transformer(AttentionModel):
         elif c.head.classes and c.head.hidden:
             hidden = Linear(c.dim, c.head.hidden)
             self.head = nn.Sequential(hidden, ACTIVATIONS[c.activation](), Linear(c.head.hidden, c.head.classes))
-        elif c.head.classes or not isinstance(self.embedding, nn.Embedding):  # or vectors
+        elif c.head.classes or not isinstance(self.embedding, nn.Embedding):  # a classifier, or inputs of vectors
             self.head = Linear(c.dim, c.head.classes or c.vocab_size)
         else:
             self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
@@ -454,7 +455,7 @@ class Transformer(AttentionModel):
 
     @property
     def splits(self) -> Splits:
-        """Where a sequence may be cut: that of the layers; a classifier's logits are always those of one segment."""
+        """Where a sequence may be cut: where its layers allow it; a classifier's logits are always of one segment."""
         splits = super().splits
         return "segments" if splits == "anywhere" and self.config.head.classes else splits
 
@@ -487,7 +488,7 @@ class Transformer(AttentionModel):
         b = x.shape[0]  # len() would fix the number of rows of an exported program
         if state is not None:
             check_state(state, TransformerState, len(self.blocks), b)
-        began = self.training and begin_forward(self._caches)
+        must_end = self.training and begin_forward(self._caches)
         # --- embeddings and positions ---
         seen = None if state is None else state.seen
         seen_after = count_seen(x, seen, mask)  # before the class token is added, which is no token of the row
@@ -516,7 +517,7 @@ class Transformer(AttentionModel):
             last = (torch.arange(y.shape[1], device=y.device) * mask).amax(1)
             y = y[torch.arange(b, device=y.device), last]
         logits = self.head(self.final_norm(y))
-        if began:
+        if must_end:
             end_forward(self._caches)
         return logits, self._state(seen_after, tuple(layers))
 

@@ -1,10 +1,10 @@
 """Pure functions of tensors, a folder each: read its `__init__.py`, then reference.py, its equations.
 
-Four folders have `BACKENDS` (backend.py), one of which computes a call: linear, delta (two operators), convolution and
-selective. native.py has the C++ kernels, which kernel_call.py makes an operator that PyTorch differentiates; chunked.py
-has PyTorch's operations, everywhere. The others have none: associative, slot_memory and relative_position; and, called
-by attentions and memories alone, window_state, softmax_attention and gated_cache, which decides by itself when its
-kernels run.
+Four folders have several backends (`BACKENDS`, see backend.py), one of which computes a call: linear, delta (two
+operators), convolution and selective. Their native.py calls the C++ kernels (kernel_call.py makes a kernel an operator
+that PyTorch differentiates), their chunked.py PyTorch's operations, which run everywhere. The other folders have no
+choice of backend: associative, slot_memory and relative_position; and those that only attentions and memories call,
+window_state, softmax_attention and gated_cache, which decides by itself when its kernels run.
 An operator's tensors are checked once, in its `__init__.py`, by a `Signature` (signature.py).
 The files beside the folders: dense_layer, the dense layers of all models, by the faster of two libraries; padding,
 positions and dropout, what attentions do to their inputs; rewind, the state after an earlier token of a call; precision

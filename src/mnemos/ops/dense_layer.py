@@ -35,7 +35,7 @@ from mnemos.types import JSONObject
 VARIABLE = "MNEMOS_DENSE"
 LEAST, NEVER = 2**21, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
 FEW = 16  # rows up to which reading the weight is most of the time, for which MKL uses one thread
-GRADIENTS = 4  # times as large as others are products with gradients, whose function in Python takes some 40 µs
+GRADIENTS = 4  # a product with gradients must be so many times larger: its function in Python takes some 40 µs
 WIDE = 256  # of the longer side of a weight
 _product = dense_product()
 
@@ -59,10 +59,10 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     threads, compute equal bits.
 
     Cost: O(in·out) for each row. To choose takes less than a microsecond; oneDNN's first product of a shape in a
-    process takes some 0.4 ms more. What is kept for the gradients is what PyTorch keeps, x and the weight, each only if
-    the other needs a gradient. The weight's gradient takes a transposed copy of y's gradient or of x and itself,
-    whichever is smaller, until it is computed. Raises what `torch.nn.functional.linear` raises, and InputError for
-    another value of MNEMOS_DENSE.
+    process takes some 0.4 ms more. For the gradients it keeps what PyTorch keeps: x and the weight, each only if
+    the other needs a gradient. While the weight's gradient is computed there is a transposed copy, either of y's
+    gradient or of x and of the result, whichever is smaller. Raises what `torch.nn.functional.linear` raises, and
+    InputError for another value of MNEMOS_DENSE.
     """
     # A graph has no sizes that could be compared, and a subclass of Tensor may have none.
     if is_compiling() or is_tracing() or type(x) not in PLAIN:
@@ -71,9 +71,11 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     size = (x.numel() + 8 * shape[-1]) * shape[0]
     if size < _state.least or not _is_chosen(x, weight, bias):
         return F.linear(x, weight, bias)
-    # Of few rows MKL computes the gradients faster; with a narrow weight the transposed copy takes the time it saves.
-    many = not _few_rows(x)
-    return _by_onednn(x, weight, bias, many, many and size >= choice().weight_gradient and max(weight.shape) >= WIDE)
+    # Of few rows MKL computes the gradients faster. With a narrow weight the transposed copy for its gradient takes as
+    # much time as oneDNN saves.
+    many_rows = not _few_rows(x)
+    weight_gradient = many_rows and size >= choice().weight_gradient and max(weight.shape) >= WIDE
+    return _by_onednn(x, weight, bias, many_rows, weight_gradient)
 
 
 def _is_chosen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -158,7 +160,7 @@ class _Dense(torch.autograd.Function):
             dx = _by_onednn(dy, w, None, *ctx.by_onednn) if ours else F.linear(dy, w)
         if x is not None:
             rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-            # A gradient that is differentiated again is PyTorch's: the transposed product has none.
+            # If this gradient will be differentiated again, PyTorch computes it: `_weight_gradient` has no derivative.
             ours = weight_gradient and not torch.is_grad_enabled() and _is_ours(dy, x)
             dw = _weight_gradient(rows, dy_rows) if ours else dy_rows.t() @ rows
         if ctx.needs_input_grad[2]:
@@ -200,8 +202,8 @@ class Choice(NamedTuple):
     weight_gradient: int
 
     def __str__(self) -> str:
-        said = ["blas" if size == NEVER else f"onednn from {size:,} multiplications on" for size in self]
-        return f"few rows {said[0]}, many rows {said[1]}, gradients of weights {said[2]}"
+        texts = ["blas" if size == NEVER else f"onednn from {size:,} multiplications on" for size in self]
+        return f"few rows {texts[0]}, many rows {texts[1]}, gradients of weights {texts[2]}"
 
     def to_json(self) -> JSONObject:
         """For run.json; None for NEVER."""
@@ -221,7 +223,7 @@ FIXED = {"blas": Choice(NEVER, NEVER, NEVER), "onednn": Choice(LEAST, LEAST, LEA
 
 class _State:
     choice: Choice | None = None
-    least = LEAST  # the smallest size that oneDNN computes; until there is a choice, that of any
+    least = LEAST  # the smallest size that oneDNN computes; LEAST until there is a choice
 
 
 _state, _lock = _State(), threading.Lock()
@@ -241,7 +243,7 @@ def choice() -> Choice:
 
 @contextlib.contextmanager
 def using(chosen: Choice) -> Iterator[None]:
-    """Inside, this is the choice of the process, in all its threads: it computes as the one that recorded it."""
+    """Inside, this is the choice of the process, in all its threads: it computes as the process that recorded it."""
     before = _state.choice
     _put(chosen)
     try:
@@ -275,7 +277,7 @@ def measure() -> Choice:
         # A model's weights lie in memory, where more is gained than of this one, in a cache: from a quarter on.
         few = of_rows(1, 1024, 2048) if threads > 1 else NEVER
         few = few if few == NEVER else max(LEAST, few // 4)
-        # One thread alone: where other programs run, several wait for one another, and both take as long.
+        # With one thread: if other programs run, several threads wait for one another, and both libraries seem equal.
         torch.set_num_threads(1)
         try:
             many, x = of_rows(256, 256, 256), matrix(256, 256)
@@ -287,21 +289,21 @@ def measure() -> Choice:
 
 
 _ROUNDS, _MARGIN = 6, 0.95
-_CALL = 10e-6  # seconds that a call of oneDNN takes more, and its function in Python again
+_CALL = 10e-6  # seconds by which a call of oneDNN takes longer, and again its function in Python
 
 
 def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> int:
-    """The size, a power of 2, from which on oneDNN's product is faster, of the times for one size; or NEVER.
+    """The size, a power of 2, from which on oneDNN's product is faster, or NEVER; estimated from times for one `size`.
 
-    The least of several times, in turn, is what other programs disturbed least.
+    The two run in turn, several times. The least time of each is the one that other programs disturbed least.
     """
     times: list[list[float]] = [[], []]
     for _ in range(1 + _ROUNDS):
-        for function, own in zip((ours, theirs), times, strict=True):
+        for function, seconds in zip((ours, theirs), times, strict=True):
             start = time.perf_counter()
             function()
-            own.append(time.perf_counter() - start)
-    fast, usual = (min(own[1:]) for own in times)  # the first call compiles
+            seconds.append(time.perf_counter() - start)
+    fast, usual = (min(seconds[1:]) for seconds in times)  # the first call compiles
     share = max(fast - _CALL, 0.0) / usual
     if share > _MARGIN:
         return NEVER

@@ -1,7 +1,7 @@
 """The laws of every memory, and what tests them: `check_memory` on any layer, `verify` the kernels on this machine.
 
-A law is a function that looks for a counterexample (`laws`, and those of weights in `weights`); `probe` is a layer as
-the laws run it, and shrinks a counterexample; `check` tries them all and reports. `machine` has `verify`.
+A law is a function that looks for a counterexample (`laws`; laws of weights are in `weights`). `probe` wraps a layer as
+the laws run it, and shrinks a counterexample. `check` tries all laws and reports. `machine` has `verify`.
 """
 
 from typing import TYPE_CHECKING

@@ -50,26 +50,25 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         return learner.count.step % every == 0 or learner.count.step == config.steps
 
     def say(scores: dict[str, float], when: str = "") -> None:
-        scored = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(task, scores)}".rstrip()
-        run.display.message(f"{run.recipe.name} {learner.count.step}: {scored}")
+        text = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(task, scores)}".rstrip()
+        run.display.message(f"{run.recipe.name} {learner.count.step}: {text}")
 
     def evaluate() -> None:
-        """Score the validation split, keep the weights if it is the best time, and write what the gates do."""
+        """Score the validation split, save the weights if the score is the best so far, and record what gates do."""
         began, step = time.perf_counter(), learner.count.step
         with contextlib.nullcontext() if learner.ema is None else learner.ema.used():
             run.valid = run.scores("valid")
-            learner.evaluated(
-                run.valid, run.scored["valid"]
-            )  # only now: an evaluation that is interrupted is repeated from its start
+            # After the scores and not before: an evaluation that is interrupted is repeated from its start.
+            learner.evaluated(run.valid, run.scored["valid"])
             if config.keep_best and learner.best.step == step:
                 run.save_best()
             seconds = round(time.perf_counter() - began, 3)
             lines = [Measurement("valid", step, {**run.valid, "seconds": seconds})]
             if run.files is not None:
                 with generators.preserve():
-                    measured = on_evaluation(learner.model, step)
-                if measured is not None:
-                    lines.append(Measurement("gates", step, measured))
+                    gates = on_evaluation(learner.model, step)
+                if gates is not None:
+                    lines.append(Measurement("gates", step, gates))
             run.record(lines)
             say(run.valid)
 
@@ -79,15 +78,15 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         scores = run.scores("valid")
         run.record([Measurement("valid", 0, {**scores, "seconds": round(time.perf_counter() - began, 3)})])
         say(scores, "before training: ")
-    elif learner.count.step == learner.evaluation.step:  # a stop in the test's scoring: the validation's is done
+    elif learner.count.step == learner.evaluation.step:  # stopped after this step's validation scores
         run.valid, run.scored["valid"] = learner.evaluation.scores, learner.evaluation.rows
     elif run.ended or due(config.eval_every):
-        evaluate()  # its checkpoint was saved before the evaluation at that step, which is not known to be done
+        evaluate()  # the checkpoint was saved before the evaluation at this step, which may not have ended
 
     # `patience` evaluations without a better score end the run.
     while learner.count.step < config.steps and not 0 < config.patience <= learner.best.since:
-        done = update(learner)
-        run.display.updated(learner.count.step, done, partial(devices.peak_bytes, run.fabric.device))
+        numbers = update(learner)
+        run.display.updated(learner.count.step, numbers, partial(devices.peak_bytes, run.fabric.device))
 
         # --- the line, the checkpoint, the evaluation: in this order, by which a resumed run knows what is done ---
         if due(config.log_every):
@@ -96,9 +95,9 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
             line = {"loss": sums.loss / sums.updates}
             line |= {"auxiliary_loss": sums.auxiliary / sums.updates} if sums.auxiliaries else {}
             rest = iter(sums.metrics)
-            own = {f: list(itertools.islice(rest, n)) for f, n in functions.items()}
-            line |= values(task.metrics, own, (sums.loss, sums.updates), training=True)
-            line |= {"lr": done["lr"], "grad_norm": done["grad_norm"]}
+            sums_of = {f: list(itertools.islice(rest, n)) for f, n in functions.items()}
+            line |= values(task.metrics, sums_of, (sums.loss, sums.updates), training=True)
+            line |= {"lr": numbers["lr"], "grad_norm": numbers["grad_norm"]}
             line |= {"seconds": round(learner.count.seconds, 3), "tokens": learner.count.tokens}
             run.record([Measurement("train", learner.count.step, line)])
         run.check_signals()
@@ -136,9 +135,9 @@ def update(learner: Learner) -> dict[str, float]:
     rate = set_lr(learner.optimiser, optim, step, config.steps, learner.plateau.factor)
     # In float16 a gradient may overflow: the scaler then skips the step and lowers its scale.
     if not math.isfinite(loss) or not (math.isfinite(norm) or config.precision == "16-mixed"):
-        found = f"loss {loss:.4g}" + (f" with gradient norm {norm}" if math.isfinite(loss) else "")
+        description = f"loss {loss:.4g}" + (f" with gradient norm {norm}" if math.isfinite(loss) else "")
         raise TrainingFailed(
-            f"update {step}: expected a finite loss and gradient, found {found} at learning rate {rate:.3g}; "
+            f"update {step}: expected a finite loss and gradient, found {description} at learning rate {rate:.3g}; "
             "lower optim.lr or lower optim.grad_clip"
         )
     learner.stepper.step()
@@ -156,9 +155,9 @@ def update(learner: Learner) -> dict[str, float]:
 def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
     """Add the gradients of an update's batches, one batch for each segment of its rollout.
 
-    Returns of each micro-batch [Σ losses, Σ auxiliary losses, their number, the sums of the task's metrics], the losses
-    with their weights. Raises InputError for batches of too few rows, and for several segments of a model that keeps
-    no state between them.
+    Returns for each micro-batch [Σ losses, Σ auxiliary losses, number of auxiliary losses, the sums of the task's
+    metrics]; the losses are multiplied by their weights. Raises InputError for batches of too few rows, and for several
+    segments of a model that keeps no state between them.
     """
     task, fabric, config, model = learner.task, learner.fabric, learner.recipe.train, learner.model
     carried, rollout, many, world = learner.carried, config.rollout, config.accumulate, fabric.world_size
@@ -191,7 +190,7 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
     micro_batches = []
     with accumulate_caches(model) if learner.has_caches and splits else contextlib.nullcontext():
         for number, segments in enumerate(zip(*rows, strict=True)):
-            sums: list[Tensor] = []  # of each call with gradient, which reads each segment exactly once
+            sums: list[Tensor] = []  # one entry for each call with gradient; these read each segment exactly once
 
             def read(segments: Sequence[Any], state: State, sums: list[Tensor] = sums) -> tuple[Tensor, list[State]]:
                 box, grad = StateBox(state), torch.is_grad_enabled()
@@ -214,9 +213,9 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
                 )
             if not task.carries_state:
                 carried.states[number] = None
-            if replayed:
+            if replayed:  # the losses are in the order of the segments, the sums in that of the replay
                 losses, sums = losses.sum()[None], [torch.stack(sums).sum(0)]
-            # The losses without the auxiliary losses, which are the first of the sums.
+            # `loss` includes the auxiliary losses, whose sum is the first entry of `own`.
             calls = [torch.cat([(loss - own[0])[None], own]) for loss, own in zip(losses, sums, strict=True)]
             micro_batches.append(torch.stack(calls).sum(0))
     return micro_batches

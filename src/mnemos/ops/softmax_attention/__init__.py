@@ -21,7 +21,7 @@ CHECK = Signature(
 
 
 def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernels are built and take these tensors, and no compiler, counter or transform must see the call."""
+    """Whether the kernels are built and take these tensors, and no compiler, counter or transform is at work."""
     return not why_no_kernels() and native.takes(q, k, v) and can_skip_dispatcher(q, k, v) and not rewritten()
 
 
@@ -42,7 +42,8 @@ def softmax_attention(
     last `window` of those keys, the query's own among them. mask [B, S] bool, True = valid: other keys are not read.
     A query that reads nothing has a y of zeros, and no gradient.
 
-    Differentiable once. Cost O(T·(D + M)) a key and head that is read; kept: y and a number a query and head.
+    Differentiable once. Cost: O(D + M) for each query, each key that it reads, and each head. Besides its inputs, the
+    backward needs y and one number for each query and head.
     Raises InputError for shapes and options that do not fit, RuntimeError without kernels.
     """
     n = CHECK(q=q, k=k, v=v, mask=mask)

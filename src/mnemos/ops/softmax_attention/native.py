@@ -21,7 +21,9 @@ KERNEL = Kernel(
     "Softmax",
     "B T S heads H D M threads causal window q:4 k:4 v:4 y:4 valid:3 lse parts g:4 dq:4 dk:4 dv:4",
 )
-UNITS = 8  # of the backward, if there are as many heads; never the number of threads, on which no result may depend
+# Units of work that the backward is divided into at least, if there are as many query heads. A constant, and not the
+# number of threads, because no result may depend on that.
+UNITS = 8
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -56,8 +58,8 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
     b, _, shared, _ = k.shape
     parts = max(1, min(q.shape[2] // shared, -(-UNITS // max(1, b * shared))))
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(parts, *k.shape), v.new_empty(parts, *v.shape)
-    read = *_sizes(q, v, causal, window), q, k, v, y, mask, lse
-    KERNEL((True,), (*read, parts, gy, dq, dk[0], dv[0]), scale)
+    values = *_sizes(q, v, causal, window), q, k, v, y, mask, lse
+    KERNEL((True,), (*values, parts, gy, dq, dk[0], dv[0]), scale)
     dk, dv = [x[0] if parts == 1 else x.sum(0) for x in (dk, dv)]
     return dq, dk, dv
 
@@ -65,14 +67,14 @@ def _backward(needs: Sequence[bool], *inputs: Any) -> Gradients:
 def _in_pytorch(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int, scale: float
 ) -> tuple[Tensor]:
-    """By PyTorch's kernel, with a mark for every query and key."""
+    """By PyTorch's kernel, with a mask that has an entry for every query and key."""
     t, s = q.shape[1], k.shape[1]
     last = torch.arange(s - t, s, device=q.device)[:, None] if causal else s
     key = torch.arange(s, device=q.device)
-    seen = (key <= last) & (key > last - window if window else key >= 0)
-    seen = seen.expand(1, 1, t, s) if mask is None else seen & mask[:, None, None]
+    visible = (key <= last) & (key > last - window if window else key >= 0)
+    visible = visible.expand(1, 1, t, s) if mask is None else visible & mask[:, None, None]
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2) for x in (k, v))
-    return (F.scaled_dot_product_attention(q.transpose(1, 2), k, v, seen, scale=scale).transpose(1, 2),)
+    return (F.scaled_dot_product_attention(q.transpose(1, 2), k, v, visible, scale=scale).transpose(1, 2),)
 
 
 attend = kernel_operator(
