@@ -75,6 +75,8 @@ def main() -> None:
     if unknown := [name for name in only or () if name not in MODELS]:
         parser.error(f"--only: expected names of {', '.join(MODELS)}, found {', '.join(unknown)}")
     before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
+    if strange := [name for name in MODELS if name.partition("_")[0] not in LIBRARIES]:
+        parser.error(f"expected names in tests/hosts that begin with {', '.join(LIBRARIES)} and _, found {strange[0]}")
     names = [name for name in MODELS if only is None or name in only]
     checked: dict[str, dict[str, str]] = {}
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:

@@ -709,9 +709,9 @@ def main(argv: list[str] | None = None) -> int:
     check, failed = parser.parse_args(argv).check, False
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text, wrong = render(page.read_text(), str(page.relative_to(ROOT)))
-        if check:
-            failed |= bool(wrong)
-            print(*wrong, sep="\n", end="\n" * bool(wrong), file=sys.stderr)
+        if wrong and check:
+            failed = True
+            print(*wrong, "make numbers writes the tables", sep="\n", file=sys.stderr)
         elif wrong:
             page.write_text(text)
     return int(failed)
