@@ -200,3 +200,38 @@ def test_with_functional_caches_and_linearised_attentions(calls):
     mnemos.fast(model)
     with pytest.raises(mnemos.InputError, match=r"mnemos\.fast do; call linearise before them"):
         mnemos.linearise(model, window=3, sinks=1)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, LENGTH), (1, 1, 1, LENGTH), (1, 1, LENGTH, LENGTH)])
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
+@torch.no_grad()
+def test_masks_that_are_repeated_over_rows_or_queries(name, shape, calls):
+    """As SDPA repeats them: a mask of one query says nothing of an order."""
+    model, x = MODELS[name](), tokens(2, LENGTH)
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[..., :5] = False
+    if shape[2] > 1:
+        mask.tril_()[..., 0] = True
+    wanted = model(x, attention_mask=mask).logits
+    mnemos.fast(model)
+    torch.testing.assert_close(model(x, attention_mask=mask).logits, wanted, **CLOSE)
+    assert len(calls) == (2 if shape[2] > 1 else 0)
+
+
+def test_another_kernel_that_is_asked_for_computes(calls, monkeypatch):
+    model, x = MODELS["Llama"](), tokens(2, LENGTH)
+    mnemos.fast(model)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = model(x).logits.square().mean()
+        (first,) = torch.autograd.grad(loss, model.lm_head.weight, create_graph=True)
+        first.square().sum().backward()  # PyTorch's products can be differentiated twice
+    assert not calls
+    vit, ours = timm().create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=1).eval(), []
+    mnemos.fast(vit)
+    usual = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *x, **y: ours.append(1) or usual(*x, **y)
+    )
+    vit(torch.randn(1, 3, 32, 32))
+    assert ours
+    assert not calls

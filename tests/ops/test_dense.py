@@ -370,9 +370,9 @@ def clocked(monkeypatch, **factors):
     [
         ({}, 2, Choice(NEVER, NEVER, NEVER)),
         ({"onednn": 0.97}, 2, Choice(NEVER, NEVER, NEVER)),  # too little to be sure of
-        ({"onednn": 0.5}, 2, Choice(2**23, 2**21, 2**21)),
-        ({"onednn": 0.5}, 1, Choice(NEVER, 2**21, 2**21)),
-        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**25, 2**24, NEVER)),
+        ({"onednn": 0.5}, 2, Choice(2**23, 2**23, 2**23)),
+        ({"onednn": 0.5}, 1, Choice(NEVER, 2**23, 2**23)),
+        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**25, 2**25, NEVER)),
     ],
 )
 def test_the_choice_is_measured_once(unmeasured, threads, factors, threads_now, expected):
@@ -449,7 +449,7 @@ def test_a_choice_is_written_and_read():
     for one in (*FIXED.values(), Choice(NEVER, 2**22, 2**24)):
         assert Choice.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert Choice.from_json({}) == FIXED["blas"]
-    for wrong in ({"few_rows": "many"}, {"many_rows": -1}, {"many_rows": True}):
+    for wrong in ([1], {"one_row": 3}, {"few_rows": "many"}, {"many_rows": -1}, {"many_rows": True}):
         with pytest.raises(InputError, match="expected sizes"):
             Choice.from_json(wrong)
     assert str(Choice(NEVER, 2**22, NEVER)) == (

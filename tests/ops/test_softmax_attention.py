@@ -244,9 +244,14 @@ def test_calls_that_are_not_for_the_kernels():
 @pytest.mark.parametrize(
     "changed",
     [{"k": torch.zeros(1, 2, 1, 4)}, {"window": 0}, {"causal": False, "window": 2}, {"q": torch.zeros(1, 3, 2, 5)},
-     {"mask": torch.ones(1, 3)}, {"v": torch.zeros(1, 3, 1, 4).double()}],
+     {"q": torch.zeros(1, 3, 0, 4)}, {"mask": torch.ones(1, 3)}, {"v": torch.zeros(1, 3, 1, 4).double()}],
 )  # fmt: skip
 def test_errors_say_what_was_expected(changed):
     q, k, v = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     with pytest.raises(InputError, match=r"expected .*found"):
         softmax_attention(**{"q": q, "k": k, "v": v, **changed})
+
+
+def test_a_window_of_any_size_is_no_more_than_all_keys():
+    q, k, v = inputs(1, 9, 9, 1, 1, 4, 4)
+    torch.testing.assert_close(softmax_attention(q, k, v, window=2**63 - 1), softmax_attention(q, k, v))

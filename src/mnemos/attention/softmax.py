@@ -242,7 +242,9 @@ def fits_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if in_graph() or q.shape[1] < FEWEST_QUERIES or k.shape[1] < FEWEST_KEYS or len(q) != len(k):
         return False
     (b, t, h, d), (n, m) = q.shape, v.shape[1::2]
-    return b * t * h * n * (d + m) >= LEAST and can_attend(q, k, v)
+    # `torch.nn.attention.sdpa_kernel` may ask for another kernel, for example to differentiate twice.
+    fused = torch.backends.cuda.flash_sdp_enabled()
+    return fused and b * t * h * n * (d + m) >= LEAST and can_attend(q, k, v)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, dropout: float) -> Tensor:

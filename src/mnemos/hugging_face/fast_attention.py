@@ -22,6 +22,7 @@ from mnemos.ops.softmax_attention import softmax_attention
 
 _NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
 _READ = "_mnemos_visible"  # attribute of a mask that has its `_Visible`
+_PYTORCHS = F.scaled_dot_product_attention
 _OTHERS = ("position_bias", "softcap", "cache")  # options that change the result, and that the kernels do not have
 
 
@@ -72,8 +73,12 @@ def attend(
         if not softmax.fits_kernels(q, k, v):
             pass
         elif attention_mask is not None:
-            window = options.get("sliding_window")
-            visible = read_once(attention_mask, _READ, (window,), partial(_visible, attention_mask, window))
+            # Other shapes, such as [B, 1, 1, S], are repeated by PyTorch.
+            if attention_mask.shape[1:] == (1, q.shape[1], k.shape[1]) and len(attention_mask) in (1, len(q)):
+                window = options.get("sliding_window")
+                visible = read_once(attention_mask, _READ, (window,), partial(_visible, attention_mask, window))
+                if visible is not None and visible.valid is not None:
+                    visible = visible._replace(valid=visible.valid.expand(len(q), -1))
         elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             visible = _Visible(False, None, None)
         elif q.shape[1] == k.shape[1]:  # else (a static cache) PyTorch aligns the queries with the first keys
@@ -86,7 +91,8 @@ def attend(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as timm calls it, not causal: y [B, H, T, M]."""
-    if attn_mask is None and query.dim() == 4 and not any(options.values()):
+    usual = F.scaled_dot_product_attention is _PYTORCHS  # else another library has set its own
+    if usual and attn_mask is None and query.dim() == 4 and not any(options.values()):
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         if softmax.fits_kernels(q, k, v):
             return softmax_attention(q, k, v, False).transpose(1, 2)
@@ -106,7 +112,7 @@ class _Visible(NamedTuple):
 
 def _visible(mask: Tensor, window: int | None) -> _Visible | None:
     """What a mask [B, 1, T, S] of booleans says; None: more than causality, a window and padding."""
-    if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
+    if mask.dtype is not torch.bool:
         return None
     seen = mask[:, 0]
     t, s = seen.shape[1:]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mnemos.libraries import with_globals
 from mnemos.native import library
+from mnemos.ops.dense_layer import choice
 from mnemos.types import InputError
 
 from .fast_attention import attention_forward
@@ -69,6 +70,7 @@ def fast(model: nn.Module) -> "FastReport":
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"fast: expected a model, found {type(model).__name__}; pass the module")
+    choice()  # a wrong MNEMOS_DENSE is said here, and not in a forward
     changed: list[FastLayer] = []
     left: list[LeftLayer] = []
     norms: list[str] = []

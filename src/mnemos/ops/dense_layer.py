@@ -35,7 +35,6 @@ from mnemos.types import JSONObject
 VARIABLE = "MNEMOS_DENSE"
 LEAST, NEVER = 2**21, 2**62  # sizes of products: oneDNN computes none below LEAST, and none from NEVER on
 FEW = 16  # rows up to which reading the weight is most of the time, for which MKL uses one thread
-GRADIENTS = 4  # a product with gradients must be so many times larger: its function in Python takes some 40 µs
 WIDE = 256  # of the longer side of a weight
 _product = dense_product()
 
@@ -82,12 +81,9 @@ def _is_chosen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether oneDNN computes this product."""
     if not _fits(x, weight, bias):
         return False
-    size = _size(x, weight)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        size //= GRADIENTS
     if _few_rows(x):
-        return size >= choice().few_rows and torch.get_num_threads() > 1
-    return size >= choice().many_rows
+        return _size(x, weight) >= choice().few_rows and torch.get_num_threads() > 1
+    return _size(x, weight) >= choice().many_rows
 
 
 def _few_rows(x: Tensor) -> bool:
@@ -193,8 +189,8 @@ class Linear(nn.Linear):
 class Choice(NamedTuple):
     """The sizes from which on oneDNN computes products; NEVER: PyTorch's BLAS computes all.
 
-    few_rows: of up to FEW rows of x, if there are several threads. many_rows: of more. Both are of products without
-    gradients; those with gradients are GRADIENTS times as large. weight_gradient: of many rows, dW.
+    few_rows: of up to FEW rows of x, if there are several threads. many_rows: of more. weight_gradient: of these, dW.
+    They are the same with and without gradients, so that a forward that is computed again gives equal bits.
     """
 
     few_rows: int
@@ -212,13 +208,14 @@ class Choice(NamedTuple):
     @classmethod
     def from_json(cls, saved: JSONObject) -> Self:
         """What `to_json` wrote; {}, of a version without a choice, is BLAS. Raises InputError for anything else."""
-        sizes = [saved.get(name) or NEVER for name in cls._fields]
-        if any(type(size) is not int or size < 0 for size in sizes):
+        names = saved if isinstance(saved, dict) else {"": saved}
+        sizes = [names.get(name) or NEVER for name in cls._fields]
+        if names.keys() - {*cls._fields} or any(type(size) is not int or size < 0 for size in sizes):
             raise InputError(f"dense: expected sizes by {', '.join(cls._fields)}, found {saved!r:.80}; remove them")
         return cls(*sizes)
 
 
-FIXED = {"blas": Choice(NEVER, NEVER, NEVER), "onednn": Choice(LEAST, LEAST, LEAST)}
+FIXED = {"blas": Choice(NEVER, NEVER, NEVER), "onednn": Choice(LEAST, 4 * LEAST, 4 * LEAST)}
 
 
 class _State:
@@ -264,38 +261,33 @@ def measure() -> Choice:
     if why_no_onednn() or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return FIXED["blas"]
     assert _product is not None
-    threads, product = torch.get_num_threads(), _product
+    product = _product
     with torch.no_grad(), full_precision("cpu"):
 
         def matrix(*shape: int) -> Tensor:
             return torch.ones(shape, dtype=torch.float32, device="cpu")
 
-        def of_rows(rows: int, width: int, out: int) -> int:
+        def of_rows(rows: int, width: int, out: int, more: float) -> int:
             x, weight = matrix(rows, width), matrix(out, width)
-            return _least_gain(_size(x, weight), lambda: product(x, weight, None), lambda: F.linear(x, weight))
+            return _least_gain(_size(x, weight), lambda: product(x, weight, None), lambda: F.linear(x, weight), more)
 
         # A model's weights lie in memory, where more is gained than of this one, in a cache: from a quarter on.
-        few = of_rows(1, 1024, 2048) if threads > 1 else NEVER
+        few = of_rows(1, 1024, 2048, _CALL) if torch.get_num_threads() > 1 else NEVER
         few = few if few == NEVER else max(LEAST, few // 4)
-        # With one thread: if other programs run, several threads wait for one another, and both libraries seem equal.
-        torch.set_num_threads(1)
-        try:
-            many, x = of_rows(256, 256, 256), matrix(256, 256)
-            size = _size(x, x)
-            weight_gradient = _least_gain(size, lambda: _weight_gradient(x, x), lambda: x.t() @ x)
-        finally:
-            torch.set_num_threads(threads)
+        many, x = of_rows(256, 256, 256, _PYTHON), matrix(256, 256)
+        weight_gradient = _least_gain(_size(x, x), lambda: _weight_gradient(x, x), lambda: x.t() @ x, _PYTHON)
     return Choice(few, many, weight_gradient)
 
 
-_ROUNDS, _MARGIN = 6, 0.95
-_CALL = 10e-6  # seconds by which a call of oneDNN takes longer, and again its function in Python
+_ROUNDS, _MARGIN = 10, 0.95
+_CALL, _PYTHON = 10e-6, 40e-6  # seconds by which a call of oneDNN takes longer, and one of `dense` with its gradients
 
 
-def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> int:
+def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tensor], more: float) -> int:
     """The size, a power of 2, from which on oneDNN's product is faster, or NEVER; estimated from times for one `size`.
 
-    The two run in turn, several times. The least time of each is the one that other programs disturbed least.
+    The two run in turn, several times. The least time of each is the one that other programs disturbed least. more:
+    seconds that our function in Python takes beside.
     """
     times: list[list[float]] = [[], []]
     for _ in range(1 + _ROUNDS):
@@ -307,7 +299,7 @@ def _least_gain(size: int, ours: Callable[[], Tensor], theirs: Callable[[], Tens
     share = max(fast - _CALL, 0.0) / usual
     if share > _MARGIN:
         return NEVER
-    return max(LEAST, 1 << int(size * 2 * _CALL / (1 - share) / usual).bit_length())
+    return max(LEAST, 1 << int(size * (_CALL + more) / (1 - share) / usual).bit_length())
 
 
 # ---- for `mnemos.ops.which` and `mnemos verify` ----

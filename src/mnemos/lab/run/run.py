@@ -136,6 +136,7 @@ class Run:
         fabric = devices.connect(recipe.train, folder if resume else None)
         path = Path(fabric.broadcast(str(folder)))  # a name with the time of day differs between processes
         check_settings(recipe, fabric.world_size)
+        dense_layer.choice()  # a wrong MNEMOS_DENSE is refused before there is a folder
         with devices.threads(recipe.train.threads):
             run = cls(recipe, recipe.data.build() if task is None else task, path, fabric, model, quiet)
             with run._closed_on_error():

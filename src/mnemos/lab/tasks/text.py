@@ -1,6 +1,7 @@
 """Language modelling of text as bytes, words or sub-words: any file or folder, or Python's standard library."""
 
 import codecs
+import hashlib
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -277,7 +278,11 @@ def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles:
         yield f"{split:5}  {_describe(documents, '' if split == 'train' else source, articles)}"
     if found.left_out:
         yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
-    yield from repeated({split: {name: text.tobytes() for name, text in splits[split].items()} for split in SPLITS})
+    yield from repeated({split: {name: _digest(text) for name, text in splits[split].items()} for split in SPLITS})
+
+
+def _digest(text: Document) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(text)).digest()
 
 
 def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:

@@ -47,7 +47,7 @@ def softmax_attention(
     Raises InputError for shapes and options that do not fit, RuntimeError without kernels.
     """
     n = CHECK(q=q, k=k, v=v, mask=mask)
-    if not n["K"] or n["H"] % n["K"] or (causal and n["S"] < n["T"]):
+    if not n["K"] or not n["H"] or n["H"] % n["K"] or (causal and n["S"] < n["T"]):
         raise InputError(f"softmax_attention: expected H a multiple of K and, if causal, S at least T, found {n}")
     if window is not None and (window < 1 or not causal):
         raise InputError(
@@ -55,4 +55,4 @@ def softmax_attention(
         )
     if not native.takes(q, k, v):
         raise InputError(f"softmax_attention: expected float32 on the CPU and widths of at least 1, found {q.dtype}")
-    return native.attend(q, k, v, mask, causal, window or 0, n["D"] ** -0.5 if scale is None else scale)[0]
+    return native.attend(q, k, v, mask, causal, min(window or 0, n["S"]), n["D"] ** -0.5 if scale is None else scale)[0]
