@@ -17,7 +17,7 @@ def test_the_operations_of_this_machine_pass(capsys):
     assert main(["verify", *FEW]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("processor")
-    assert lines[2] == "dense layers one row blas, many rows blas, gradients of weights blas"
+    assert lines[2] == "dense layers few rows blas, many rows blas, gradients of weights blas"
     assert "torch" in lines[3]
     assert lines[-1] == f"all {len(lines) - 8} passed"
     assert sum("chunked" in line for line in lines) == 4  # two operations, float64 and float32
