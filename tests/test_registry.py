@@ -271,3 +271,10 @@ def test_installed_packages_add_names_and_cannot_break_the_list(plugins):
 def test_the_docstring_of_a_configuration_explains_every_field(cls):
     explained = re.findall(r"^        (\w+): \S", cls.__doc__.partition("Attributes:\n")[2], re.MULTILINE)
     assert explained == [field.name for field in fields(cls)]
+
+
+def test_recipes_are_listed_in_one_order_whatever_was_imported_first():
+    code = "import mnemos.lab.papers.memformer.recipes; from mnemos import registry; print(*registry.names('recipe'))"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert listed == registry.names("recipe")[: len(listed)]
+    assert listed[0] == "demo"

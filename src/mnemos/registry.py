@@ -157,8 +157,9 @@ def _own(kind: str) -> dict[str, Definition]:
         return {name: Definition(*f"{__package__}.{path}".split(":")) for name, path in _CLASSES[kind].items()}
     for module in _RECIPES:
         importlib.import_module(f"{__package__}.{module}")
-    every = {name: entry.definition for name, entry in _registered[kind].items()}
-    return {name: one for name, one in every.items() if one.module.removeprefix(f"{__package__}.") in _RECIPES}
+    every = [(name, entry.definition) for name, entry in _registered[kind].items()]
+    # In the order of `_RECIPES`, whichever module was imported first.
+    return {name: one for path in _RECIPES for name, one in every if one.module == f"{__package__}.{path}"}
 
 
 def definitions(kind: str) -> dict[str, Definition]:
