@@ -384,6 +384,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ((3, rows()), "found int; put rows in a DataLoader"),
         (([([[0.0]], [1])], rows()), "expected tensors with an axis of rows in every batch, found no tensor"),
         ((Endless(), rows()), "found a tensor without axes"),
+        ((DataLoader(rows(0), 4), rows()), "at least one row, found an empty TensorDataset"),
     ):
         with pytest.raises(InputError, match=words):
             mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
@@ -436,6 +437,8 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     with torch.no_grad():
         before = model.eval()(input_ids=ids[:4], attention_mask=mask[:4].long(), labels=labels[:4]).loss.item()
     loader = DataLoader(data, 4)
+    with pytest.raises(InputError, match="single row.*DataLoader"):
+        mnemos.fit(model, data, loader, tmp_path / "rows", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
     assert lines(tmp_path / "run")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)

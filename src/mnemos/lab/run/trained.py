@@ -17,6 +17,7 @@ from mnemos.lab.evaluate.scores import evaluate, metrics_text
 from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Sampling, Task
+from mnemos.ops import dense_layer
 from mnemos.types import JSON, InputError, JSONObject
 
 from .checks import check_task, on_meta
@@ -74,7 +75,10 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
     metric = task.metrics[0]
     for line in task.about if fields else ():
         say(line)
-    with progress(False, recipe.name, 0, 0) as display:
+    recorded = Provenance.exists(Path(folder))  # not in the folder of a model alone
+    chosen = dense_layer.Choice.from_json(Provenance.read(Path(folder)).dense) if recorded else dense_layer.choice()
+    dense = dense_layer.using(chosen)  # the sums are those of the run, bit for bit
+    with dense, progress(False, recipe.name, 0, 0) as display:
         batches = partial(scored_segments, task, split, recipe.train, display)
         score = evaluate(model, batches(), task)
         scores = {"as trained": {k: v for k, v in score.items() if k != "count"}}

@@ -101,6 +101,10 @@ class OwnTask(Task):
         first = self._train.batch(0, batch_size, seed)
         _rows(first)
         self._own_loss = loss is None and "labels" in arguments and isinstance(first.inputs, Mapping)
+        if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in first.inputs.values()):
+            raise InputError(
+                "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
+            )
         classes = first.targets.dim() == 1 and not first.targets.is_floating_point() if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
@@ -178,7 +182,8 @@ class OwnTask(Task):
         if not isinstance(outputs, Tensor):
             raise InputError(
                 f"fit: expected logits as one tensor from the model, found {_kind(outputs)}; return the logits alone, "
-                "give forward an argument `state` if it also returns a state, or give fit a loss"
+                "give forward an argument `state` if it also returns a state, give fit a loss, or give a model of "
+                "Transformers batches that are mappings with 'labels'"
             )
         if outputs.shape[:-1] != targets.shape:
             wanted = ", ".join([*map(str, targets.shape), "classes"])
@@ -259,6 +264,8 @@ class RowSource:
     ) -> None:
         self.dataset, self.collate, self.workers, self.batch_size = dataset, collate, workers, batch_size
         self.loader, self.rows = loader, len(dataset)
+        if not self.rows:
+            raise InputError(f"fit: expected data of at least one row, found an empty {type(dataset).__name__}")
         self._order = Order(self.rows) if shuffle else None
         self._ahead = BatchesAhead(self._make, self._keys, workers, loader)
 
