@@ -282,7 +282,7 @@ def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles:
 
 
 def _digest(text: Document) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(text)).digest()
+    return hashlib.sha256(text.tobytes()).digest()
 
 
 def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
