@@ -437,7 +437,7 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     with torch.no_grad():
         before = model.eval()(input_ids=ids[:4], attention_mask=mask[:4].long(), labels=labels[:4]).loss.item()
     loader = DataLoader(data, 4)
-    with pytest.raises(InputError, match="single row.*DataLoader"):
+    with pytest.raises(InputError, match=r"single row.*DataLoader"):
         mnemos.fit(model, data, loader, tmp_path / "rows", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
