@@ -254,7 +254,7 @@ def _put(chosen: Choice | None) -> None:
 
 
 def measure() -> Choice:
-    """Measure from which size on oneDNN is clearly faster. Cost: 5 to 20 ms.
+    """Measure from which size on oneDNN is clearly faster. Cost: 20 to 50 ms, once.
 
     Only processors with AVX-512 can gain: for AVX2 both have the same instructions.
     """
@@ -274,12 +274,14 @@ def measure() -> Choice:
         # A model's weights lie in memory, where more is gained than of this one, in a cache: from a quarter on.
         few = of_rows(1, 1024, 2048, _CALL) if torch.get_num_threads() > 1 else NEVER
         few = few if few == NEVER else max(LEAST, few // 4)
-        many, x = of_rows(256, 256, 256, _PYTHON), matrix(256, 256)
-        weight_gradient = _least_gain(_size(x, x), lambda: _weight_gradient(x, x), lambda: x.t() @ x, _PYTHON)
+        # Smaller products are mostly overhead, and the two libraries seem equal.
+        many, x = of_rows(256, 512, 512, _PYTHON), matrix(256, 512)
+        size = _size(x, matrix(512, 512))
+        weight_gradient = _least_gain(size, lambda: _weight_gradient(x, x), lambda: x.t() @ x, _PYTHON)
     return Choice(few, many, weight_gradient)
 
 
-_ROUNDS, _MARGIN = 10, 0.95
+_ROUNDS, _MARGIN = 6, 0.95
 _CALL, _PYTHON = 10e-6, 40e-6  # seconds by which a call of oneDNN takes longer, and one of `dense` with its gradients
 
 
