@@ -221,7 +221,7 @@ def is_fast(layer: nn.Module) -> bool:
 def _is_taken(layer: nn.Module) -> bool:
     """Whether another library set its forward."""
     own = vars(layer).get("forward")
-    # A layer that was fast when it was pickled is loaded with the forward of its class here: nobody else's.
+    # A fast layer that was pickled has, once loaded, its class's forward as its own; no library set it.
     return own is not None and not is_fast(layer) and getattr(own, "__func__", None) is not type(layer).forward
 
 

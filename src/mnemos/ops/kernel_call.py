@@ -25,10 +25,10 @@ Outputs = tuple[Tensor | None, ...]
 class Kernel:
     """A function of the C++ library, mnemos_NAME(instructions, *before, record, *after), and how its record is filled.
 
-    fields: those of the record, as in `native.layout`. A value is a number, or a tensor of which the kernel gets the
-    address and, for a field of several words, the strides: "q:4" is a tensor [B, T, H, width] or [B, T, width], and
-    "mask:3" one of [B, T]. (A field of two words is two addresses, and two values.) None is zeros, and so is what is
-    missing at the end.
+    fields: the fields of the C++ record in order, as `native.layout` lists them. The value of a field is a number or a
+    tensor; the kernel reads a tensor's address and, from a field of several words, its strides. "q:4" is a tensor
+    [B, T, H, width] or [B, T, width], "mask:3" a tensor [B, T]; a field of two words is two addresses, and takes two
+    values. None is passed as zeros, and so are values that are missing at the end.
     """
 
     def __init__(self, operator: str, name: str, record: str, fields: str) -> None:
