@@ -5,6 +5,7 @@ import copy
 import json
 import multiprocessing
 import re
+import sys
 import time
 
 import pytest
@@ -389,9 +390,9 @@ def test_the_choice_is_measured_once(unmeasured, threads, factors, threads_now, 
 
 def test_a_measurement_takes_little_time_and_no_random_number(unmeasured):
     before = torch.get_rng_state()
-    start = time.perf_counter()
+    start = time.process_time()
     dense_layer.measure()
-    assert time.perf_counter() - start < 1  # some 20 ms on an idle machine
+    assert time.process_time() - start < 1  # some 20 ms
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -511,17 +512,14 @@ def _forked(queue, x, weight):
     queue.put(float(dense(x, weight).sum()))
 
 
-def test_before_a_small_product_it_takes_little_time():
-    """The best of many: 0.6 µs on an idle machine."""
+def test_a_small_product_asks_few_questions():
+    """Calls of functions, Python's and C's, before PyTorch has the product: a clock on a busy machine would say anything."""
     x, weight, bias = tensors(grad=False)
-
-    def least(function):
-        times = []
-        for _ in range(30):
-            start = time.perf_counter()
-            for _ in range(100):
-                function(x, weight, bias)
-            times.append(time.perf_counter() - start)
-        return min(times) / 100
-
-    assert least(dense) - least(F.linear) < 3e-6
+    calls = []
+    dense(x, weight, bias)
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if "call" in event else None)
+    try:
+        dense(x, weight, bias)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 8
