@@ -513,7 +513,7 @@ def _forked(queue, x, weight):
 
 
 def test_a_small_product_asks_few_questions():
-    """Calls of functions, Python's and C's, before PyTorch has the product: a clock on a busy machine would say anything."""
+    """Calls of functions, Python's and C's, before PyTorch has the product: a clock would fail on a busy machine."""
     x, weight, bias = tensors(grad=False)
     calls = []
     dense(x, weight, bias)
