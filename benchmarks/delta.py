@@ -7,7 +7,8 @@
     gradients    gated delta, forward and backward                          transformers, our linear attention
     channels     the same with a decay per channel (KDA)                    transformers
     decayed      Mamba-2's recurrence, forward and backward                 transformers
-    forward      gated delta, a prefill without gradients                   onnxruntime's GatedDeltaNet, LinearAttention
+    forward      gated delta, a prefill without gradients                   zentorch; onnxruntime's GatedDeltaNet and
+                                                                            LinearAttention
     step         gated delta, one token                                     the same, and transformers
     length       gated delta, forward and backward, up to 262,144 tokens    a product of two matrices alone
     convolution  a causal convolution of width 4 with silu                  PyTorch's conv1d and silu
@@ -131,6 +132,26 @@ def onnxruntime_delta(name: str, given: list[Tensor]) -> Callable[[], Tensor]:
     return run
 
 
+def zentorch_delta(tensors: list[Tensor]) -> Callable[[], Tensor]:
+    """The operator of AMD's plug-in on these tensors: rows in one sequence, chunks of 64 tokens that end with a row."""
+    import zentorch  # noqa: F401  its import registers the operator
+
+    (b, t, h, m), d = tensors[2].shape, tensors[0].shape[3]
+    q, k, v, beta, decay = (x.detach().reshape(1, b * t, *x.shape[2:]).contiguous() for x in tensors)
+    chunks = -(-t // 64)
+    starts = torch.arange(0, b * t + 1, t, dtype=torch.int32)
+    numbers = torch.tensor([(row, chunk) for row in range(b) for chunk in range(chunks)], dtype=torch.int32)
+    offsets = torch.arange(0, b * chunks + 1, chunks, dtype=torch.int32)
+    state = torch.zeros(b, h, m, d)
+    operator = torch.ops.zentorch.gdn_chunk_gated_delta_rule_fwd
+
+    def run() -> Tensor:
+        y, _ = operator(q, k, v, decay, beta, d**-0.5, state, True, 64, starts, numbers, offsets)
+        return y.view(b, t, h, m)  # type: ignore[no-any-return]
+
+    return run
+
+
 def step(call: Call, given: list[Tensor], upstream: Tensor) -> Callable[[], None]:
     """Forward and backward."""
 
@@ -238,8 +259,15 @@ def beside_onnxruntime(given: list[Tensor]) -> Runs:
 def forward(options: argparse.Namespace) -> Iterator[dict]:
     for width in options.widths or [64, 128]:
         check_onnxruntime(width)
+        if installed("zentorch"):
+            tensors = draw(CHECKED, width)
+            exact = reference_delta_rule(*[x.double() for x in tensors])[0]
+            torch.testing.assert_close(zentorch_delta(tensors)().double(), exact, rtol=0, atol=1e-5)
         for tokens in options.tokens or [128, 1024, 4096]:
-            runs = beside_onnxruntime(draw(tokens, width))
+            tensors = draw(tokens, width)
+            runs = beside_onnxruntime(tensors)
+            if installed("zentorch"):
+                runs["zentorch"] = zentorch_delta(tensors)
             yield timed(runs, options, tokens=tokens, width=width)
 
 
